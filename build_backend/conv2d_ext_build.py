@@ -1,0 +1,247 @@
+"""What setup.py builds: sources, flags, CUDA or not, and the record of it in _build_info.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+from conv2d_ext_toolchain import (
+    BuildError,
+    compiler_problem,
+    compiler_version,
+    find_compiler,
+    headers_problem,
+)
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext
+
+MODULE = "conv2d_ext._C"
+# Where no GPU is visible: A100, H100, and PTX that newer GPUs translate when they load it.
+DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
+
+CXX_FLAGS = [
+    "-O3",
+    # at::parallel_for is a header template: without OpenMP it compiles to a serial loop, silently.
+    "-fopenmp",
+    # Fusing a * b + c changes the last bit, and which ones a compiler fuses depends on its version
+    # and on inlining. The engines name their fused operations, so every compiler gives their bits.
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    # Debug information on torch's headers is most of the module's size and costs compile time;
+    # CXXFLAGS=-g brings it back.
+    "-g0",
+]
+NVCC_FLAGS = ["-O3"]
+
+
+class CudaDecision(NamedTuple):
+    """Whether the CUDA sources are compiled, and what build_config() must say about it."""
+
+    build: bool
+    warning: str | None = None
+
+
+def decide_cuda(
+    requested: str | None,
+    torch_cuda: str | None,
+    toolkit: str | None,
+    *,
+    has_sources: bool,
+    gpu_visible: bool,
+) -> CudaDecision:
+    """Decides by versions, never by the presence of a GPU: machines without one build for others.
+
+    requested: CONV2D_EXT_CUDA: None or '' (where possible), '0' (never), '1' (or fail).
+    torch_cuda: the CUDA version of torch, None where torch was built without.
+    toolkit: the version of nvcc, None where there is none.
+    has_sources: whether csrc/cuda holds any.
+    gpu_visible: whether it is worth a warning that no toolkit was found.
+    Raises BuildError.
+    """
+    if requested not in (None, "", "0", "1"):
+        raise BuildError(f"CONV2D_EXT_CUDA must be 0, 1 or unset, not {requested!r}.")
+    if requested == "0":
+        return CudaDecision(False)
+    warn = False
+    if not has_sources:
+        refusal = "this version of conv2d_ext has no CUDA sources"
+    elif torch_cuda is None:
+        refusal = "the torch in this environment was built without CUDA"
+    elif toolkit is None:
+        refusal = f"no CUDA toolkit was found for torch's CUDA {torch_cuda} (set CUDA_HOME)"
+        warn = gpu_visible
+    elif toolkit.split(".")[0] != torch_cuda.split(".")[0]:
+        refusal = f"the CUDA toolkit is {toolkit}, but torch was built with CUDA {torch_cuda}"
+        warn = True
+    else:
+        return CudaDecision(True)
+    if requested == "1":
+        raise BuildError(f"CONV2D_EXT_CUDA=1 asks for CUDA, but {refusal}.")
+    return CudaDecision(False, f"built for the CPU only: {refusal}" if warn else None)
+
+
+def choose_cuda_archs(requested: str | None, capabilities: list[tuple[int, int]]) -> str:
+    """requested: TORCH_CUDA_ARCH_LIST. capabilities: those of the visible GPUs."""
+    if requested:
+        return requested
+    if not capabilities:
+        return DEFAULT_CUDA_ARCHS
+    return ";".join(f"{major}.{minor}" for major, minor in sorted(set(capabilities))) + "+PTX"
+
+
+def toolkit_version(cuda_home: str | None) -> str | None:
+    """The version that nvcc reports, such as '13.0', or None without a working nvcc."""
+    if cuda_home is None:
+        return None
+    try:
+        output = subprocess.check_output([Path(cuda_home, "bin", "nvcc"), "--version"], text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    match = re.search(r"release (\d+\.\d+)", output)
+    return match[1] if match else None
+
+
+def find_sources(root: Path, *, cuda: bool) -> list[str]:
+    """Paths relative to `root`, as setuptools wants them, in a fixed order."""
+    patterns = ["csrc/*.cpp", "csrc/cpu/*.cpp"]
+    if cuda:
+        patterns += ["csrc/cuda/*.cpp", "csrc/cuda/*.cu"]
+    found = (path for pattern in patterns for path in root.glob(pattern))
+    return sorted(path.relative_to(root).as_posix() for path in found)
+
+
+def format_build_info(
+    version: str,
+    torch_version: str,
+    compiler: str,
+    cuda_archs: str | None,
+    warnings: tuple[str, ...],
+) -> str:
+    """The text of conv2d_ext/_build_info.py."""
+    return (
+        '"""How conv2d_ext._C was built. Written by setup.py; not to be edited."""\n\n'
+        f"VERSION = {version!r}\n"
+        f"TORCH_VERSION = {torch_version!r}\n"
+        f"COMPILER = {compiler!r}\n"
+        f"CUDA_ARCHS = {cuda_archs!r}\n"
+        f"WARNINGS = {warnings!r}\n"
+    )
+
+
+def setup_arguments(root: Path) -> dict:
+    """The arguments of setuptools.setup() that pyproject.toml cannot hold.
+
+    Without torch, which neither an sdist nor reading the metadata needs, they name the extension
+    but cannot build it. Raises BuildError.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        extension = Extension(MODULE, find_sources(root, cuda=False))
+        return {"ext_modules": [extension], "cmdclass": {"build_ext": _BuildWithoutTorch}}
+    from torch.utils import cpp_extension
+
+    decision = decide_cuda(
+        os.environ.get("CONV2D_EXT_CUDA"),
+        torch.version.cuda,
+        toolkit_version(cpp_extension.CUDA_HOME),
+        has_sources=find_sources(root, cuda=True) != find_sources(root, cuda=False),
+        gpu_visible=torch.cuda.is_available(),
+    )
+    cuda_archs = None
+    if decision.build:
+        devices = range(torch.cuda.device_count())
+        capabilities = [torch.cuda.get_device_capability(device) for device in devices]
+        cuda_archs = choose_cuda_archs(os.environ.get("TORCH_CUDA_ARCH_LIST"), capabilities)
+        os.environ["TORCH_CUDA_ARCH_LIST"] = cuda_archs
+    # Headers in system folders give no warnings: so ours can be compiled with -Wextra beside
+    # torch's. (The same folder named by -I, as torch does, is then ignored there.)
+    system = cpp_extension.include_paths(device_type="cuda" if decision.build else "cpu")
+    system = [*system, sysconfig.get_path("include")]
+    cxx_flags = [*CXX_FLAGS, *(flag for folder in system for flag in ("-isystem", folder))]
+    if decision.build:
+        cxx_flags.append("-DCONV2D_EXT_WITH_CUDA")
+    cxx_flags += shlex.split(os.environ.get("CXXFLAGS", ""))
+    make_extension = cpp_extension.CUDAExtension if decision.build else cpp_extension.CppExtension
+    extension = make_extension(
+        MODULE,
+        find_sources(root, cuda=decision.build),
+        extra_compile_args={"cxx": cxx_flags, "nvcc": NVCC_FLAGS},
+        extra_link_args=["-fopenmp"],
+    )
+    warnings = (decision.warning,) if decision.warning else ()
+    command = _build_ext_with_torch(cuda_archs, warnings)
+    return {"ext_modules": [extension], "cmdclass": {"build_ext": command}}
+
+
+class _BuildWithoutTorch(build_ext):
+    def run(self):
+        raise BuildError("building needs torch in this environment: pip install 'torch>=2.8'.")
+
+
+def _build_ext_with_torch(cuda_archs: str | None, warnings: tuple[str, ...]) -> type[build_ext]:
+    """The build_ext command, in a function because its base class exists only where torch does."""
+    import torch
+    from torch.utils import cpp_extension
+
+    class BuildExt(cpp_extension.BuildExtension):
+        def finalize_options(self):
+            super().finalize_options()
+            # One folder for builds of every kind, so that ninja recompiles only what has changed;
+            # objects of another Python or torch are never mixed in.
+            python = sys.implementation.cache_tag
+            tag = f"{sysconfig.get_platform()}-{python}-torch{torch.__version__}"
+            self.build_temp = os.path.join("build", f"temp.{tag}")
+
+        def run(self):
+            compiler = find_compiler()
+            problem = headers_problem() or compiler_problem(compiler, _standard(cpp_extension))
+            if problem:
+                raise BuildError(problem)
+            # One compiler for torch's ninja rules, which compile, and for setuptools, which links.
+            os.environ["CXX"] = compiler
+            _put_ninja_on_path()
+            for warning in warnings:
+                print(f"conv2d_ext: warning: {warning}", file=sys.stderr)
+            try:
+                super().run()
+            except RuntimeError as error:
+                raise BuildError(f"compiling failed, see the messages above ({error}).") from error
+            package = Path("conv2d_ext") if self.inplace else Path(self.build_lib, "conv2d_ext")
+            package.joinpath("_build_info.py").write_text(
+                format_build_info(
+                    self.distribution.get_version(),
+                    torch.__version__,
+                    compiler_version(compiler),
+                    cuda_archs,
+                    warnings,
+                )
+            )
+
+    return BuildExt
+
+
+def _standard(cpp_extension) -> str:
+    """The C++ standard that this torch compiles extensions with, from 2.8's C++17 on."""
+    source = Path(cpp_extension.__file__).read_text(encoding="utf-8")
+    match = re.search(r"cpp_flag_prefix \+ '(c\+\+\d+)'", source)
+    return match[1] if match else "c++17"
+
+
+def _put_ninja_on_path() -> None:
+    """torch starts ninja by name; in a venv that isn't activated it is there, but not on PATH."""
+    try:
+        import ninja
+    except ImportError:
+        return
+    os.environ["PATH"] = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", "")])

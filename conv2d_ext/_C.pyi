@@ -1,0 +1,26 @@
+# The compiled module. conv2d_ext.functional documents these; use them from there.
+from collections.abc import Sequence
+
+from torch import Tensor
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor: ...
+def forward(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor: ...
+def forward_unfold(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor: ...
+def explain(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> dict[str, dict[str, object]]: ...
+def build_config() -> dict[str, str]: ...

@@ -1,0 +1,58 @@
+"""2-D convolution in C++ for PyTorch: the same bits in every batch, memory within bounds.
+
+>>> import conv2d_ext
+>>> output = conv2d_ext.conv2d(input, weight, bias, padding="same")  # torch.nn.functional.conv2d
+>>> layer = conv2d_ext.Conv2d(3, 16, kernel_size=3)  # torch.nn.Conv2d
+>>> model = conv2d_ext.convert(model)  # every torch.nn.Conv2d of a model
+>>> print(conv2d_ext.explain(input, weight))  # what a call will do
+"""
+
+import torch
+
+try:
+    from conv2d_ext import _build_info
+except ImportError:
+    raise ImportError(
+        "conv2d_ext has not been built: run 'pip install .' in its tree, or "
+        "'python setup.py build_ext --inplace'"
+    ) from None
+
+
+def _check_torch_version(built_with: str, running: str) -> None:
+    """Raises ImportError where torch's C++ interface may differ from the one built against."""
+    if built_with.split(".")[:2] != running.split(".")[:2]:
+        raise ImportError(
+            f"conv2d_ext was built with torch {built_with} and can't run with torch {running}: "
+            "rebuild it: 'pip install --force-reinstall --no-deps --no-cache-dir .' in its tree"
+        )
+
+
+_check_torch_version(_build_info.TORCH_VERSION, torch.__version__)
+
+# What loads _C comes after the check: under another torch it would end in an undefined symbol.
+from conv2d_ext import ops, reference  # noqa: E402
+from conv2d_ext.functional import (  # noqa: E402
+    DirectionExplanation,
+    Explanation,
+    build_config,
+    conv2d,
+    explain,
+    forward,
+    forward_unfold,
+)
+from conv2d_ext.modules import Conv2d, convert  # noqa: E402
+
+__version__ = _build_info.VERSION
+__all__ = [
+    "Conv2d",
+    "DirectionExplanation",
+    "Explanation",
+    "build_config",
+    "conv2d",
+    "convert",
+    "explain",
+    "forward",
+    "forward_unfold",
+    "ops",
+    "reference",
+]

@@ -1,0 +1,256 @@
+"""conv2d, the post's two functions, explain and build_config, over the compiled module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from . import _C, _build_info
+from . import ops as ops  # registers the ops' vmap rules
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """2-D convolution, with the signature and the semantics of `torch.nn.functional.conv2d`.
+
+    input: (N, C, H, W) or (C, H, W). weight: (OC, C/groups, KH, KW). bias: (OC,) or None.
+    Returns (N, OC, H', W') or (OC, H', W'). Every tensor may have any strides.
+
+    All are on one device and of one dtype: float32, float64, bfloat16, float16, complex64,
+    complex128, and on the CPU int8, uint8, int16, int32, int64 (exact, wrapping around).
+    stride, padding, dilation: an int, or (height, width). padding may also be 'valid' (none) or
+    'same' (an output of the input's size, at stride 1; where the padding is odd, the larger half
+    is below and on the right).
+
+    The output is channels_last where F.conv2d's is: where input or weight suggests it. An image's
+    output has the same bits whatever the run, the thread count, the batch and the memory formats.
+    Differentiable to any order, in reverse and forward mode, under torch.func, torch.compile and
+    autocast.
+
+    Raises TypeError for arguments of a wrong type, NotImplementedError for other dtypes, and
+    RuntimeError for ranks, sizes, dtypes, devices and hyper-parameters that don't fit together, in
+    F.conv2d's words.
+    """
+    if is_compiling():
+        # The graph gets the op itself: the compiled module's Python function would break it.
+        return torch.ops.conv2d_ext.conv2d(
+            input, weight, bias, *_hyper_parameters(weight, stride, padding, dilation), groups
+        )
+    return _C.conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def forward(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    """The post's convolution: stride 1, no padding, the kernel with input channels first.
+
+    im: (bs, di, H, W) or (di, H, W). kernel: (di, do, kh, kw). bias: (do,), (do, 1) or None.
+    Returns (bs, do, H - kh + 1, W - kw + 1), or the same without bs.
+
+    It is `conv2d(im, kernel.transpose(0, 1), bias.flatten())`, the kernel read through its strides,
+    without a copy: dtypes, guarantees, derivatives and errors are `conv2d`'s. RuntimeError also
+    where kernel or bias has another size than these.
+    """
+    if is_compiling():
+        if bias is not None and bias.dim() == 2:
+            bias = bias.squeeze(1)
+        return conv2d(im, kernel.transpose(0, 1), bias)
+    return _C.forward(im, kernel, bias)
+
+
+def forward_unfold(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    """The post's own composition, in C++: unfold, matmul, add. The baseline, not the library.
+
+    Arguments and result are `forward`'s. It builds the whole column matrix, kh * kw times the size
+    of im; speed, memory, bits and dtypes are those of PyTorch's im2col and matmul.
+    """
+    if is_compiling():
+        columns = torch.nn.functional.unfold(im, kernel.shape[2:])
+        output = kernel.transpose(0, 1).flatten(1) @ columns
+        if bias is not None:
+            output = output + bias.reshape(-1, 1)
+        out_h, out_w = im.size(-2) - kernel.size(2) + 1, im.size(-1) - kernel.size(3) + 1
+        return output.unflatten(-1, (out_h, out_w))
+    return _C.forward_unfold(im, kernel, bias)
+
+
+@dataclass(frozen=True)
+class DirectionExplanation:
+    """How one direction of a convolution is computed."""
+
+    engine: str
+    micro_kernel: str
+    isa: str
+    gemm_m: int  # the GEMM view, per group
+    gemm_n: int
+    gemm_k: int
+    tile_pixels: int  # one tile of the pixels, and its extents
+    tile_rows: int
+    tile_cols: int
+    tile_images: int
+    k_segments: int  # pieces of the sum over K, each summed from zero, added in order
+    k_segment_length: int
+    work_items: int  # shared out among the threads
+    workspace_bytes_per_thread: int
+    refused: str  # why a faster path is not taken; empty where there is none
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.engine}: {self.micro_kernel} ({self.isa})",
+            f"GEMM per group: M={self.gemm_m} N={self.gemm_n} K={self.gemm_k}",
+            f"tile: {self.tile_pixels} pixels ({self.tile_images} images x {self.tile_rows} rows x "
+            f"{self.tile_cols} columns), {self.work_items} work items",
+            f"K: {self.k_segments} segments of up to {self.k_segment_length} products",
+            f"workspace: {self.workspace_bytes_per_thread} bytes per thread",
+        ]
+        if self.refused:
+            lines.append(f"faster path refused: {self.refused}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call of `conv2d` and its backward will do; `print` it, or read the fields."""
+
+    input_size: tuple[int, int, int, int]
+    weight_size: tuple[int, int, int, int]
+    output_size: tuple[int, int, int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]  # top, bottom, left, right
+    dilation: tuple[int, int]
+    groups: int
+    dtype: torch.dtype
+    device: torch.device
+    threads: int
+    forward: DirectionExplanation | None
+    grad_input: DirectionExplanation | None
+    grad_weight: DirectionExplanation | None
+    refused: str  # why nothing is computed; empty where the three directions are given
+
+    def __str__(self) -> str:
+        lines = [
+            f"conv2d: {self.dtype} on {self.device}, {self.threads} threads",
+            f"  input {self.input_size}, weight {self.weight_size}, output {self.output_size}",
+            f"  stride {self.stride}, padding {self.padding} (top, bottom, left, right), "
+            f"dilation {self.dilation}, groups {self.groups}",
+        ]
+        if self.refused:
+            lines.append(f"  {self.refused}")
+        for direction in ("forward", "grad_input", "grad_weight"):
+            explanation = getattr(self, direction)
+            if explanation is not None:
+                lines.append(f"  {direction}")
+                lines += [f"    {line}" for line in str(explanation).splitlines()]
+        return "\n".join(lines)
+
+
+def explain(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Explanation:
+    """What `conv2d` with these arguments, and its backward, will do. Nothing is computed.
+
+    Arguments and errors are `conv2d`'s. An unbatched input is described as a batch of one. Where
+    nothing is computed, the directions are None and `refused` says why.
+    """
+    described = _C.explain(
+        input, weight, bias, *_hyper_parameters(weight, stride, padding, dilation), groups
+    )
+    directions = {
+        name: DirectionExplanation(**described[name]) if name in described else None
+        for name in ("forward", "grad_input", "grad_weight")
+    }
+    refused = ""
+    if input.device.type == "meta":
+        refused = "meta tensors hold no data: only sizes and strides are computed"
+    elif input.device.type != "cpu":
+        refused = f"this build has no kernels for {input.device.type} tensors"
+    elif directions["forward"] is None:
+        refused = "input has no channels: the results are empty or zero"
+    return Explanation(
+        **described["problem"],
+        dtype=input.dtype,
+        device=input.device,
+        threads=torch.get_num_threads(),
+        **directions,
+        refused=refused,
+    )
+
+
+def build_config() -> dict[str, object]:
+    """How this library was built, and what it uses on this machine.
+
+    version: the library's. torch: the version it was built with. compiler: of the C++ sources.
+    compiled_isas: the CPU instruction sets in the build. isa: the one in use, the best of this
+    machine or a lower one named by the environment variable CONV2D_EXT_CPU_ISA.
+    cuda_architectures: as TORCH_CUDA_ARCH_LIST writes them, None in a CPU-only build.
+    warnings: what the build had to say.
+    """
+    compiled = _C.build_config()
+    return {
+        "version": _build_info.VERSION,
+        "torch": _build_info.TORCH_VERSION,
+        "compiler": _build_info.COMPILER,
+        "compiled_isas": tuple(name.strip() for name in compiled["compiled_isas"].split(",")),
+        "isa": compiled["isa"],
+        "cuda_architectures": _build_info.CUDA_ARCHS,
+        "warnings": _build_info.WARNINGS,
+    }
+
+
+def _hyper_parameters(
+    weight: Tensor,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int] | str,
+    dilation: int | Sequence[int],
+) -> tuple[list[int], list[int], list[int]]:
+    """F.conv2d's stride, padding and dilation as the dispatcher op takes them.
+
+    For where _C.conv2d, which does the same, is not called.
+    """
+    stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
+    if not isinstance(padding, str):
+        pad_h, pad_w = _pair("padding", padding)
+        return stride, [pad_h, pad_h, pad_w, pad_w], dilation
+    if padding not in ("same", "valid"):
+        raise RuntimeError(
+            f"Invalid padding string: '{padding}': expected padding to be 'same', 'valid', "
+            "an integer or a pair of integers"
+        )
+    # The op refuses a weight that is not 4-D, whatever the padding.
+    if padding == "valid" or weight.dim() != 4:
+        return stride, [0, 0, 0, 0], dilation
+    if stride != [1, 1]:
+        raise RuntimeError(
+            "padding='same' is not supported for strided convolutions: expected stride=1, "
+            f"but got stride={stride}"
+        )
+    total_h = dilation[0] * (weight.size(2) - 1)
+    total_w = dilation[1] * (weight.size(3) - 1)
+    top, left = total_h // 2, total_w // 2
+    return stride, [top, total_h - top, left, total_w - left], dilation
+
+
+def _pair(name: str, value: int | Sequence[int]) -> list[int]:
+    if not isinstance(value, (tuple, list)):
+        return [value, value]
+    if len(value) not in (1, 2):
+        raise RuntimeError(
+            f"expected {name} to be a single integer value or a list of 2 values to match the "
+            f"convolution dimensions, but got {name}={list(value)}"
+        )
+    return [value[0], value[-1]]

@@ -1,0 +1,227 @@
+"""The dispatcher ops, `torch.ops.conv2d_ext.*`, and how torch.func.vmap batches them.
+
+Activations are (N, C, H, W), or (C, H, W) throughout a call; weights (OC, C/groups, KH, KW);
+padding is (top, bottom, left, right). Registered for the CPU and for fake tensors, which get the
+real strides. Without bias the first three are linear in each tensor and the derivatives of each are
+the other two, so every op has derivatives of every order:
+
+    conv2d(input, weight, bias, stride, padding, dilation, groups) -> output
+        output[n, oc, oh, ow] = bias[oc] + the sum over (ic, kh, kw) of
+            weight[oc, ic, kh, kw] * input[n, g * C/groups + ic, ih, iw]
+        with g the group of oc, ih = oh * stride - top + kh * dilation, iw alike, and zeros in the
+        padding.
+    conv2d_grad_input(grad_output, weight, input_size, stride, padding, dilation, groups,
+                      channels_last) -> grad_input
+        The sum of grad_output * conj(weight), of input_size, channels_last or contiguous.
+    conv2d_grad_weight(grad_output, input, weight_size, weight_stride, stride, padding, dilation,
+                       groups) -> grad_weight
+        The sum of grad_output * conj(input), of weight_size, with the strides weight_stride, which
+        are non-overlapping and dense.
+    conv2d_grad_bias(grad_output) -> grad_bias
+        The sum over all dimensions but the channels.
+
+`conv2d_ext.conv2d` is the friendlier way to call the first, and says which dtypes they take and
+which errors they raise.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _C as _C  # defines the ops
+
+conv2d = torch.ops.conv2d_ext.conv2d
+conv2d_grad_input = torch.ops.conv2d_ext.conv2d_grad_input
+conv2d_grad_weight = torch.ops.conv2d_ext.conv2d_grad_weight
+conv2d_grad_bias = torch.ops.conv2d_ext.conv2d_grad_bias
+
+# ---- vmap: one call of the op, with vmap's dimension folded into another one
+#
+# Three tensors take part in each of the first three ops: the input's side x (N, C, H, W), the
+# output's side y (N, OC, H', W') and the weight w (OC, C/groups, KH, KW). Two are arguments, one is
+# the result. vmap's dimension, of size B, is in the result and in one or both arguments; which of
+# the three have it decides where it goes.
+
+
+class _Fold(enum.Enum):
+    BATCH = "x, y: N -> B * N"
+    GROUPS = "x, y, w: groups -> B * groups, so C -> B * C and OC -> B * OC"
+    OUT_CHANNELS = "y, w: OC/groups -> B * OC/groups"
+    IN_CHANNELS = "x, w: C/groups -> B * C/groups"
+
+
+def _fold_activation(tensor: Tensor, fold: _Fold, groups: int) -> Tensor:
+    """(B, N, C, H, W) to 4-D."""
+    if fold is _Fold.BATCH:
+        return tensor.flatten(0, 1)
+    if fold is _Fold.GROUPS:
+        return tensor.movedim(0, 1).flatten(1, 2)
+    return _split(tensor, 2, groups).movedim(0, 2).flatten(1, 3)
+
+
+def _unfold_activation(tensor: Tensor, fold: _Fold, groups: int, batch: int) -> Tensor:
+    """4-D to (B, N, C, H, W)."""
+    if fold is _Fold.BATCH:
+        return _split(tensor, 0, batch)
+    if fold is _Fold.GROUPS:
+        return _split(tensor, 1, batch).movedim(1, 0)
+    return _split(tensor, 1, groups, batch).movedim(2, 0).flatten(2, 3)
+
+
+def _fold_rows(tensor: Tensor, fold: _Fold, groups: int) -> Tensor:
+    """(B, OC, ...), a weight or a bias, without the dimension of size B."""
+    if fold is _Fold.GROUPS:
+        return tensor.flatten(0, 1)
+    return _split(tensor, 1, groups).movedim(0, 1).flatten(0, 2)
+
+
+def _fold_weight(tensor: Tensor, fold: _Fold, groups: int) -> Tensor:
+    """(B, OC, C/groups, KH, KW) to 4-D."""
+    if fold is _Fold.IN_CHANNELS:
+        return tensor.movedim(0, 1).flatten(1, 2)
+    return _fold_rows(tensor, fold, groups)
+
+
+def _unfold_weight(tensor: Tensor, fold: _Fold, groups: int, batch: int) -> Tensor:
+    """4-D to (B, OC, C/groups, KH, KW)."""
+    if fold is _Fold.IN_CHANNELS:
+        return _split(tensor, 1, batch).movedim(1, 0)
+    if fold is _Fold.GROUPS:
+        return _split(tensor, 0, batch)
+    return _split(tensor, 0, groups, batch).movedim(1, 0).flatten(1, 2)
+
+
+def _split(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
+    """Splits a dimension into `sizes` and the rest, also where that is empty."""
+    return tensor.unflatten(dim, (*sizes, tensor.size(dim) // math.prod(sizes)))
+
+
+def _activation(tensor: Tensor, dim: int | None) -> tuple[Tensor, bool]:
+    """Moves vmap's dimension to the front; an unbatched tensor becomes a batch of one (True)."""
+    front = tensor if dim is None else tensor.movedim(dim, 0)
+    unbatched = front.dim() == (3 if dim is None else 4)
+    return front.unsqueeze(-4) if unbatched else front, unbatched
+
+
+def _conv2d_vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> tuple[Tensor, int]:
+    batch = info.batch_size
+    input_dim, weight_dim, bias_dim = in_dims[:3]
+    input, unbatched = _activation(input, input_dim)
+    late_bias = None
+    if bias_dim is not None:
+        bias = bias.movedim(bias_dim, 0)
+    if weight_dim is None:
+        fold = _Fold.BATCH
+        if bias_dim is not None:
+            late_bias, bias = bias, None
+        if input_dim is not None:
+            input = _fold_activation(input, fold, groups)
+    else:
+        fold = _Fold.OUT_CHANNELS if input_dim is None else _Fold.GROUPS
+        weight = _fold_weight(weight.movedim(weight_dim, 0), fold, groups)
+        if bias is not None:
+            bias = _fold_rows(bias.expand(batch, -1), fold, groups)
+        if input_dim is not None:
+            input = _fold_activation(input, fold, groups)
+    folded_groups = groups * batch if fold is _Fold.GROUPS else groups
+    output = conv2d(input, weight, bias, stride, padding, dilation, folded_groups)
+    if input_dim is not None or weight_dim is not None:
+        output = _unfold_activation(output, fold, groups, batch)
+    if late_bias is not None:
+        output = output + late_bias[:, None, :, None, None]
+    return output.squeeze(1) if unbatched else output, 0
+
+
+def _conv2d_grad_input_vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    channels_last: bool,
+) -> tuple[Tensor, int]:
+    batch = info.batch_size
+    grad_output_dim, weight_dim = in_dims[:2]
+    grad_output, unbatched = _activation(grad_output, grad_output_dim)
+    n, c, h, w = (1, *input_size) if unbatched else input_size
+    if weight_dim is None:
+        fold = _Fold.BATCH
+    else:
+        fold = _Fold.IN_CHANNELS if grad_output_dim is None else _Fold.GROUPS
+        weight = _fold_weight(weight.movedim(weight_dim, 0), fold, groups)
+    if grad_output_dim is not None:
+        grad_output = _fold_activation(grad_output, fold, groups)
+    size = [batch * n, c, h, w] if fold is _Fold.BATCH else [n, batch * c, h, w]
+    folded_groups = groups * batch if fold is _Fold.GROUPS else groups
+    grad_input = conv2d_grad_input(
+        grad_output, weight, size, stride, padding, dilation, folded_groups, channels_last
+    )
+    grad_input = _unfold_activation(grad_input, fold, groups, batch)
+    return grad_input.squeeze(1) if unbatched else grad_input, 0
+
+
+def _conv2d_grad_weight_vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    grad_output: Tensor,
+    input: Tensor,
+    weight_size: list[int],
+    weight_stride: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> tuple[Tensor, int]:
+    batch = info.batch_size
+    grad_output_dim, input_dim = in_dims[:2]
+    grad_output, _ = _activation(grad_output, grad_output_dim)
+    input, _ = _activation(input, input_dim)
+    if input_dim is None:
+        fold = _Fold.OUT_CHANNELS
+    else:
+        fold = _Fold.IN_CHANNELS if grad_output_dim is None else _Fold.GROUPS
+    if grad_output_dim is not None:
+        grad_output = _fold_activation(grad_output, fold, groups)
+    if input_dim is not None:
+        input = _fold_activation(input, fold, groups)
+    oc, ic, kh, kw = weight_size
+    size = [oc, batch * ic, kh, kw] if fold is _Fold.IN_CHANNELS else [batch * oc, ic, kh, kw]
+    contiguous = [size[1] * kh * kw, kh * kw, kw, 1]
+    folded_groups = groups * batch if fold is _Fold.GROUPS else groups
+    grad_weight = conv2d_grad_weight(
+        grad_output, input, size, contiguous, stride, padding, dilation, folded_groups
+    )
+    return _unfold_weight(grad_weight, fold, groups, batch), 0
+
+
+def _conv2d_grad_bias_vmap(
+    info: Any, in_dims: tuple[int | None, ...], grad_output: Tensor
+) -> tuple[Tensor, int]:
+    grad_output, _ = _activation(grad_output, in_dims[0])
+    folded = _fold_activation(grad_output, _Fold.GROUPS, groups=1)
+    return _split(conv2d_grad_bias(folded), 0, info.batch_size), 0
+
+
+torch.library.register_vmap("conv2d_ext::conv2d", _conv2d_vmap)
+torch.library.register_vmap("conv2d_ext::conv2d_grad_input", _conv2d_grad_input_vmap)
+torch.library.register_vmap("conv2d_ext::conv2d_grad_weight", _conv2d_grad_weight_vmap)
+torch.library.register_vmap("conv2d_ext::conv2d_grad_bias", _conv2d_grad_bias_vmap)

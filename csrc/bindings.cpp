@@ -1,0 +1,179 @@
+// The compiled module conv2d_ext._C; the only file with a Python symbol in it.
+// torch's argument parser formats its errors with fmt, of which torch ships the headers but exports no symbol.
+#define FMT_HEADER_ONLY
+#include <ATen/Parallel.h>
+#include <ATen/ops/im2col.h>
+#include <ATen/ops/matmul.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_arg_parser.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "conv2d_checks.h"
+#include "conv2d_ops.h"
+#include "cpu/conv2d_cpu.h"
+#include "cpu/conv2d_cpu_dtype.h"
+
+namespace conv2d_ext {
+namespace {
+
+using at::Tensor;
+namespace py = pybind11;
+
+// ---- conv2d: F.conv2d's arguments. Written without pybind11, whose argument conversion would be a fifth of the
+// time of a tiny convolution; PyTorch's own parser also gives its TypeErrors, SymInts and __torch_function__.
+
+PyObject* python_conv2d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  static torch::PythonArgParser parser({
+      "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymIntArrayRef[2] stride=1, SymIntArrayRef[2] padding=0, "
+      "SymIntArrayRef[2] dilation=1, SymInt groups=1)",
+      "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymIntArrayRef[2] stride=1, "
+      "c10::string_view padding=\"valid\", SymIntArrayRef[2] dilation=1, SymInt groups=1)",
+  });
+  torch::ParsedArgs<7> parsed;
+  auto arguments = parser.parse(args, kwargs, parsed);
+  if (arguments.has_torch_function()) {
+    const py::object public_conv2d = py::module_::import("conv2d_ext").attr("conv2d");
+    return torch::handle_torch_function_no_python_arg_parser(arguments.overloaded_args, args, kwargs, "conv2d",
+                                                             public_conv2d.ptr(), "conv2d_ext");
+  }
+  const Tensor input = arguments.tensor(0);
+  const Tensor weight = arguments.tensor(1);
+  const std::optional<Tensor> bias = arguments.optionalTensor(2);
+  const auto stride = arguments.symintlist(3);
+  const auto dilation = arguments.symintlist(5);
+  const c10::SymInt groups = arguments.toSymInt(6);
+  SymConv2dParams params;
+  if (arguments.idx == 0) {
+    params = params_from_pairs(stride, arguments.symintlist(4), dilation, groups);
+  } else {
+    const auto padding = arguments.stringView(4);
+    TORCH_CHECK(padding == "same" || padding == "valid", "Invalid padding string: '", padding,
+                "': expected padding to be 'same', 'valid', an integer or a pair of integers");
+    params = padding == "same" ? params_for_same_padding(weight, stride, dilation, groups)
+                               : params_from_pairs(stride, {c10::SymInt(0)}, dilation, groups);
+  }
+  Tensor output;
+  {
+    const py::gil_scoped_release no_gil;
+    output = conv2d(input, weight, bias, params);
+  }
+  return THPVariable_Wrap(std::move(output));
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef conv2d_method = {
+    "conv2d",
+    // The documented way to register a function with keywords.
+    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(python_conv2d)),
+    METH_VARARGS | METH_KEYWORDS,
+    "conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1)",
+};
+
+// ---- the post's functions
+
+// A view: the op reads the kernel through its strides.
+Tensor forward(const Tensor& im, const Tensor& kernel, const std::optional<Tensor>& bias) {
+  check_forward(im, kernel, bias);
+  const bool is_column = bias.has_value() && bias->dim() == 2;
+  static const SymConv2dParams params{{1, 1}, {0, 0, 0, 0}, {1, 1}, 1};
+  return conv2d(im, kernel.transpose(0, 1), is_column ? bias->squeeze(1) : bias, params);
+}
+
+Tensor forward_unfold(const Tensor& im, const Tensor& kernel, const std::optional<Tensor>& bias) {
+  check_forward(im, kernel, bias);
+  const int64_t kernel_h = kernel.size(2);
+  const int64_t kernel_w = kernel.size(3);
+  TORCH_CHECK(kernel_h >= 1 && kernel_w >= 1 && im.size(-2) >= kernel_h && im.size(-1) >= kernel_w,
+              "expected a kernel of at least 1 x 1 that fits im, but got kernel of size ", kernel.sizes(),
+              " and im of size ", im.sizes());
+  const Tensor columns =
+      at::im2col(im, {kernel_h, kernel_w}, /*dilation=*/{1, 1}, /*padding=*/{0, 0}, /*stride=*/{1, 1});
+  Tensor output = at::matmul(kernel.transpose(0, 1).flatten(1), columns);
+  if (bias.has_value()) {
+    output = output.add(bias->dim() == 1 ? bias->unsqueeze(1) : *bias);
+  }
+  return output.unflatten(-1, {im.size(-2) - kernel_h + 1, im.size(-1) - kernel_w + 1});
+}
+
+// ---- what a call will do, as plain data for conv2d_ext.explain
+
+py::dict describe(const Conv2dProblem& p) {
+  py::dict result;
+  result["input_size"] = py::make_tuple(p.batch, p.in_channels, p.in_h, p.in_w);
+  result["weight_size"] = py::make_tuple(p.out_channels, p.in_channels_per_group(), p.kernel_h, p.kernel_w);
+  result["output_size"] = py::make_tuple(p.batch, result_channels<int64_t>(p), p.out_h, p.out_w);
+  result["stride"] = py::make_tuple(p.stride_h, p.stride_w);
+  result["padding"] = py::make_tuple(p.pad_top, p.pad_bottom, p.pad_left, p.pad_right);
+  result["dilation"] = py::make_tuple(p.dilation_h, p.dilation_w);
+  result["groups"] = p.groups;
+  return result;
+}
+
+py::dict describe(const cpu::Explanation& e) {
+  py::dict result;
+  result["engine"] = e.engine;
+  result["micro_kernel"] = e.micro_kernel;
+  result["isa"] = e.isa;
+  result["gemm_m"] = e.gemm_m;
+  result["gemm_n"] = e.gemm_n;
+  result["gemm_k"] = e.gemm_k;
+  result["tile_pixels"] = e.tile_pixels;
+  result["tile_rows"] = e.tile_rows;
+  result["tile_cols"] = e.tile_cols;
+  result["tile_images"] = e.tile_images;
+  result["k_segments"] = e.k_segments;
+  result["k_segment_length"] = e.k_segment_length;
+  result["work_items"] = e.work_items;
+  result["workspace_bytes_per_thread"] = e.workspace_bytes_per_thread;
+  result["refused"] = e.refused;
+  return result;
+}
+
+// padding: (top, bottom, left, right). The three directions are described for CPU tensors alone.
+py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                 const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
+                 const std::vector<int64_t>& dilation, int64_t groups) {
+  const auto problem =
+      check_conv2d<int64_t>(input, weight, bias, make_params<int64_t>(stride, padding, dilation, groups));
+  py::dict result;
+  result["problem"] = describe(problem);
+  if (input.device().is_cpu() && problem.in_channels != 0) {
+    const int threads = at::get_num_threads();
+    const auto dtype = cpu::to_dtype(input.scalar_type());
+    result["forward"] = describe(cpu::explain(problem, dtype, cpu::Direction::kForward, threads));
+    result["grad_input"] = describe(cpu::explain(problem, dtype, cpu::Direction::kGradInput, threads));
+    result["grad_weight"] = describe(cpu::explain(problem, dtype, cpu::Direction::kGradWeight, threads));
+  }
+  return result;
+}
+
+py::dict build_config() {
+  py::dict result;
+  result["compiled_isas"] = cpu::compiled_isas();
+  result["isa"] = cpu::isa_name();
+  return result;
+}
+
+}  // namespace
+}  // namespace conv2d_ext
+
+PYBIND11_MODULE(_C, m) {
+  using namespace conv2d_ext;
+  m.doc() = "Implementation of a forward pass of conv2d in C++";
+  const auto name = py::str("conv2d_ext._C");
+  m.add_object("conv2d", py::reinterpret_steal<py::object>(
+                             PyCFunction_NewEx(&conv2d_method, /*self=*/nullptr, name.ptr())));
+  m.def("forward", &forward, py::arg("im"), py::arg("kernel"), py::arg("bias"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("forward_unfold", &forward_unfold, py::arg("im"), py::arg("kernel"), py::arg("bias"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("explain", &explain, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"),
+        py::arg("padding"), py::arg("dilation"), py::arg("groups"));
+  m.def("build_config", &build_config);
+}

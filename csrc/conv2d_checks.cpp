@@ -1,0 +1,385 @@
+#include "conv2d_checks.h"
+
+#include <array>
+#include <cctype>
+#include <string>
+
+namespace conv2d_ext {
+namespace {
+
+using at::Tensor;
+using c10::ArrayRef;
+using c10::SymInt;
+
+// ---- one vocabulary for int64_t and SymInt; a symbolic comparison becomes an assertion of the traced graph
+
+bool equal(int64_t a, int64_t b) { return a == b; }
+bool equal(const SymInt& a, const SymInt& b) { return a.sym_eq(b).expect_true(__FILE__, __LINE__); }
+
+bool at_least(int64_t a, int64_t b) { return a >= b; }
+bool at_least(const SymInt& a, const SymInt& b) { return a.sym_ge(b).expect_true(__FILE__, __LINE__); }
+
+// Tracing takes a symbolic size to be nonzero, as torch.compile does.
+bool known_zero(int64_t a) { return a == 0; }
+bool known_zero(const SymInt& a) {
+  const auto value = a.maybe_as_int();
+  return value.has_value() && *value == 0;
+}
+
+// false where the sum (product) doesn't fit; symbolic values are not bounded here.
+bool add(int64_t a, int64_t b, int64_t* out) { return !__builtin_add_overflow(a, b, out); }
+bool mul(int64_t a, int64_t b, int64_t* out) { return !__builtin_mul_overflow(a, b, out); }
+template <class Operation, class Symbolic>
+bool concrete_or(const SymInt& a, const SymInt& b, SymInt* out, Operation operation, Symbolic symbolic) {
+  const auto x = a.maybe_as_int();
+  const auto y = b.maybe_as_int();
+  if (!x || !y) {
+    *out = symbolic(a, b);
+    return true;
+  }
+  int64_t value = 0;
+  const bool fits = operation(*x, *y, &value);
+  *out = value;
+  return fits;
+}
+bool add(const SymInt& a, const SymInt& b, SymInt* out) {
+  return concrete_or(
+      a, b, out, [](int64_t x, int64_t y, int64_t* z) { return add(x, y, z); },
+      [](const SymInt& x, const SymInt& y) { return x + y; });
+}
+bool mul(const SymInt& a, const SymInt& b, SymInt* out) {
+  return concrete_or(
+      a, b, out, [](int64_t x, int64_t y, int64_t* z) { return mul(x, y, z); },
+      [](const SymInt& x, const SymInt& y) { return x * y; });
+}
+
+template <class Int>
+ArrayRef<Int> sizes_of(const Tensor& tensor) {
+  if constexpr (std::is_same_v<Int, int64_t>) {
+    return tensor.sizes();
+  } else {
+    return tensor.sym_sizes();
+  }
+}
+
+// ---- geometry
+
+template <class Int>
+void check_hyper_parameters(const Conv2dParams<Int>& params) {
+  for (const Int& padding : params.padding) {
+    TORCH_CHECK(at_least(padding, Int(0)),
+                "negative padding is not supported: expected padding (top, bottom, left, right) of at least 0, but got "
+                "padding=", ArrayRef<Int>(params.padding));
+  }
+  for (const Int& stride : params.stride) {
+    TORCH_CHECK(at_least(stride, Int(1)),
+                "non-positive stride is not supported: expected stride (height, width) of at least 1, but got stride=",
+                ArrayRef<Int>(params.stride));
+  }
+  for (const Int& dilation : params.dilation) {
+    TORCH_CHECK(at_least(dilation, Int(1)),
+                "dilation should be greater than zero, non-positive dilation is not supported: expected dilation "
+                "(height, width) of at least 1, but got dilation=", ArrayRef<Int>(params.dilation));
+  }
+  TORCH_CHECK(at_least(params.groups, Int(1)),
+              "non-positive groups is not supported: expected groups of at least 1, but got groups=", params.groups);
+}
+
+template <class Int>
+void check_bytes(const char* name, std::array<Int, 4> size, int64_t itemsize) {
+  Int bytes = itemsize;
+  for (const Int& extent : size) {
+    // A zero hides what the others multiply to; their product is still what the engines index with.
+    if (!known_zero(extent)) {
+      TORCH_CHECK(mul(bytes, extent, &bytes), "Storage size calculation overflowed with sizes=", ArrayRef<Int>(size),
+                  ": the bytes of conv2d's ", name, " don't fit 64 bits");
+    }
+  }
+}
+
+// One dimension of the padded input and of the dilated kernel.
+template <class Int>
+struct Extent {
+  Int padded, kernel;
+};
+
+template <class Int>
+Extent<Int> extent_of(const char* dimension, const Int& in, const Int& pad_before, const Int& pad_after,
+                      const Int& kernel, const Int& dilation) {
+  Extent<Int> extent;
+  TORCH_CHECK(add(in, pad_before, &extent.padded) && add(extent.padded, pad_after, &extent.padded),
+              "conv2d: the padded ", dimension, " of input overflows: input has ", in, ", padding is ", pad_before,
+              " and ", pad_after);
+  TORCH_CHECK(mul(dilation, kernel - 1, &extent.kernel) && add(extent.kernel, Int(1), &extent.kernel),
+              "conv2d: the dilated ", dimension, " of weight overflows: weight has ", kernel, ", dilation is ",
+              dilation);
+  return extent;
+}
+
+template <class Int>
+ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_size, const Conv2dParams<Int>& params,
+                              int64_t itemsize) {
+  const size_t dim = input_size.size();
+  TORCH_CHECK(dim == 3 || dim == 4, "Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: ",
+              input_size);
+  const size_t weight_dim = weight_size.size();
+  TORCH_CHECK(weight_dim >= 3, "weight should have at least three dimensions: expected weight of size (out_channels, ",
+              "in_channels/groups, kernel_h, kernel_w), but got weight of size ", weight_size);
+  TORCH_CHECK(weight_dim == 4, "Expected ", weight_dim, "-dimensional input for ", weight_dim, "-dimensional weight",
+              weight_size, ", but got ", dim, "-dimensional input of size ", input_size,
+              " instead: conv2d takes weight of size (out_channels, in_channels/groups, kernel_h, kernel_w)");
+  check_hyper_parameters(params);
+
+  ProblemOf<Int> p;
+  p.batch = dim == 4 ? input_size[0] : Int(1);
+  p.in_channels = input_size[dim - 3];
+  p.in_h = input_size[dim - 2];
+  p.in_w = input_size[dim - 1];
+  p.out_channels = weight_size[0];
+  p.kernel_h = weight_size[2];
+  p.kernel_w = weight_size[3];
+  p.stride_h = params.stride[0];
+  p.stride_w = params.stride[1];
+  p.pad_top = params.padding[0];
+  p.pad_bottom = params.padding[1];
+  p.pad_left = params.padding[2];
+  p.pad_right = params.padding[3];
+  p.dilation_h = params.dilation[0];
+  p.dilation_w = params.dilation[1];
+  p.groups = params.groups;
+
+  TORCH_CHECK(at_least(p.out_channels, p.groups), "Given groups=", p.groups, ", expected weight to be at least ",
+              p.groups, " at dimension 0, but got weight of size ", weight_size, " instead");
+  TORCH_CHECK(equal(p.out_channels % p.groups, Int(0)), "Given groups=", p.groups,
+              ", expected weight to be divisible by ", p.groups, " at dimension 0, but got weight of size ",
+              weight_size, " instead");
+  Int expected_channels;
+  TORCH_CHECK(mul(weight_size[1], p.groups, &expected_channels) && equal(p.in_channels, expected_channels),
+              "Given groups=", p.groups, ", weight of size ", weight_size, ", expected input", input_size,
+              " to have ", weight_size[1] * p.groups, " channels, but got ", p.in_channels, " channels instead");
+  TORCH_CHECK(at_least(p.kernel_h, Int(1)) && at_least(p.kernel_w, Int(1)),
+              "expected weight to have a kernel of at least 1 x 1, but got weight of size ", weight_size);
+
+  const Extent<Int> h = extent_of("height", p.in_h, p.pad_top, p.pad_bottom, p.kernel_h, p.dilation_h);
+  const Extent<Int> w = extent_of("width", p.in_w, p.pad_left, p.pad_right, p.kernel_w, p.dilation_w);
+  TORCH_CHECK(at_least(h.padded, h.kernel) && at_least(w.padded, w.kernel),
+              "Calculated padded input size per channel: (", h.padded, " x ", w.padded, "). Kernel size: (", h.kernel,
+              " x ", w.kernel, "). Kernel size can't be greater than actual input size: input is of size ", input_size,
+              ", weight of size ", weight_size);
+  TORCH_CHECK(!(known_zero(p.in_h) || known_zero(p.in_w)) || known_zero(p.batch) || known_zero(p.in_channels),
+              "Only zero batch or zero channel inputs are supported, but got input shape: ", input_size);
+  p.out_h = (h.padded - h.kernel) / p.stride_h + 1;
+  p.out_w = (w.padded - w.kernel) / p.stride_w + 1;
+  check_bytes<Int>("output", {p.batch, p.out_channels, p.out_h, p.out_w}, itemsize);
+  check_bytes<Int>("input", {p.batch, p.in_channels, p.in_h, p.in_w}, itemsize);
+  check_bytes<Int>("weight", {p.out_channels, weight_size[1], p.kernel_h, p.kernel_w}, itemsize);
+  return p;
+}
+
+template <class Int>
+void check_grad_output(const Tensor& grad_output, const ProblemOf<Int>& p, size_t input_dim) {
+  const auto size = sizes_of<Int>(grad_output);
+  const Int channels = result_channels<Int>(p);
+  const bool matches = size.size() == input_dim && (input_dim == 3 || equal(size[0], p.batch)) &&
+                       equal(size[input_dim - 3], channels) && equal(size[input_dim - 2], p.out_h) &&
+                       equal(size[input_dim - 1], p.out_w);
+  if (!matches) {
+    const Int wanted[] = {p.batch, channels, p.out_h, p.out_w};
+    TORCH_CHECK(false, "expected grad_output to have the output's size ",
+                ArrayRef<Int>(wanted).slice(input_dim == 4 ? 0 : 1), ", but got grad_output of size ", size);
+  }
+}
+
+// ---- dtype, device, layout
+
+bool is_supported(c10::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_supported_integer(c10::ScalarType dtype) {
+  switch (dtype) {
+    case at::kChar:
+    case at::kByte:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void check_kind(const char* name, const Tensor& tensor) {
+  TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(), "conv2d: expected ", name,
+              " to be a dense (strided) tensor, but got ", tensor.toString(), " of layout ", tensor.layout());
+  const auto dtype = tensor.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      is_supported(dtype) || (is_supported_integer(dtype) && !tensor.is_cuda()), "\"conv2d\" not implemented for '",
+      c10::toString(dtype), "': ", name, " is a ", tensor.toString(),
+      "; expected float32, float64, bfloat16, float16, complex64, complex128, or on the CPU int8, uint8, int16, int32, "
+      "int64");
+}
+
+// first and second are named as in the ops' schemas; first has passed check_kind.
+void check_same_kind(const char* first_name, const Tensor& first, const char* second_name, const Tensor& second) {
+  TORCH_CHECK(second.layout() == c10::kStrided, "conv2d: expected ", second_name,
+              " to be a dense (strided) tensor, but got ", second.toString(), " of layout ", second.layout());
+  if (C10_UNLIKELY(first.scalar_type() != second.scalar_type())) {
+    auto capitalized = std::string(first_name);
+    capitalized[0] = static_cast<char>(std::toupper(capitalized[0]));
+    TORCH_CHECK(false, capitalized, " type (", first.toString(), ") and ", second_name, " type (", second.toString(),
+                ") should be the same: expected scalar type ", first.scalar_type(), " but found ",
+                second.scalar_type());
+  }
+  TORCH_CHECK(first.device() == second.device(), "Expected all tensors to be on the same device, but ", first_name,
+              " is on ", first.device(), " and ", second_name, " is on ", second.device());
+}
+
+}  // namespace
+
+template <class Int>
+Conv2dParams<Int> make_params(ArrayRef<Int> stride, ArrayRef<Int> padding, ArrayRef<Int> dilation, const Int& groups) {
+  TORCH_CHECK(stride.size() == 2, "expected stride to be a list of 2 values to match the convolution dimensions, ",
+              "but got stride=", stride);
+  TORCH_CHECK(padding.size() == 4, "expected padding to be a list of 4 values (top, bottom, left, right), ",
+              "but got padding=", padding);
+  TORCH_CHECK(dilation.size() == 2, "expected dilation to be a list of 2 values to match the convolution dimensions, ",
+              "but got dilation=", dilation);
+  return {{stride[0], stride[1]},
+          {padding[0], padding[1], padding[2], padding[3]},
+          {dilation[0], dilation[1]},
+          groups};
+}
+
+namespace {
+
+void expand_pair(const char* name, c10::SymIntArrayRef values, SymInt (&pair)[2]) {
+  TORCH_CHECK(values.size() == 1 || values.size() == 2, "expected ", name, " to be a single integer value or a list of ",
+              "2 values to match the convolution dimensions, but got ", name, "=", values);
+  pair[0] = values.front();
+  pair[1] = values.back();
+}
+
+}  // namespace
+
+SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                                  c10::SymIntArrayRef dilation, const SymInt& groups) {
+  SymConv2dParams params;
+  expand_pair("stride", stride, params.stride);
+  expand_pair("dilation", dilation, params.dilation);
+  SymInt pad[2];
+  expand_pair("padding", padding, pad);
+  params.padding[0] = params.padding[1] = pad[0];
+  params.padding[2] = params.padding[3] = pad[1];
+  params.groups = groups;
+  return params;
+}
+
+SymConv2dParams params_for_same_padding(const Tensor& weight, c10::SymIntArrayRef stride,
+                                        c10::SymIntArrayRef dilation, const SymInt& groups) {
+  SymConv2dParams params = params_from_pairs(stride, {SymInt(0)}, dilation, groups);
+  for (const SymInt& value : params.stride) {
+    TORCH_CHECK(equal(value, SymInt(1)), "padding='same' is not supported for strided convolutions: expected stride=1, ",
+                "but got stride=", stride);
+  }
+  for (int i = 0; i < 2 && weight.dim() == 4; ++i) {
+    SymInt total;
+    // What doesn't fit or isn't positive is left for the op to refuse.
+    if (mul(params.dilation[i], weight.sym_size(2 + i) - 1, &total) && at_least(total, SymInt(0))) {
+      params.padding[2 * i] = total / 2;
+      params.padding[2 * i + 1] = total - params.padding[2 * i];
+    }
+  }
+  return params;
+}
+
+void check_forward(const Tensor& im, const Tensor& kernel, const std::optional<Tensor>& bias) {
+  TORCH_CHECK(im.dim() == 3 || im.dim() == 4, "Expected 3D (unbatched) or 4D (batched) im, of size (bs, di, H, W) or ",
+              "(di, H, W), but got im of size ", im.sym_sizes());
+  TORCH_CHECK(kernel.dim() == 4, "expected kernel of size (di, do, kh, kw), but got kernel of size ",
+              kernel.sym_sizes());
+  TORCH_CHECK(equal(kernel.sym_size(0), im.sym_size(-3)), "expected kernel of size (di, do, kh, kw) with di = ",
+              im.sym_size(-3), " as in im of size ", im.sym_sizes(), ", but got kernel of size ", kernel.sym_sizes());
+  if (bias.has_value() && bias->defined()) {
+    const bool is_column = bias->dim() == 2 && equal(bias->sym_size(1), SymInt(1));
+    TORCH_CHECK((bias->dim() == 1 || is_column) && equal(bias->sym_size(0), kernel.sym_size(1)),
+                "expected bias of size (do,) or (do, 1) with do = ", kernel.sym_size(1), " as in kernel of size ",
+                kernel.sym_sizes(), ", but got bias of size ", bias->sym_sizes());
+  }
+}
+
+template <class Int>
+ProblemOf<Int> check_conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                            const Conv2dParams<Int>& params) {
+  const auto weight_size = sizes_of<Int>(weight);
+  auto problem = check_geometry<Int>(sizes_of<Int>(input), weight_size, params, input.element_size());
+  if (bias.has_value() && bias->defined()) {
+    TORCH_CHECK(bias->dim() == 1 && equal(sizes_of<Int>(*bias)[0], problem.out_channels), "Given weight of size ",
+                weight_size, ", expected bias to be 1-dimensional with ", problem.out_channels,
+                " elements, but got bias of size ", sizes_of<Int>(*bias), " instead");
+  }
+  check_kind("input", input);
+  check_same_kind("input", input, "weight", weight);
+  if (bias.has_value() && bias->defined()) {
+    check_same_kind("input", input, "bias", *bias);
+  }
+  return problem;
+}
+
+template <class Int>
+ProblemOf<Int> check_conv2d_grad_input(const Tensor& grad_output, const Tensor& weight, ArrayRef<Int> input_size,
+                                       const Conv2dParams<Int>& params) {
+  auto problem = check_geometry<Int>(input_size, sizes_of<Int>(weight), params, grad_output.element_size());
+  check_grad_output<Int>(grad_output, problem, input_size.size());
+  check_kind("grad_output", grad_output);
+  check_same_kind("grad_output", grad_output, "weight", weight);
+  return problem;
+}
+
+template <class Int>
+ProblemOf<Int> check_conv2d_grad_weight(const Tensor& grad_output, const Tensor& input, ArrayRef<Int> weight_size,
+                                        const Conv2dParams<Int>& params) {
+  const auto input_size = sizes_of<Int>(input);
+  auto problem = check_geometry<Int>(input_size, weight_size, params, grad_output.element_size());
+  check_grad_output<Int>(grad_output, problem, input_size.size());
+  check_kind("grad_output", grad_output);
+  check_same_kind("grad_output", grad_output, "input", input);
+  return problem;
+}
+
+void check_conv2d_grad_bias(const Tensor& grad_output) {
+  TORCH_CHECK(grad_output.dim() == 3 || grad_output.dim() == 4,
+              "Expected 3D (unbatched) or 4D (batched) grad_output to conv2d_grad_bias, but got grad_output of size: ",
+              grad_output.sym_sizes());
+  check_kind("grad_output", grad_output);
+}
+
+template <class Int>
+Int result_channels(const ProblemOf<Int>& problem) {
+  return known_zero(problem.in_channels) ? Int(0) : problem.out_channels;
+}
+
+#define INSTANTIATE(Int)                                                                                          \
+  template Conv2dParams<Int> make_params(ArrayRef<Int>, ArrayRef<Int>, ArrayRef<Int>, const Int&);                \
+  template ProblemOf<Int> check_conv2d(const Tensor&, const Tensor&, const std::optional<Tensor>&,                \
+                                       const Conv2dParams<Int>&);                                                 \
+  template ProblemOf<Int> check_conv2d_grad_input(const Tensor&, const Tensor&, ArrayRef<Int>,                    \
+                                                  const Conv2dParams<Int>&);                                      \
+  template ProblemOf<Int> check_conv2d_grad_weight(const Tensor&, const Tensor&, ArrayRef<Int>,                   \
+                                                   const Conv2dParams<Int>&);                                     \
+  template Int result_channels<Int>(const ProblemOf<Int>&);
+INSTANTIATE(int64_t)
+INSTANTIATE(SymInt)
+#undef INSTANTIATE
+
+}  // namespace conv2d_ext

@@ -1,0 +1,79 @@
+// Tensors and hyper-parameters -> a validated problem, or one clear error. The only place that checks.
+//
+// Every function is a template over Int, int64_t for the kernels and c10::SymInt for tracing, so that both
+// accept and refuse the same calls with the same words. Errors have F.conv2d's exception types, keep its
+// phrases, and name the argument, what was wanted and what came.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <optional>
+#include <type_traits>
+
+#include "conv2d_problem.h"
+
+namespace conv2d_ext {
+
+// Conv2dProblem with symbolic sizes; same fields, same meaning.
+struct SymConv2dProblem {
+  c10::SymInt batch, in_channels, in_h, in_w;
+  c10::SymInt out_channels, out_h, out_w;
+  c10::SymInt kernel_h, kernel_w;
+  c10::SymInt stride_h, stride_w;
+  c10::SymInt pad_top, pad_bottom, pad_left, pad_right;
+  c10::SymInt dilation_h, dilation_w;
+  c10::SymInt groups;
+};
+
+template <class Int>
+using ProblemOf = std::conditional_t<std::is_same_v<Int, int64_t>, Conv2dProblem, SymConv2dProblem>;
+
+// The hyper-parameters as the schemas pass them, stored inline.
+template <class Int>
+struct Conv2dParams {
+  Int stride[2];   // height, width
+  Int padding[4];  // top, bottom, left, right
+  Int dilation[2];
+  Int groups;
+};
+using SymConv2dParams = Conv2dParams<c10::SymInt>;
+
+// Raises unless the lists have 2, 4 and 2 elements.
+template <class Int>
+Conv2dParams<Int> make_params(c10::ArrayRef<Int> stride, c10::ArrayRef<Int> padding, c10::ArrayRef<Int> dilation,
+                              const Int& groups);
+
+// F.conv2d's hyper-parameters: each list has one element for both dimensions, or one for each.
+SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                                  c10::SymIntArrayRef dilation, const c10::SymInt& groups);
+
+// padding='same': the output has the input's size; where the padding is odd, the larger half is at the bottom and
+// on the right.
+SymConv2dParams params_for_same_padding(const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                        c10::SymIntArrayRef dilation, const c10::SymInt& groups);
+
+// The post's arguments: im (N, DI, H, W) or (DI, H, W), kernel (DI, DO, KH, KW), bias (DO,), (DO, 1) or none.
+void check_forward(const at::Tensor& im, const at::Tensor& kernel, const std::optional<at::Tensor>& bias);
+
+// input: (N, C, H, W) or (C, H, W). weight: (OC, C/groups, KH, KW). bias: (OC,) or none.
+template <class Int>
+ProblemOf<Int> check_conv2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            const Conv2dParams<Int>& params);
+
+// grad_output: (N, OC, OH, OW) or (OC, OH, OW); input_size has as many elements as grad_output dimensions.
+template <class Int>
+ProblemOf<Int> check_conv2d_grad_input(const at::Tensor& grad_output, const at::Tensor& weight,
+                                       c10::ArrayRef<Int> input_size, const Conv2dParams<Int>& params);
+
+template <class Int>
+ProblemOf<Int> check_conv2d_grad_weight(const at::Tensor& grad_output, const at::Tensor& input,
+                                        c10::ArrayRef<Int> weight_size, const Conv2dParams<Int>& params);
+
+void check_conv2d_grad_bias(const at::Tensor& grad_output);
+
+// F.conv2d gives an output without channels to an input without channels, whatever the weight says.
+template <class Int>
+Int result_channels(const ProblemOf<Int>& problem);
+
+}  // namespace conv2d_ext

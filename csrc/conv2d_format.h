@@ -1,0 +1,68 @@
+// Which strides the results have: the same decisions for the kernels of every device and for tracing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include "conv2d_checks.h"
+
+namespace conv2d_ext {
+
+// An unbatched activation counts as a batch of one.
+inline bool suggests_channels_last(const at::Tensor& tensor) {
+  return (tensor.dim() == 3 ? tensor.unsqueeze(0) : tensor).suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+}
+
+inline bool has_no_elements(const at::Tensor& tensor) {
+  const auto numel = tensor.sym_numel().maybe_as_int();
+  return numel.has_value() && *numel == 0;
+}
+
+// The formats of F.conv2d's output and grad_input: channels_last where input or weight suggests it. float64 on CUDA
+// never is; of empty and of complex tensors PyTorch makes the results in other ways, with other formats.
+inline bool output_is_channels_last(const at::Tensor& input, const at::Tensor& weight) {
+  if ((input.is_cuda() && input.scalar_type() == at::kDouble) || has_no_elements(input)) {
+    return false;
+  }
+  return suggests_channels_last(weight) || suggests_channels_last(input);
+}
+
+inline bool grad_input_is_channels_last(const at::Tensor& input, const at::Tensor& weight) {
+  return input.is_complex() || has_no_elements(input) ? suggests_channels_last(input)
+                                                      : output_is_channels_last(input, weight);
+}
+
+inline bool is_one(int64_t value) { return value == 1; }
+inline bool is_one(const c10::SymInt& value) {
+  const auto known = value.maybe_as_int();
+  return known.has_value() && *known == 1;
+}
+
+// (N, C, H, W), or (C, H, W) with the strides of a batch of one.
+template <class Int>
+at::Tensor empty_activation(const Int& batch, const Int& channels, const Int& height, const Int& width, bool unbatched,
+                            bool channels_last, const at::TensorOptions& options) {
+  if (c10::isComplexType(c10::typeMetaToScalarType(options.dtype())) &&
+      (is_one(channels) || (is_one(height) && is_one(width)))) {
+    channels_last = false;  // both formats describe these; PyTorch's complex results have the contiguous strides
+  }
+  const auto format = channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  const Int size[] = {batch, channels, height, width};
+  at::Tensor result;
+  if constexpr (std::is_same_v<Int, int64_t>) {
+    result = at::empty(size, options.memory_format(format));
+  } else {
+    result = at::empty_symint(size, options.memory_format(format));
+  }
+  return unbatched ? result.squeeze(0) : result;
+}
+
+// Passes on a result of conv2d_grad_weight that was allocated with the caller's strides.
+inline at::Tensor checked_weight_strides(at::Tensor grad_weight) {
+  TORCH_CHECK(grad_weight.is_non_overlapping_and_dense(),
+              "conv2d_grad_weight: expected weight_stride to be non-overlapping and dense, but got weight_stride=",
+              grad_weight.sym_strides(), " for weight_size=", grad_weight.sym_sizes());
+  return grad_weight;
+}
+
+}  // namespace conv2d_ext

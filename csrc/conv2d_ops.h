@@ -1,0 +1,51 @@
+// The dispatcher ops as C++ functions: what the rest of the library calls, so that autograd, autocast,
+// tracing and torch.func see every call. The schemas are in library.cpp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+
+#include "conv2d_checks.h"
+
+namespace conv2d_ext {
+
+using Conv2dSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                   c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt);
+using Conv2dGradInputSignature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymIntArrayRef,
+                                            c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef,
+                                            c10::SymInt, bool);
+using Conv2dGradWeightSignature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymIntArrayRef,
+                                             c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef,
+                                             c10::SymIntArrayRef, c10::SymInt);
+using Conv2dGradBiasSignature = at::Tensor(const at::Tensor&);
+
+// Handles for call() and redispatch(), looked up once.
+const c10::TypedOperatorHandle<Conv2dSignature>& conv2d_op();
+const c10::TypedOperatorHandle<Conv2dGradInputSignature>& conv2d_grad_input_op();
+const c10::TypedOperatorHandle<Conv2dGradWeightSignature>& conv2d_grad_weight_op();
+const c10::TypedOperatorHandle<Conv2dGradBiasSignature>& conv2d_grad_bias_op();
+
+inline at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                         const SymConv2dParams& params) {
+  return conv2d_op().call(input, weight, bias, params.stride, params.padding, params.dilation, params.groups);
+}
+
+inline at::Tensor conv2d_grad_input(const at::Tensor& grad_output, const at::Tensor& weight,
+                                    c10::SymIntArrayRef input_size, const SymConv2dParams& params,
+                                    bool channels_last) {
+  return conv2d_grad_input_op().call(grad_output, weight, input_size, params.stride, params.padding, params.dilation,
+                                     params.groups, channels_last);
+}
+
+inline at::Tensor conv2d_grad_weight(const at::Tensor& grad_output, const at::Tensor& input,
+                                     c10::SymIntArrayRef weight_size, c10::SymIntArrayRef weight_stride,
+                                     const SymConv2dParams& params) {
+  return conv2d_grad_weight_op().call(grad_output, input, weight_size, weight_stride, params.stride, params.padding,
+                                      params.dilation, params.groups);
+}
+
+inline at::Tensor conv2d_grad_bias(const at::Tensor& grad_output) { return conv2d_grad_bias_op().call(grad_output); }
+
+}  // namespace conv2d_ext

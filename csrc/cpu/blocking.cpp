@@ -1,0 +1,326 @@
+#include "blocking.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+// Pixels of a tile: enough that packing a weight panel once a tile costs little (a panel element costs about one
+// cycle, and pays for pixels / lanes cycles of arithmetic), few enough that patch and C tile stay in L2.
+constexpr int64_t kTilePixels = 384;
+// Patch and C tile together stay below a usual L2.
+constexpr int64_t kPatchBytes = 256 * 1024;
+// What a patch may take where one segment needs more than kPatchBytes.
+constexpr int64_t kMaxPatchBytes = 1024 * 1024;
+constexpr int64_t kTileBytes = 1024 * 1024;
+// The same for grad_weight, whose C tile is a piece of the weight; columns it should at least have, so that packing
+// grad_output for it pays; and a thread's share of the partials that are in flight.
+constexpr int64_t kWeightTileBytes = 512 * 1024;
+constexpr int64_t kWeightTileColumns = 72;
+constexpr int64_t kPartialBytes = 1024 * 1024;
+
+// `whole` cut into near-equal pieces of at most about `target`: the size of a piece.
+int64_t even_piece(int64_t whole, int64_t target) {
+  if (whole <= target) return max64(whole, 1);
+  return div_up(whole, div_up(whole, max64(target, 1)));
+}
+
+// Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
+// the channels inside every image, by up to two cache lines.
+int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
+  return planes * max64(channels, 1) + images * (128 / element_size);
+}
+
+}  // namespace
+
+KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w) {
+  KBlocking k{};
+  const int64_t taps = taps_h * taps_w;
+  // 1x1: every product reads its own cache line of a planar source, so half the length keeps a segment in L1.
+  const int64_t limit = taps == 1 ? kMaxSegment / 2 : kMaxSegment;
+  if (taps <= limit) {
+    k.segment_channels = even_piece(channels, limit / max64(taps, 1));
+    k.tap_rows = taps_h;
+    k.tap_cols = taps_w;
+  } else {
+    k.segment_channels = 1;
+    k.tap_cols = even_piece(taps_w, limit);
+    k.tap_rows = taps_w > limit ? 1 : even_piece(taps_h, limit / taps_w);
+  }
+  k.blocks_c = div_up(channels, k.segment_channels);
+  k.blocks_h = taps_h ? div_up(taps_h, k.tap_rows) : 0;
+  k.blocks_w = taps_w ? div_up(taps_w, k.tap_cols) : 0;
+  return k;
+}
+
+PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w) {
+  PixelBlocking b{};
+  const int64_t image = out_h * out_w;
+  b.images = 1;
+  if (image <= kMaxSegment) {
+    b.images = max64(1, kMaxSegment / max64(image, 1));
+    b.rows = max64(out_h, 1);
+    b.cols = max64(out_w, 1);
+  } else {
+    b.cols = even_piece(out_w, kMaxSegment);
+    b.rows = b.cols < out_w ? 1 : even_piece(out_h, kMaxSegment / out_w);
+  }
+  b.blocks_n = div_up(batch, b.images);
+  b.blocks_h = div_up(out_h, b.rows);
+  b.blocks_w = div_up(out_w, b.cols);
+  return b;
+}
+
+int64_t patch_axis_size(int64_t positions, int64_t step, int64_t taps, int64_t tap) {
+  const int64_t dense = (positions - 1) * step + (taps - 1) * (tap < 0 ? -tap : tap) + 1;
+  return min64(dense, positions * taps);
+}
+
+PatchAxis make_patch_axis(int64_t position0, int64_t positions, int64_t step, int64_t origin, int64_t tap0,
+                          int64_t taps, int64_t tap) {
+  PatchAxis axis{};
+  const int64_t reach = (taps - 1) * (tap < 0 ? -tap : tap);
+  const int64_t dense = (positions - 1) * step + reach + 1;
+  const int64_t first = position0 * step + origin + tap0 * tap;
+  if (dense <= positions * taps) {
+    axis.size = dense;
+    axis.position_pitch = step;
+    axis.tap_pitch = tap;
+    axis.shift = tap < 0 ? reach : 0;
+    axis.runs = 1;
+    axis.run_length = dense;
+    axis.run_step = 1;
+    axis.run_shift = 0;
+    axis.first = first - axis.shift;
+  } else {
+    axis.size = positions * taps;
+    axis.position_pitch = 1;
+    axis.tap_pitch = positions;
+    axis.shift = 0;
+    axis.runs = taps;
+    axis.run_length = positions;
+    axis.run_step = step;
+    axis.run_shift = tap;
+    axis.first = first;
+  }
+  return axis;
+}
+
+bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector) {
+  // Share of the lanes at work. A single vector of result channels leaves the micro-kernel six chains of additions
+  // where the FMA units want eight.
+  const int64_t lanes = vector.lanes;
+  if (groups < 2 || lanes < 2 || channels > 16) return false;
+  double over_m = double(m) / double(round_up(m, lanes));
+  if (m <= lanes && vector.max_vectors > 1) over_m *= 0.75;
+  return double(groups) / double(round_up(groups, lanes)) > over_m;
+}
+
+namespace {
+
+// Pixel tile and channel block for a tile of about `target` pixels.
+void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t patch_lanes,
+                 int64_t groups, int num_threads, int64_t target, ConvTiling& t) {
+  // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
+  t.tile_cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(1, target / 3) : target);
+  t.tiles_w = div_up(gemm.cols, t.tile_cols);
+  const int64_t max_rows = max64(1, target * 4 / 3 / t.tile_cols);
+  t.tile_images = 1;
+  t.tile_rows = min64(max_rows, gemm.rows);
+  if (gemm.rows <= max_rows && t.tiles_w == 1) {
+    t.tile_images = even_piece(gemm.batch, max64(1, target / (gemm.rows * gemm.cols)));
+    // No fewer tiles than threads while there are images.
+    if (div_up(gemm.batch, t.tile_images) * groups < num_threads) {
+      t.tile_images = even_piece(gemm.batch, max64(1, gemm.batch * groups / num_threads));
+    }
+  } else {
+    // Of the row counts near the target, the one whose last round leaves the fewest threads idle.
+    int64_t best_cost = INT64_MAX;
+    for (int64_t rows = t.tile_rows, min_rows = max64(1, max_rows / 2); rows >= min_rows; --rows) {
+      if (rows != even_piece(gemm.rows, rows)) continue;
+      const int64_t items = div_up(gemm.rows, rows) * t.tiles_w * gemm.batch * groups;
+      // 40 pixels' worth of work stand for what a tile costs by itself (weight panels, halo rows).
+      const int64_t cost = div_up(items, num_threads) * (rows * t.tile_cols + 40);
+      if (cost < best_cost) {
+        best_cost = cost;
+        t.tile_rows = rows;
+      }
+    }
+  }
+  t.tiles_h = div_up(gemm.rows, t.tile_rows);
+  t.tiles_n = div_up(gemm.batch, t.tile_images);
+
+  const int64_t plane = odd_lines(patch_axis_size(t.tile_rows, gemm.step_h, k.tap_rows, gemm.tap_h) *
+                                      patch_axis_size(t.tile_cols, gemm.step_w, k.tap_cols, gemm.tap_w) * patch_lanes,
+                                  vector.element_size) *
+                        t.tile_images;
+  t.block_channels = 1;
+  if (k.blocks_h * k.blocks_w == 1 && k.blocks_c > 0) {
+    // Near-equal blocks of whole segments.
+    const int64_t fit = max64(1, kPatchBytes / vector.element_size / max64(plane * k.segment_channels, 1));
+    t.block_channels = k.segment_channels * even_piece(k.blocks_c, fit);
+  }
+  t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.element_size);
+}
+
+}  // namespace
+
+ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
+                     int num_threads) {
+  ConvTiling t{};
+  const int64_t groups = group_blocks(gemm.groups, lanes_are_groups ? vector.lanes : 1);
+  const int64_t vectors = lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes);
+
+  // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then.
+  for (int64_t target = kTilePixels;; target /= 2) {
+    tile_pixels(gemm, k, vector, lanes_are_groups ? vector.lanes : 1, groups, num_threads, target, t);
+    if (t.patch_elements * vector.element_size <= kMaxPatchBytes || target < 16) break;
+  }
+
+  // Result channels: all of them in one work item while the C tile fits, fewer where threads would idle.
+  t.one_block = gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
+  const int64_t fit_vectors =
+      t.one_block ? vectors
+                : max64(vector.max_vectors, kTileBytes / (t.pixels() * vector.lanes * vector.element_size));
+  int64_t chunks = div_up(vectors, fit_vectors);
+  const int64_t tiles = t.tiles() * groups;
+  if (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0) {
+    // Rounds of the threads over the items, weighted by an item's share, decide between a few finer cuts.
+    double best_cost = 1e300;
+    int64_t best = chunks;
+    for (int64_t c = chunks; c <= min64(vectors, chunks * 2 * num_threads); ++c) {
+      const int64_t per_chunk = div_up(vectors, c);
+      const double rounds = double(div_up(tiles * div_up(vectors, per_chunk), num_threads));
+      const double cost = rounds * (double(per_chunk) + 0.2);
+      if (cost < best_cost * 0.97) {
+        best_cost = cost;
+        best = c;
+      }
+    }
+    chunks = best;
+  }
+  t.chunk_vectors = div_up(vectors, chunks);
+  t.chunks_m = div_up(vectors, t.chunk_vectors);
+  return t;
+}
+
+WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
+                              bool lanes_are_groups, int num_threads) {
+  WeightTiling t{};
+  const int64_t patch_lanes = lanes_are_groups ? vector.lanes : 1;
+  const int64_t groups = group_blocks(problem.groups, patch_lanes);
+  const int64_t vectors = div_up(problem.out_channels_per_group(), lanes_are_groups ? 1 : vector.lanes);
+  const int64_t channels = problem.in_channels_per_group();
+
+  const int64_t taps = problem.taps();
+  t.block_channels = 1;
+  t.tap_rows = problem.kernel_h;
+  t.tap_cols = problem.kernel_w;
+  if (taps > kMaxSegment) {
+    t.tap_cols = even_piece(problem.kernel_w, kMaxSegment);
+    t.tap_rows = problem.kernel_w > kMaxSegment ? 1 : even_piece(problem.kernel_h, kMaxSegment / problem.kernel_w);
+  }
+  // The patch of one channel; rectangles of taps that scatter too far are cut further.
+  const auto plane_of_taps = [&] {
+    return odd_lines(patch_axis_size(pixels.rows, problem.stride_h, t.tap_rows, problem.dilation_h) *
+                         patch_axis_size(pixels.cols, problem.stride_w, t.tap_cols, problem.dilation_w) * patch_lanes,
+                     vector.element_size) *
+           pixels.images;
+  };
+  while (plane_of_taps() * vector.element_size > kMaxPatchBytes && t.tap_rows * t.tap_cols > 1) {
+    int64_t& longer = t.tap_rows >= t.tap_cols ? t.tap_rows : t.tap_cols;
+    longer = div_up(longer, 2);
+  }
+  const int64_t plane = plane_of_taps();
+  const int64_t tile_taps = t.tap_rows * t.tap_cols;
+
+  // Output channels first: a patch, the dearer operand, then serves as many of them as possible.
+  const int64_t elements = kWeightTileBytes / (vector.lanes * vector.element_size);
+  t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / max64(tile_taps, kWeightTileColumns)));
+  t.chunks_m = div_up(vectors, t.chunk_vectors);
+
+  if (tile_taps == taps) {
+    const int64_t fit_patch = kPatchBytes / vector.element_size / max64(plane, 1);
+    const int64_t fit_tile = elements / (t.chunk_vectors * tile_taps);
+    t.block_channels = even_piece(channels, max64(1, min64(fit_patch, fit_tile)));
+  }
+  t.blocks_h = div_up(problem.kernel_h, t.tap_rows);
+  t.blocks_w = div_up(problem.kernel_w, t.tap_cols);
+  t.blocks_c = div_up(channels, t.block_channels);
+
+  // Finer blocks of input channels where threads would idle, down to kWeightTileColumns columns.
+  const auto items = [&] { return groups * t.tiles(); };
+  const int64_t most_blocks = max64(t.blocks_c, min64(channels, channels * taps / kWeightTileColumns));
+  while (items() < 4 * num_threads && items() % num_threads != 0 && t.blocks_c < most_blocks) {
+    t.block_channels = div_up(channels, t.blocks_c + 1);
+    const int64_t blocks = div_up(channels, t.block_channels);
+    if (blocks <= t.blocks_c) break;
+    t.blocks_c = blocks;
+  }
+  t.patch_elements = patch_elements(plane, t.block_channels, pixels.images, vector.element_size);
+
+  // Still too few: chunks of pixels in parallel, as many as fit the workspace.
+  t.slots = 1;
+  if (items() < num_threads && pixels.chunks() > 1) {
+    const int64_t partial = t.chunk_vectors * vector.lanes * t.max_elements() * vector.element_size * items();
+    t.slots = min64(pixels.chunks(), max64(div_up(num_threads, items()), num_threads * kPartialBytes / max64(partial, 1)));
+  }
+  return t;
+}
+
+Panels cut_panels(int64_t vectors, int64_t max_vectors) {
+  const int64_t count = div_up(vectors, max_vectors);
+  return {count, vectors / count, vectors % count};
+}
+
+namespace {
+
+class ScratchLayout {
+ public:
+  int64_t take(int64_t bytes) {
+    const int64_t here = bytes_;
+    bytes_ = round_up(bytes_ + bytes, 64);
+    return here;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+constexpr int64_t kOffsetBytes = sizeof(int64_t);
+
+}  // namespace
+
+ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector) {
+  const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
+  ScratchLayout layout;
+  ConvScratch s{};
+  s.position_offsets = layout.take(tiling.pixels() * kOffsetBytes);
+  s.tap_offsets = layout.take(k.max_depth() * kOffsetBytes);
+  s.panel = layout.take(k.max_depth() * width * size);
+  s.bias = layout.take(width * size);
+  // One panel's C tile where each is finished at once, else the chunk's.
+  s.c_tile = layout.take(tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size);
+  s.patch = layout.take(tiling.patch_elements * size);
+  s.bytes = layout.bytes();
+  return s;
+}
+
+WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector) {
+  const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
+  const int64_t segment_pixels = pixels.images * pixels.rows * pixels.cols;
+  ScratchLayout layout;
+  WeightScratch s{};
+  s.element_offsets = layout.take(tiling.max_elements() * kOffsetBytes);
+  s.pixel_offsets = layout.take(segment_pixels * kOffsetBytes);
+  s.panel = layout.take(segment_pixels * width * size);
+  s.patch = layout.take(tiling.patch_elements * size);
+  if (tiling.slots == 1) {
+    s.total = layout.take(tiling.tile_size(vector.lanes) * size);
+    s.tile = pixels.chunks() > 1 ? layout.take(tiling.tile_size(vector.lanes) * size) : s.total;
+  }
+  s.bytes = layout.bytes();
+  return s;
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,375 @@
+// The CPU entry points: each direction becomes ConvGemms or a grad_weight run for the instruction set in use.
+#include "conv2d_cpu.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "engine.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+const char* const kIsaVariable = "CONV2D_EXT_CPU_ISA";
+
+bool machine_has(const char* isa) {
+#if defined(__x86_64__)
+  if (std::strcmp(isa, "avx512") == 0) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && machine_has("avx2");
+  }
+  if (std::strcmp(isa, "avx2") == 0) {
+    // Every CPU with AVX2 and FMA has F16C; older compilers can't ask for it.
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  }
+#endif
+  return std::strcmp(isa, "portable") == 0;
+}
+
+const Engine& choose_engine() {
+  const Engine* const engines[] = {avx512_engine(), avx2_engine(), portable_engine()};
+  const char* const wanted = std::getenv(kIsaVariable);
+  const bool forced = wanted != nullptr && *wanted != '\0';
+  for (const Engine* engine : engines) {
+    if (engine == nullptr || (forced && std::strcmp(engine->isa, wanted) != 0)) continue;
+    if (machine_has(engine->isa)) return *engine;
+    if (forced) {
+      throw std::runtime_error(std::string(kIsaVariable) + "=" + wanted + ": this CPU lacks that instruction set");
+    }
+  }
+  throw std::runtime_error(std::string(kIsaVariable) + "=" + wanted + ": expected one of " + compiled_isas());
+}
+
+const Engine& engine() {
+  static const Engine& chosen = choose_engine();
+  return chosen;
+}
+
+int64_t gcd(int64_t a, int64_t b) {
+  while (b != 0) {
+    const int64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
+ConvGemm forward_gemm(const Conv2dProblem& p) {
+  ConvGemm g{};
+  g.batch = p.batch;
+  g.groups = p.groups;
+  g.m = p.out_channels_per_group();
+  g.channels = p.in_channels_per_group();
+  g.taps_h = p.kernel_h;
+  g.taps_w = p.kernel_w;
+  g.rows = p.out_h;
+  g.cols = p.out_w;
+  g.source_h = p.in_h;
+  g.source_w = p.in_w;
+  g.step_h = p.stride_h;
+  g.step_w = p.stride_w;
+  g.origin_h = -p.pad_top;
+  g.origin_w = -p.pad_left;
+  g.tap_h = p.dilation_h;
+  g.tap_w = p.dilation_w;
+  return g;
+}
+
+// One axis of grad_input, gathered. Input positions i = phase + stride * q meet the taps k with
+//   i + pad - k * dilation = stride * o   for some output position o,
+// which for one phase are first_tap, first_tap + tap_step, ...; the m-th of them meets o = q + origin + m * tap.
+struct PhaseAxis {
+  int64_t positions, first_tap, tap_step, taps, origin, tap;
+};
+PhaseAxis grad_input_phase(int64_t phase, int64_t in_size, int64_t kernel, int64_t stride, int64_t pad,
+                           int64_t dilation) {
+  PhaseAxis axis{};
+  axis.positions = phase < in_size ? (in_size - phase + stride - 1) / stride : 0;
+  axis.tap_step = stride / gcd(stride, dilation);
+  axis.first_tap = -1;
+  for (int64_t k = 0; k < axis.tap_step && k < kernel; ++k) {
+    if ((phase + pad - k * dilation) % stride == 0) {
+      axis.first_tap = k;
+      break;
+    }
+  }
+  if (axis.first_tap >= 0) {
+    axis.taps = (kernel - axis.first_tap + axis.tap_step - 1) / axis.tap_step;
+    axis.origin = (phase + pad - axis.first_tap * dilation) / stride;
+    axis.tap = -(axis.tap_step * dilation / stride);
+  }
+  return axis;
+}
+
+template <class Visit>
+void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const int64_t* w, const int64_t* gi,
+                              Visit visit) {
+  for (int64_t phase_h = 0; phase_h < min64(p.stride_h, p.in_h); ++phase_h) {
+    const PhaseAxis h = grad_input_phase(phase_h, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
+    for (int64_t phase_w = 0; phase_w < min64(p.stride_w, p.in_w); ++phase_w) {
+      const PhaseAxis v = grad_input_phase(phase_w, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
+      ConvGemm g{};
+      g.batch = p.batch;
+      g.groups = p.groups;
+      g.m = p.in_channels_per_group();
+      g.channels = p.out_channels_per_group();
+      const bool any = h.taps > 0 && v.taps > 0;
+      g.taps_h = any ? h.taps : 0;
+      g.taps_w = any ? v.taps : 0;
+      g.rows = h.positions;
+      g.cols = v.positions;
+      g.source_h = p.out_h;
+      g.source_w = p.out_w;
+      g.step_h = 1;
+      g.step_w = 1;
+      g.origin_h = h.origin;
+      g.origin_w = v.origin;
+      g.tap_h = h.tap;
+      g.tap_w = v.tap;
+      g.source_n = go[0];
+      g.source_c = go[1];
+      g.source_row = go[2];
+      g.source_col = go[3];
+      g.weight_g = p.out_channels_per_group() * w[0];
+      g.weight_m = w[1];
+      g.weight_c = w[0];
+      g.weight_i = h.tap_step * w[2];
+      g.weight_j = v.tap_step * w[3];
+      g.conj_weight = true;
+      g.destination_n = gi[0];
+      g.destination_m = gi[1];
+      g.destination_row = gi[2] * p.stride_h;
+      g.destination_col = gi[3] * p.stride_w;
+      visit(g, any ? h.first_tap * w[2] + v.first_tap * w[3] : 0, phase_h * gi[2] + phase_w * gi[3]);
+    }
+  }
+}
+
+int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kInt8:
+    case DType::kUInt8:
+      return 1;
+    case DType::kBFloat16:
+    case DType::kFloat16:
+    case DType::kInt16:
+      return 2;
+    case DType::kFloat32:
+    case DType::kInt32:
+      return 4;
+    case DType::kComplex128:
+      return 16;
+    default:
+      return 8;
+  }
+}
+
+}  // namespace
+
+void forward(const Conv2dProblem& p, DType dtype, ConstTensorView input, ConstTensorView weight, const void* bias,
+             int64_t bias_stride, TensorView output, const Executor& executor) {
+  if (p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0) return;
+  ConvGemm g = forward_gemm(p);
+  g.source = input.data;
+  g.source_n = input.stride[0];
+  g.source_c = input.stride[1];
+  g.source_row = input.stride[2];
+  g.source_col = input.stride[3];
+  g.weight = weight.data;
+  g.weight_g = p.out_channels_per_group() * weight.stride[0];
+  g.weight_m = weight.stride[0];
+  g.weight_c = weight.stride[1];
+  g.weight_i = weight.stride[2];
+  g.weight_j = weight.stride[3];
+  g.bias = bias;
+  g.bias_stride = bias_stride;
+  g.destination = output.data;
+  g.destination_n = output.stride[0];
+  g.destination_m = output.stride[1];
+  g.destination_row = output.stride[2];
+  g.destination_col = output.stride[3];
+  engine().conv(dtype, g, executor);
+}
+
+void grad_input(const Conv2dProblem& p, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
+                TensorView grad_input, const Executor& executor) {
+  if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) return;
+  const int64_t size = size_of(dtype);
+  for_each_grad_input_gemm(p, grad_output.stride, weight.stride, grad_input.stride,
+                           [&](ConvGemm& g, int64_t weight_offset, int64_t destination_offset) {
+                             g.source = grad_output.data;
+                             g.weight = static_cast<const char*>(weight.data) + weight_offset * size;
+                             g.destination = static_cast<char*>(grad_input.data) + destination_offset * size;
+                             engine().conv(dtype, g, executor);
+                           });
+}
+
+void grad_weight(const Conv2dProblem& p, DType dtype, ConstTensorView grad_output, ConstTensorView input,
+                 TensorView grad_weight, const Executor& executor) {
+  if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) return;
+  engine().grad_weight(p, dtype, grad_output, input, grad_weight, executor);
+}
+
+void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype,
+               ConstTensorView grad_output, void* grad_bias, const Executor& executor) {
+  engine().grad_bias(batch, out_channels, out_h, out_w, dtype, grad_output, grad_bias, executor);
+}
+
+const char* isa_name() { return engine().isa; }
+
+const char* compiled_isas() { return avx2_engine() != nullptr ? "portable, avx2, avx512" : "portable"; }
+
+// ---- memory ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+void* allocate(int64_t bytes) {
+  return ::operator new(static_cast<size_t>(bytes), std::align_val_t(kAlignment));
+}
+void release(void* memory) { ::operator delete(memory, std::align_val_t(kAlignment)); }
+
+struct ThreadScratch {
+  void* memory = nullptr;
+  int64_t bytes = 0;
+  ~ThreadScratch() { release(memory); }
+};
+thread_local ThreadScratch scratch;
+
+}  // namespace
+
+void* thread_scratch(int64_t bytes) {
+  if (scratch.bytes < bytes) {
+    release(scratch.memory);
+    scratch.memory = nullptr;
+    scratch.bytes = 0;
+    scratch.memory = allocate(bytes);
+    scratch.bytes = bytes;
+  }
+  return scratch.memory;
+}
+
+CallWorkspace::CallWorkspace(int64_t bytes) : data_(allocate(bytes)) {}
+CallWorkspace::~CallWorkspace() { release(data_); }
+
+// ---- explain ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+const char* compute_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kBFloat16:
+    case DType::kFloat16:
+      return "f32";
+    case DType::kFloat64:
+      return "f64";
+    case DType::kComplex64:
+      return "c64";
+    case DType::kComplex128:
+      return "c128";
+    case DType::kInt8:
+    case DType::kUInt8:
+      return "u8";
+    case DType::kInt16:
+      return "u16";
+    case DType::kInt32:
+      return "u32";
+    default:
+      return "u64";
+  }
+}
+
+void name_kernel(Explanation& e, DType dtype, const VectorShape& vector, int64_t chunk_vectors, bool over_groups) {
+  const int64_t width = cut_panels(chunk_vectors, vector.max_vectors).size(0) * vector.lanes;
+  e.micro_kernel = std::string("gemm_ukernel_") + compute_name(dtype) + "_" + std::to_string(engine().rows) + "x" +
+                   std::to_string(width) + "__" + engine().isa;
+  e.engine = over_groups ? "implicit GEMM, vectors over groups" : "implicit GEMM, vectors over result channels";
+  if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
+    e.refused = "no native 16-bit micro-kernel in this build: widened to float32 in the packers, rounded once";
+  } else if (dtype != DType::kFloat32 && dtype != DType::kFloat64 && dtype != DType::kComplex64 &&
+             dtype != DType::kComplex128) {
+    e.refused = "integers use the generic 128-bit micro-kernel";
+  }
+}
+
+void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_threads) {
+  const VectorShape vector = engine().vector_shape(dtype);
+  const bool over_groups = lanes_are_groups(g.groups, g.m, g.channels, vector);
+  const KBlocking k = block_k(g.channels, g.taps_h, g.taps_w);
+  const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
+  name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
+  e.gemm_m = g.m;
+  e.gemm_n = g.batch * g.rows * g.cols;
+  e.gemm_k = g.channels * g.taps();
+  e.tile_pixels = t.pixels();
+  e.tile_images = t.tile_images;
+  e.tile_rows = t.tile_rows;
+  e.tile_cols = t.tile_cols;
+  e.k_segments = k.segments();
+  e.k_segment_length = k.max_depth();
+  e.work_items = t.tiles() * t.chunks_m * group_blocks(g.groups, over_groups ? vector.lanes : 1);
+  e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
+}
+
+}  // namespace
+
+Explanation explain(const Conv2dProblem& p, DType dtype, Direction direction, int num_threads) {
+  Explanation e{};
+  e.isa = engine().isa;
+  if (direction == Direction::kForward) {
+    if (p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0) {
+      e.engine = "none: the result is empty";
+      return e;
+    }
+    explain_conv(e, forward_gemm(p), dtype, num_threads);
+  } else if (direction == Direction::kGradInput) {
+    if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) {
+      e.engine = "none: the result is empty";
+      return e;
+    }
+    // A strided problem is one GEMM for each phase of the stride; the one of the most products stands for them.
+    const int64_t strides[4] = {};
+    Explanation phase = e;
+    for_each_grad_input_gemm(p, strides, strides, strides, [&](const ConvGemm& g, int64_t, int64_t) {
+      explain_conv(phase, g, dtype, num_threads);
+      const int64_t items = e.work_items + phase.work_items;
+      if (e.engine.empty() || phase.gemm_n * phase.gemm_k > e.gemm_n * e.gemm_k) e = phase;
+      e.work_items = items;
+    });
+  } else {
+    if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) {
+      e.engine = "none: the result is empty";
+      return e;
+    }
+    const VectorShape vector = engine().vector_shape(dtype);
+    const bool over_groups =
+        lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
+    const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w);
+    const WeightTiling t = tile_grad_weight(p, pixels, vector, over_groups, num_threads);
+    name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
+    e.gemm_m = p.out_channels_per_group();
+    e.gemm_n = p.gemm_k();
+    e.gemm_k = p.gemm_n();
+    e.tile_pixels = pixels.images * pixels.rows * pixels.cols;
+    e.tile_images = pixels.images;
+    e.tile_rows = pixels.rows;
+    e.tile_cols = pixels.cols;
+    e.k_segments = pixels.segments();
+    e.k_segment_length = e.tile_pixels;
+    const int64_t owners = t.tiles() * group_blocks(p.groups, over_groups ? vector.lanes : 1);
+    e.work_items = owners * t.slots;
+    e.workspace_bytes_per_thread = lay_out_scratch(t, pixels, vector).bytes;
+    if (t.slots > 1) {
+      e.workspace_bytes_per_thread +=
+          div_up((t.slots + 1) * owners * t.tile_size(vector.lanes) * vector.element_size, num_threads);
+    }
+  }
+  return e;
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,85 @@
+// The CPU engines' interface: raw pointers, strides and a Conv2dProblem; no torch header.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "../conv2d_problem.h"
+
+namespace conv2d_ext::cpu {
+
+enum class DType : int {
+  kFloat32,
+  kFloat64,
+  kBFloat16,
+  kFloat16,
+  kComplex64,
+  kComplex128,
+  kInt8,
+  kUInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+};
+
+// A 4-D tensor: data points at element (0, 0, 0, 0); strides are in elements, in the order of the
+// dimensions ((N, C, H, W), or (OC, IC/groups, KH, KW) for weights), and may be zero or negative.
+struct ConstTensorView {
+  const void* data;
+  int64_t stride[4];
+};
+struct TensorView {
+  void* data;
+  int64_t stride[4];
+};
+
+// How the engines reach the caller's thread pool. run() calls body(context, item) once for every item in
+// [0, items), from up to num_threads threads, and returns when all are done.
+struct Executor {
+  int num_threads;
+  void (*run)(int64_t items, void* context, void (*body)(void* context, int64_t item));
+};
+
+// Every function writes all elements of its result, and nothing else. Results must not overlap inputs.
+// bias: out_channels elements at bias_stride, or nullptr.
+void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight,
+             const void* bias, int64_t bias_stride, TensorView output, const Executor& executor);
+
+// grad_input[n, ic, ih, iw] = sum over (oc, kh, kw) with input_h(oh, kh) == ih and input_w(ow, kw) == iw of
+//     grad_output[n, oc, oh, ow] * conj(weight[oc, ic, kh, kw])
+void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
+                TensorView grad_input, const Executor& executor);
+
+// grad_weight[oc, ic, kh, kw] = sum over (n, oh, ow) of
+//     grad_output[n, oc, oh, ow] * conj(input[n, ic, input_h(oh, kh), input_w(ow, kw)])
+void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,
+                 TensorView grad_weight, const Executor& executor);
+
+// grad_bias[oc] = sum over (n, oh, ow) of grad_output[n, oc, oh, ow]; grad_bias is contiguous.
+void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype,
+               ConstTensorView grad_output, void* grad_bias, const Executor& executor);
+
+enum class Direction : int { kForward, kGradInput, kGradWeight };
+
+// What a call will do; the source of conv2d_ext.explain.
+struct Explanation {
+  std::string engine;         // e.g. "implicit GEMM, vectors over output channels"
+  std::string micro_kernel;   // e.g. "gemm_ukernel_f32_6x16__avx2"
+  std::string isa;            // "portable", "avx2" or "avx512"
+  int64_t gemm_m, gemm_n, gemm_k;  // per group
+  int64_t tile_pixels, tile_rows, tile_cols, tile_images;  // one tile of the pixel dimension
+  int64_t k_segments;         // pieces of the K sum, each summed from zero, added in order
+  int64_t k_segment_length;   // products in a full piece
+  int64_t work_items;
+  int64_t workspace_bytes_per_thread;
+  std::string refused;        // why a faster path is not taken; empty where none exists
+};
+Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, int num_threads);
+
+// The instruction set in use: the best of this machine, or a lower one named by the environment variable
+// CONV2D_EXT_CPU_ISA ("portable", "avx2", "avx512").
+const char* isa_name();
+// All instruction sets compiled into this build, comma-separated.
+const char* compiled_isas();
+
+}  // namespace conv2d_ext::cpu

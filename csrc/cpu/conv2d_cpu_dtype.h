@@ -1,0 +1,40 @@
+// The engines' name of a torch dtype.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include "conv2d_cpu.h"
+
+namespace conv2d_ext::cpu {
+
+inline DType to_dtype(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+      return DType::kFloat32;
+    case c10::kDouble:
+      return DType::kFloat64;
+    case c10::kBFloat16:
+      return DType::kBFloat16;
+    case c10::kHalf:
+      return DType::kFloat16;
+    case c10::kComplexFloat:
+      return DType::kComplex64;
+    case c10::kComplexDouble:
+      return DType::kComplex128;
+    case c10::kChar:
+      return DType::kInt8;
+    case c10::kByte:
+      return DType::kUInt8;
+    case c10::kShort:
+      return DType::kInt16;
+    case c10::kInt:
+      return DType::kInt32;
+    case c10::kLong:
+      return DType::kInt64;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "conv2d_checks let pass ", dtype);
+  }
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,194 @@
+// The GEMM driver of forward and grad_input (a ConvGemm, blocking.h).
+//
+// A work item is (group, chunk of result channels, tile of pixels). For each block of source channels the item copies
+// the tile's zero-padded patch into scratch; for each panel of result channels it packs the weights of one K segment
+// after the other and lets the micro-kernel run over the tile's pixels. The C tile is kept in scratch, pixel by pixel
+// with NR channels each, until K is exhausted; then the epilogue stores it.
+//
+// Where groups have few channels, vectors run over groups instead (G): an item then takes a block of `lanes` groups,
+// and a panel NV result channels of each. The bits are the same either way.
+#pragma once
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+template <class T>
+constexpr VectorShape vector_shape() {
+  return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T))};
+}
+
+template <class S, class T, bool G>
+struct ConvCall {
+  static constexpr int L = Vec<T>::kLanes;
+  const ConvGemm& gemm;
+  const KBlocking k;
+  const ConvTiling tiling;
+  PatchOrder order;
+  const ConvScratch layout;
+
+  ConvCall(const ConvGemm& g, int num_threads)
+      : gemm(g),
+        k(block_k(g.channels, g.taps_h, g.taps_w)),
+        tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
+        order(G ? PatchOrder::kLanes
+              : g.source_c == 1 && g.source_col != 1 && tiling.block_channels > 1 ? PatchOrder::kChannelInner
+                                                                                  : PatchOrder::kPlanar),
+        layout(lay_out_scratch(tiling, k, vector_shape<T>())) {}
+
+  int64_t items() const { return group_blocks(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
+
+  static void run(void* context, int64_t item) { static_cast<const ConvCall*>(context)->work(item); }
+
+  void work(int64_t item) const {
+    // Pixel tiles vary fastest: neighbouring items share weights.
+    const int64_t tile = item % tiling.tiles(), chunk = item / tiling.tiles() % tiling.chunks_m;
+    const int64_t group = item / tiling.tiles() / tiling.chunks_m * (G ? L : 1);
+    const int64_t groups = G ? min64(L, gemm.groups - group) : 1;
+    const int64_t image0 = tile / (tiling.tiles_h * tiling.tiles_w) * tiling.tile_images;
+    const int64_t row0 = tile / tiling.tiles_w % tiling.tiles_h * tiling.tile_rows;
+    const int64_t col0 = tile % tiling.tiles_w * tiling.tile_cols;
+    const int64_t images = min64(tiling.tile_images, gemm.batch - image0);
+    const int64_t rows = min64(tiling.tile_rows, gemm.rows - row0);
+    const int64_t cols = min64(tiling.tile_cols, gemm.cols - col0);
+    const int64_t pixels = images * rows * cols;
+
+    // Result channels in a vector: L, or one of each of L groups.
+    constexpr int kPerVector = G ? 1 : L;
+    const int64_t m0 = chunk * tiling.chunk_vectors * kPerVector;
+    const int64_t channels_m = min64(tiling.chunk_vectors * kPerVector, gemm.m - m0);
+    const Panels panels = cut_panels(div_up(channels_m, kPerVector), Vec<T>::kMaxVectors);
+    const Result result{group, groups, image0, row0, col0, images, rows, cols};
+
+    char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
+    int64_t* const position_offsets = reinterpret_cast<int64_t*>(memory + layout.position_offsets);
+    int64_t* const tap_offsets = reinterpret_cast<int64_t*>(memory + layout.tap_offsets);
+    T* const panel = reinterpret_cast<T*>(memory + layout.panel);
+    T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
+    T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
+
+    const S* const source = static_cast<const S*>(gemm.source) + image0 * gemm.source_n +
+                            group * gemm.channels * gemm.source_c;
+    const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
+
+    bool first = true;
+    // Blocks of channels; where a kernel has too many taps for one segment, rectangles of taps inside a channel.
+    for (int64_t c0 = 0; c0 < gemm.channels; c0 += tiling.block_channels) {
+      const int64_t block_channels = min64(tiling.block_channels, gemm.channels - c0);
+      for (int64_t i0 = 0; i0 < gemm.taps_h; i0 += k.tap_rows) {
+        const int64_t tap_rows = min64(k.tap_rows, gemm.taps_h - i0);
+        for (int64_t j0 = 0; j0 < gemm.taps_w; j0 += k.tap_cols) {
+          const int64_t tap_cols = min64(k.tap_cols, gemm.taps_w - j0);
+          const Patch patch = lay_out_patch(
+              order, make_patch_axis(row0, rows, gemm.step_h, gemm.origin_h, i0, tap_rows, gemm.tap_h),
+              make_patch_axis(col0, cols, gemm.step_w, gemm.origin_w, j0, tap_cols, gemm.tap_w), images,
+              block_channels, L, sizeof(T));
+          pack_patch(patch,
+                     Source<S>{source + c0 * gemm.source_c, gemm.source_n, gemm.source_c, gemm.source_row,
+                               gemm.source_col, gemm.source_h, gemm.source_w,
+                               gemm.channels * gemm.source_c, groups},
+                     false, patch_data);
+          int64_t pixel = 0;
+          for (int64_t n = 0; n < images; ++n) {
+            for (int64_t p = 0; p < rows; ++p) {
+              for (int64_t q = 0; q < cols; ++q) position_offsets[pixel++] = patch.position_offset(n, p, q);
+            }
+          }
+
+          for (int64_t at = 0; at < panels.count; ++at) {
+            const int64_t vectors = panels.size(at), width = vectors * L, start = panels.start(at);
+            const int64_t m = start * kPerVector;
+            T* const c = tiling.one_block ? c_tile : c_tile + pixels * start * L;
+            for (int64_t s0 = 0; s0 < block_channels; s0 += k.segment_channels) {
+              const int64_t segment = min64(k.segment_channels, block_channels - s0);
+              const S* const w = weight + m * gemm.weight_m + (c0 + s0) * gemm.weight_c + i0 * gemm.weight_i +
+                                 j0 * gemm.weight_j;
+              if constexpr (G) {
+                for (int64_t v = 0; v < vectors; ++v) {
+                  pack_weight<S, T>(gemm, w + v * gemm.weight_m, gemm.weight_g, groups, segment, tap_rows, tap_cols,
+                                    panel + v * L, width, L);
+                }
+              } else {
+                pack_weight<S, T>(gemm, w, gemm.weight_m, min64(width, channels_m - m), segment, tap_rows, tap_cols,
+                                  panel, width, width);
+              }
+              int64_t depth = 0;
+              for (int64_t s = 0; s < segment; ++s) {
+                for (int64_t i = 0; i < tap_rows; ++i) {
+                  for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[depth++] = patch.tap_offset(s0 + s, i, j);
+                }
+              }
+              gemm_panel<G>(pixels, vectors, depth, panel, width, patch_data, position_offsets, tap_offsets, c, width,
+                            !(first && s0 == 0));
+            }
+            if (tiling.one_block) store(result, c, vectors, m0 + m, memory);
+          }
+          first = false;
+        }
+      }
+    }
+    if (!tiling.one_block) {
+      for (int64_t at = 0; at < panels.count; ++at) {
+        const int64_t vectors = panels.size(at), start = panels.start(at);
+        T* const c = c_tile + pixels * start * L;
+        if (first) fill_zero(c, pixels * vectors * L);  // an empty sum: no channels or no taps
+        store(result, c, vectors, m0 + start * kPerVector, memory);
+      }
+    }
+  }
+
+  // The piece of the destination that a work item owns.
+  struct Result {
+    int64_t group, groups, image0, row0, col0, images, rows, cols;
+  };
+
+  // A finished panel of result channels from m on.
+  void store(const Result& r, const T* c, int64_t vectors, int64_t m, char* memory) const {
+    const int64_t width = vectors * L;
+    if constexpr (G) {
+      for (int64_t v = 0; v < vectors; ++v) {
+        store_lanes(r, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups, memory);
+      }
+    } else {
+      store_lanes(r, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), memory);
+    }
+  }
+
+  // Lane l of the panel is result channel `channel` + l * channel_step.
+  void store_lanes(const Result& r, const T* c, int64_t width, int64_t channel, int64_t channel_step, int64_t lanes,
+                   char* memory) const {
+    T* bias = nullptr;
+    if (gemm.bias) {
+      bias = reinterpret_cast<T*>(memory + layout.bias);
+      const S* const b = static_cast<const S*>(gemm.bias) + channel * gemm.bias_stride;
+      for (int64_t i = 0; i < round_up(lanes, L); ++i) {
+        set_lane(bias + i / L * L, int(i % L),
+                 i < lanes ? widen_scalar(b[i * channel_step * gemm.bias_stride]) : T{});
+      }
+    }
+    // Rows that continue one another are stored as one run.
+    const bool join_rows = r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols;
+    const int64_t run = join_rows ? r.rows * r.cols : r.cols, runs = join_rows ? 1 : r.rows;
+    S* const destination = static_cast<S*>(gemm.destination) + channel * gemm.destination_m +
+                           r.image0 * gemm.destination_n + r.row0 * gemm.destination_row +
+                           r.col0 * gemm.destination_col;
+    for (int64_t n = 0; n < r.images; ++n) {
+      for (int64_t y = 0; y < runs; ++y, c += run * width) {
+        store_tile<S, T>(c, width, run, lanes, bias, destination + n * gemm.destination_n + y * gemm.destination_row,
+                         gemm.destination_col, channel_step * gemm.destination_m);
+      }
+    }
+  }
+};
+
+template <class S>
+void run_conv(const ConvGemm& gemm, const Executor& executor) {
+  using T = ComputeType<S>;
+  if (lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector_shape<T>())) {
+    ConvCall<S, T, true> call(gemm, executor.num_threads);
+    run_items(executor, call.items(), &call, &ConvCall<S, T, true>::run);
+  } else {
+    ConvCall<S, T, false> call(gemm, executor.num_threads);
+    run_items(executor, call.items(), &call, &ConvCall<S, T, false>::run);
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

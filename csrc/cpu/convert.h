@@ -1,0 +1,112 @@
+// Scalar arithmetic on storage types: widening to the compute type, rounding back, conjugation, addition.
+#pragma once
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+CONV2D_INLINE float bits_to_float(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+CONV2D_INLINE uint32_t float_to_bits(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+template <class T>
+CONV2D_INLINE T widen_scalar(T value) {
+  return value;
+}
+CONV2D_INLINE float widen_scalar(BFloat16 value) { return bits_to_float(uint32_t(value.bits) << 16); }
+CONV2D_INLINE float widen_scalar(Float16 value) {
+  const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
+  const uint32_t exponent = (value.bits >> 10) & 0x1fu, fraction = value.bits & 0x3ffu;
+  if (exponent == 0x1f) {  // infinity, or a NaN made quiet
+    return bits_to_float(sign | 0x7f800000u | (fraction << 13) | (fraction ? 0x00400000u : 0u));
+  }
+  if (exponent != 0) return bits_to_float(sign | ((exponent + 112) << 23) | (fraction << 13));
+  if (fraction == 0) return bits_to_float(sign);
+  // A subnormal is normal in float32: shift its leading one up to the implicit place. (Multiplying by 2^-24 would
+  // do, but not in a thread that flushes denormals.)
+  const int shift = __builtin_clz(fraction) - 21;
+  return bits_to_float(sign | (uint32_t(113 - shift) << 23) | ((fraction << (13 + shift)) & 0x7fffffu));
+}
+
+template <class S>
+struct Narrow {
+  static CONV2D_INLINE S from(S value) { return value; }
+};
+template <>
+struct Narrow<BFloat16> {
+  static CONV2D_INLINE BFloat16 from(float value) {
+    const uint32_t bits = float_to_bits(value);
+    if (value != value) return {uint16_t((bits | 0x00400000u) >> 16)};
+    return {uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+  }
+};
+template <>
+struct Narrow<Float16> {
+  static CONV2D_INLINE Float16 from(float value) {
+    const uint32_t bits = float_to_bits(value), magnitude = bits & 0x7fffffffu;
+    const uint16_t sign = uint16_t((bits >> 16) & 0x8000u);
+    if (magnitude > 0x7f800000u) return {uint16_t(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu))};
+    if (magnitude >= 0x477ff000u) return {uint16_t(sign | 0x7c00u)};  // rounds beyond 65504
+    if (magnitude < 0x33000001u) return {sign};                       // at most half the smallest subnormal
+    const uint32_t exponent = magnitude >> 23;
+    // Bits to drop: 13 for a normal result, more for a subnormal one.
+    const uint32_t drop = exponent >= 113 ? 13 : 126 - exponent;
+    const uint32_t significand = exponent >= 113 ? magnitude - (112u << 23) : (magnitude & 0x7fffffu) | 0x800000u;
+    const uint32_t kept = significand >> drop, rest = significand & ((1u << drop) - 1), half = 1u << (drop - 1);
+    return {uint16_t(sign | (kept + (rest > half || (rest == half && (kept & 1u)))))};
+  }
+};
+
+template <class T>
+CONV2D_INLINE T conjugate(T value) {
+  return value;
+}
+template <class R>
+CONV2D_INLINE Complex<R> conjugate(Complex<R> value) {
+  return {value.re, -value.im};
+}
+template <class T>
+CONV2D_INLINE T add_scalar(T a, T b) {
+  return T(a + b);
+}
+template <class R>
+CONV2D_INLINE Complex<R> add_scalar(Complex<R> a, Complex<R> b) {
+  return {a.re + b.re, a.im + b.im};
+}
+
+// dst[i] = src[i * step] for i in [0, n), widened, conjugated where asked.
+template <class S, class T>
+CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool conj) {
+  if constexpr (sizeof(T) == sizeof(S)) {
+    if (!conj) {
+      if (step == 1) {
+        if (n < 64) {
+          for (int64_t i = 0; i < n; ++i) dst[i] = src[i];
+        } else {
+          __builtin_memcpy(dst, src, size_t(n) * sizeof(T));
+        }
+        return;
+      }
+      for (int64_t i = 0; i < n; ++i) dst[i] = src[i * step];
+      return;
+    }
+  } else if (step == 1) {
+    int64_t i = 0;
+#if defined(CONV2D_HAS_NATIVE_VEC)
+    for (; i + Vec<float>::kLanes <= n; i += Vec<float>::kLanes) Vec<float>::store(dst + i, widen(src + i));
+#endif
+    for (; i < n; ++i) dst[i] = widen_scalar(src[i]);
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const T value = widen_scalar(src[i * step]);
+    dst[i] = conj ? conjugate(value) : value;
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

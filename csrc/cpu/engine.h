@@ -1,0 +1,49 @@
+// What an instruction set provides, and what the engines need from outside.
+#pragma once
+
+#include <cstdint>
+
+#include "blocking.h"
+#include "conv2d_cpu.h"
+
+namespace conv2d_ext::cpu {
+
+// One table for each instruction set; a null engine means "not compiled into this build".
+struct Engine {
+  const char* isa;
+  void (*conv)(DType, const ConvGemm&, const Executor&);
+  void (*grad_weight)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView, const Executor&);
+  void (*grad_bias)(int64_t, int64_t, int64_t, int64_t, DType, ConstTensorView, void*, const Executor&);
+  VectorShape (*vector_shape)(DType);
+  int rows;  // MR
+};
+const Engine* portable_engine();
+const Engine* avx2_engine();
+const Engine* avx512_engine();
+
+// This thread's scratch memory, at least `bytes` large, on a 64-byte border. It is kept for the thread's life, so that
+// calls of varying shapes don't churn the heap, and is at most 4 MiB: see blocking.cpp's limits.
+void* thread_scratch(int64_t bytes);
+
+// Memory shared by the threads of one call.
+class CallWorkspace {
+ public:
+  explicit CallWorkspace(int64_t bytes);
+  ~CallWorkspace();
+  CallWorkspace(const CallWorkspace&) = delete;
+  CallWorkspace& operator=(const CallWorkspace&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_;
+};
+
+inline void run_items(const Executor& executor, int64_t items, void* context, void (*body)(void*, int64_t)) {
+  if (items == 1) {
+    body(context, 0);
+  } else if (items > 1) {
+    executor.run(items, context, body);
+  }
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,73 @@
+// The body of every engine_<isa>.cpp: the drivers for each dtype, compiled for one instruction set.
+#include "convert.h"
+#include "gemm_ukernel.h"
+#include "pack.h"
+#include "epilogue.h"
+#include "conv_driver.h"
+#include "grad_weight_driver.h"
+#include "grad_bias.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+// Signed integers are computed as unsigned ones: the same bits, and wrap-around is defined.
+#define CONV2D_DISPATCH(dtype, call)                \
+  switch (dtype) {                                  \
+    case DType::kFloat32: {                         \
+      using S = float;                              \
+      return call;                                  \
+    }                                               \
+    case DType::kFloat64: {                         \
+      using S = double;                             \
+      return call;                                  \
+    }                                               \
+    case DType::kBFloat16: {                        \
+      using S = BFloat16;                           \
+      return call;                                  \
+    }                                               \
+    case DType::kFloat16: {                         \
+      using S = Float16;                            \
+      return call;                                  \
+    }                                               \
+    case DType::kComplex64: {                       \
+      using S = Complex<float>;                     \
+      return call;                                  \
+    }                                               \
+    case DType::kComplex128: {                      \
+      using S = Complex<double>;                    \
+      return call;                                  \
+    }                                               \
+    case DType::kInt8:                              \
+    case DType::kUInt8: {                           \
+      using S = uint8_t;                            \
+      return call;                                  \
+    }                                               \
+    case DType::kInt16: {                           \
+      using S = uint16_t;                           \
+      return call;                                  \
+    }                                               \
+    case DType::kInt32: {                           \
+      using S = uint32_t;                           \
+      return call;                                  \
+    }                                               \
+    default: {                                      \
+      using S = uint64_t;                           \
+      return call;                                  \
+    }                                               \
+  }
+
+inline void conv(DType dtype, const ConvGemm& gemm, const Executor& executor) {
+  CONV2D_DISPATCH(dtype, run_conv<S>(gemm, executor))
+}
+inline void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,
+                        TensorView result, const Executor& executor) {
+  CONV2D_DISPATCH(dtype, run_grad_weight<S>(problem, grad_output, input, result, executor))
+}
+inline void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype,
+                      ConstTensorView grad_output, void* result, const Executor& executor) {
+  CONV2D_DISPATCH(dtype, run_grad_bias<S>(batch, out_channels, out_h, out_w, grad_output, result, executor))
+}
+inline VectorShape shape_of(DType dtype) { CONV2D_DISPATCH(dtype, vector_shape<ComputeType<S>>()) }
+
+constexpr Engine kEngine{kIsaName, conv, grad_weight, grad_bias, shape_of, kMR};
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

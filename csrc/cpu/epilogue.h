@@ -1,0 +1,96 @@
+// The epilogue: a C tile in scratch -> the result tensor, with the bias added and 16-bit results rounded once.
+#pragma once
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+template <class T>
+CONV2D_INLINE void store_as(T* p, typename Vec<T>::reg v) {
+  Vec<T>::store(p, v);
+}
+template <class T>
+CONV2D_INLINE void store_as_partial(T* p, typename Vec<T>::reg v, int n) {
+  Vec<T>::store_partial(p, v, n);
+}
+template <class S>
+CONV2D_INLINE void store_narrowed(S* p, Vec<float>::reg v, int n) {
+  float values[Vec<float>::kLanes];
+  Vec<float>::store(values, v);
+  for (int i = 0; i < n; ++i) p[i] = Narrow<S>::from(values[i]);
+}
+#if defined(CONV2D_HAS_NATIVE_VEC)
+CONV2D_INLINE void store_as(BFloat16* p, Vec<float>::reg v) { narrow(p, v); }
+CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { narrow(p, v); }
+#else
+CONV2D_INLINE void store_as(BFloat16* p, Vec<float>::reg v) { store_narrowed(p, v, Vec<float>::kLanes); }
+CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { store_narrowed(p, v, Vec<float>::kLanes); }
+#endif
+CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
+CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
+
+// dst[x * x_step + m * m_step] = c[x * c_pitch + m] + bias[m] for x < count, m < channels.
+// `bias`: whole vectors, in the panel's form, or nullptr.
+template <class S, class T>
+void store_tile(const T* c, int64_t c_pitch, int64_t count, int64_t channels, const T* bias, S* dst, int64_t x_step,
+                int64_t m_step) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  if constexpr (kHasTranspose<T>) {
+    if (m_step == 1) {
+      for (int64_t m = 0; m < channels; m += L) {
+        const typename V::reg b = bias ? V::load(bias + m) : V::zero();
+        const T* src = c + m;
+        S* d = dst + m;
+        if (channels - m >= L) {
+          for (int64_t x = 0; x < count; ++x, src += c_pitch, d += x_step) store_as(d, V::add(V::load(src), b));
+        } else {
+          const int n = int(channels - m);
+          for (int64_t x = 0; x < count; ++x, src += c_pitch, d += x_step) {
+            store_as_partial(d, V::add(V::load(src), b), n);
+          }
+        }
+      }
+      return;
+    }
+    if (x_step == 1) {
+      // Channel blocks outside, so that each destination plane is written as one stream.
+      for (int64_t m = 0; m < channels; m += L) {
+        const typename V::reg b = bias ? V::load(bias + m) : V::zero();
+        const int64_t valid = min64(channels - m, L);
+        for (int64_t x = 0; x < count; x += L) {
+          const int64_t n = min64(count - x, L);
+          typename V::reg r[L];
+          const T* const src = c + x * c_pitch + m;
+          if (n == L) {
+#pragma GCC unroll 16
+            for (int i = 0; i < L; ++i) r[i] = V::add(V::load(src + i * c_pitch), b);
+          } else {
+#pragma GCC unroll 16
+            for (int i = 0; i < L; ++i) r[i] = i < n ? V::add(V::load(src + i * c_pitch), b) : V::zero();
+          }
+          V::transpose(r);
+          S* const d = dst + m * m_step + x;
+          if (n == L && valid == L) {
+#pragma GCC unroll 16
+            for (int i = 0; i < L; ++i) store_as(d + i * m_step, r[i]);
+          } else {
+#pragma GCC unroll 16
+            for (int i = 0; i < L; ++i) {
+              if (i < valid) store_as_partial(d + i * m_step, r[i], int(n));
+            }
+          }
+        }
+      }
+      return;
+    }
+  }
+  for (int64_t m = 0; m < channels; ++m) {
+    const int64_t group = m / L * L;
+    const T b = bias ? get_lane(bias + group, int(m % L)) : T{};
+    for (int64_t x = 0; x < count; ++x) {
+      const T value = get_lane(c + x * c_pitch + group, int(m % L));
+      dst[x * x_step + m * m_step] = Narrow<S>::from(bias ? add_scalar(value, b) : value);
+    }
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

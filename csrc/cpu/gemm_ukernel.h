@@ -1,0 +1,108 @@
+// The micro-kernel family gemm_ukernel_<dtype>_<MR>x<NR>__<isa>, from one template.
+//
+//   C[j][0:NR]  =  (C[j][0:NR] if accumulate) + sum over k of  A[k][0:NR] * B[j_offset[j] + k_offset[k]],   0 <= j < MR
+//
+// A: `depth` rows of NR elements, `a_pitch` apart: packed weights (forward, grad_input) or packed grad_output pixels
+//    (grad_weight). NR = vectors * lanes of the instruction set.
+// B: a source patch. The two offset tables are im2col itself: j_offset places an output pixel (a weight element in
+//    grad_weight), k_offset a tap of a channel (an output pixel). The column matrix exists only as these sums.
+// C: rows of NR elements, `c_pitch` apart, in scratch.
+//
+// Order of summation: for each element one chain of fused multiply-adds over k, ascending, from zero; then one add to
+// C. That is the whole order inside a segment, the same for every MR, NR and instruction set with fused operations.
+//
+// With kLanesAreGroups the vector's lanes are not NR result channels of one group but the same channel of as many
+// groups (depthwise and grouped problems): B then holds a vector for each element, and is loaded instead of broadcast.
+//
+// Registers: MR * vectors accumulators, `vectors` weights, one broadcast. AVX2 float 6x16: 12 + 2 + 1 of 16; AVX-512
+// float 6x64: 24 + 4 + 1 of 32. Bound: each k issues MR * vectors FMAs (2 a cycle) against vectors + MR loads (2 a
+// cycle) and one offset load, so the FMA units are the limit from MR * vectors >= 8 (latency 4 x 2 units) on.
+#pragma once
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+constexpr int kMR = 6;
+
+template <class T, int MR, int NV, bool kLanesAreGroups>
+void gemm_ukernel(int64_t depth, const T* a, int64_t a_pitch, const T* b, const int64_t* j_offset,
+                  const int64_t* k_offset, T* c, int64_t c_pitch, bool accumulate) {
+  using V = Vec<T>;
+  using reg = typename V::reg;
+  reg acc[MR][NV];
+#pragma GCC unroll 8
+  for (int j = 0; j < MR; ++j) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) acc[j][v] = V::zero();
+  }
+  const T* bj[MR];
+#pragma GCC unroll 8
+  for (int j = 0; j < MR; ++j) bj[j] = b + j_offset[j];
+
+  for (int64_t k = 0; k < depth; ++k) {
+    const int64_t offset = k_offset[k];
+    reg av[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) av[v] = V::load(a + v * V::kLanes);
+#pragma GCC unroll 8
+    for (int j = 0; j < MR; ++j) {
+      const reg bv = kLanesAreGroups ? V::load(bj[j] + offset) : V::broadcast(bj[j] + offset);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) acc[j][v] = V::fma(av[v], bv, acc[j][v]);
+    }
+    a += a_pitch;
+  }
+
+  if (accumulate) {
+#pragma GCC unroll 8
+    for (int j = 0; j < MR; ++j) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) {
+        T* const p = c + j * c_pitch + v * V::kLanes;
+        V::store(p, V::add(V::load(p), acc[j][v]));
+      }
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int j = 0; j < MR; ++j) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) V::store(c + j * c_pitch + v * V::kLanes, acc[j][v]);
+    }
+  }
+}
+
+template <class T>
+using GemmUkernel = void (*)(int64_t, const T*, int64_t, const T*, const int64_t*, const int64_t*, T*, int64_t, bool);
+
+// The micro-kernels of one panel width, by rows - 1.
+template <class T, int NV, bool G>
+struct UkernelRow {
+  static constexpr GemmUkernel<T> by_rows[kMR] = {gemm_ukernel<T, 1, NV, G>, gemm_ukernel<T, 2, NV, G>,
+                                                  gemm_ukernel<T, 3, NV, G>, gemm_ukernel<T, 4, NV, G>,
+                                                  gemm_ukernel<T, 5, NV, G>, gemm_ukernel<T, 6, NV, G>};
+};
+template <class T, bool G>
+CONV2D_INLINE const GemmUkernel<T>* ukernels_for(int64_t vectors) {
+  constexpr int max = Vec<T>::kMaxVectors;
+  if constexpr (max >= 4) {
+    if (vectors == 4) return UkernelRow<T, 4, G>::by_rows;
+    if (vectors == 3) return UkernelRow<T, 3, G>::by_rows;
+  }
+  if constexpr (max >= 2) {
+    if (vectors == 2) return UkernelRow<T, 2, G>::by_rows;
+  }
+  return UkernelRow<T, 1, G>::by_rows;
+}
+
+// C (rows x NR) for any number of rows, kMR at a time.
+template <bool G, class T>
+CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, int64_t depth, const T* a, int64_t a_pitch, const T* b,
+                              const int64_t* j_offset, const int64_t* k_offset, T* c, int64_t c_pitch,
+                              bool accumulate) {
+  const GemmUkernel<T>* const by_rows = ukernels_for<T, G>(vectors);
+  for (int64_t row = 0; row < rows; row += kMR) {
+    by_rows[min64(rows - row, kMR) - 1](depth, a, a_pitch, b, j_offset + row, k_offset, c + row * c_pitch, c_pitch,
+                                        accumulate);
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,244 @@
+// The GEMM driver of grad_weight.
+//
+//   grad_weight[m, (c, i, j)] = sum over output pixels of grad_output[m, pixel] * conj(patch[c, pixel, i, j])
+//
+// The same micro-kernel as the other directions, with the offset tables exchanged: its rows are the weight elements
+// (c, i, j), its K the pixels, its vectors output channels. A work item owns a tile of the weight and walks over all
+// pixels, rectangle by rectangle (PixelBlocking): patch and grad_output panel are packed, the products of a rectangle
+// are one chain from zero, added to the chunk's sum. Chunk sums are added in order, whether one item makes them one
+// after the other or several items make them at once (`slots`).
+// Where groups have few channels, vectors run over groups (G), as in conv_driver.h.
+#pragma once
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+template <class S, class T, bool G>
+struct GradWeightCall {
+  const Conv2dProblem& problem;
+  ConstTensorView grad_output, input;
+  TensorView grad_weight;
+  PixelBlocking pixels;
+  WeightTiling tiling;
+  WeightScratch layout;
+  T* partials = nullptr;  // [slot][item][tile], when tiling.slots > 1
+  T* totals = nullptr;    // [item][tile]
+  int64_t first_chunk = 0, chunks_in_flight = 0;
+
+  static constexpr int L = Vec<T>::kLanes;
+  // Output channels in a vector: L, or one of each of L groups.
+  static constexpr int kPerVector = G ? 1 : L;
+
+  GradWeightCall(const Conv2dProblem& p, ConstTensorView go, ConstTensorView in, TensorView gw, int num_threads)
+      : problem(p),
+        grad_output(go),
+        input(in),
+        grad_weight(gw),
+        pixels(block_pixels(p.batch, p.out_h, p.out_w)),
+        tiling(tile_grad_weight(p, pixels, vector_shape<T>(), G, num_threads)),
+        layout(lay_out_scratch(tiling, pixels, vector_shape<T>())) {}
+
+  int64_t tile_size() const { return tiling.tile_size(L); }
+  int64_t items() const { return group_blocks(problem.groups, G ? L : 1) * tiling.tiles(); }
+
+  // The tile of weights that an item owns.
+  struct Tile {
+    int64_t group, groups, m0, channels_m, c0, channels, i0, tap_rows, j0, tap_cols;
+    int64_t elements() const { return channels * tap_rows * tap_cols; }
+  };
+  Tile tile_of(int64_t item) const {
+    Tile t{};
+    t.j0 = item % tiling.blocks_w * tiling.tap_cols;
+    item /= tiling.blocks_w;
+    t.i0 = item % tiling.blocks_h * tiling.tap_rows;
+    item /= tiling.blocks_h;
+    t.c0 = item % tiling.blocks_c * tiling.block_channels;
+    item /= tiling.blocks_c;
+    t.m0 = item % tiling.chunks_m * tiling.chunk_vectors * kPerVector;
+    t.group = item / tiling.chunks_m * (G ? L : 1);
+    t.groups = G ? min64(L, problem.groups - t.group) : 1;
+    t.channels_m = min64(tiling.chunk_vectors * kPerVector, problem.out_channels_per_group() - t.m0);
+    t.channels = min64(tiling.block_channels, problem.in_channels_per_group() - t.c0);
+    t.tap_rows = min64(tiling.tap_rows, problem.kernel_h - t.i0);
+    t.tap_cols = min64(tiling.tap_cols, problem.kernel_w - t.j0);
+    return t;
+  }
+
+  // c[panel][element][channel] = the sum over one chunk of pixels.
+  void sum_chunk(const Tile& t, int64_t chunk, const WeightScratch& at, char* memory, T* c_tile) const {
+    const int64_t first = chunk * PixelBlocking::kSegmentsPerChunk;
+    const int64_t last = min64(first + PixelBlocking::kSegmentsPerChunk, pixels.segments());
+    int64_t* const element_offsets = reinterpret_cast<int64_t*>(memory + at.element_offsets);
+    int64_t* const pixel_offsets = reinterpret_cast<int64_t*>(memory + at.pixel_offsets);
+    T* const panel = reinterpret_cast<T*>(memory + at.panel);
+    T* const patch_data = reinterpret_cast<T*>(memory + at.patch);
+    const Panels panels = cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
+    const int64_t* const go = grad_output.stride;
+    const int64_t* const in = input.stride;
+    const PatchOrder order = G ? PatchOrder::kLanes
+                             : in[1] == 1 && in[3] != 1 && t.channels > 1 ? PatchOrder::kChannelInner
+                                                                          : PatchOrder::kPlanar;
+
+    for (int64_t segment = first; segment < last; ++segment) {
+      const int64_t n0 = segment / (pixels.blocks_h * pixels.blocks_w) * pixels.images;
+      const int64_t p0 = segment / pixels.blocks_w % pixels.blocks_h * pixels.rows;
+      const int64_t q0 = segment % pixels.blocks_w * pixels.cols;
+      const int64_t images = min64(pixels.images, problem.batch - n0);
+      const int64_t rows = min64(pixels.rows, problem.out_h - p0);
+      const int64_t cols = min64(pixels.cols, problem.out_w - q0);
+
+      const Patch patch = lay_out_patch(
+          order, make_patch_axis(p0, rows, problem.stride_h, -problem.pad_top, t.i0, t.tap_rows, problem.dilation_h),
+          make_patch_axis(q0, cols, problem.stride_w, -problem.pad_left, t.j0, t.tap_cols, problem.dilation_w), images,
+          t.channels, L, sizeof(T));
+      pack_patch(patch,
+                 Source<S>{static_cast<const S*>(input.data) + n0 * in[0] +
+                               (t.group * problem.in_channels_per_group() + t.c0) * in[1],
+                           in[0], in[1], in[2], in[3], problem.in_h, problem.in_w,
+                           problem.in_channels_per_group() * in[1], t.groups},
+                 true, patch_data);
+      int64_t e = 0;
+      for (int64_t c = 0; c < t.channels; ++c) {
+        for (int64_t i = 0; i < t.tap_rows; ++i) {
+          for (int64_t j = 0; j < t.tap_cols; ++j) element_offsets[e++] = patch.tap_offset(c, i, j);
+        }
+      }
+      int64_t depth = 0;
+      for (int64_t n = 0; n < images; ++n) {
+        for (int64_t p = 0; p < rows; ++p) {
+          for (int64_t q = 0; q < cols; ++q) pixel_offsets[depth++] = patch.position_offset(n, p, q);
+        }
+      }
+
+      const bool join_rows = rows == 1 || go[2] == cols * go[3];
+      const int64_t run = join_rows ? rows * cols : cols, runs = join_rows ? 1 : rows;
+      for (int64_t x = 0; x < panels.count; ++x) {
+        const int64_t vectors = panels.size(x), width = vectors * L, start = panels.start(x);
+        const int64_t m = start * kPerVector;
+        const S* const source = static_cast<const S*>(grad_output.data) + n0 * go[0] +
+                                (t.group * problem.out_channels_per_group() + t.m0 + m) * go[1] + p0 * go[2] +
+                                q0 * go[3];
+        T* dst = panel;
+        for (int64_t n = 0; n < images; ++n) {
+          for (int64_t r = 0; r < runs; ++r, dst += run * width) {
+            const S* const s = source + n * go[0] + r * go[2];
+            if constexpr (G) {
+              for (int64_t v = 0; v < vectors; ++v) {
+                pack_lanes(s + v * go[1], problem.out_channels_per_group() * go[1], go[3], t.groups, run, dst + v * L,
+                           width, L, false);
+              }
+            } else {
+              pack_lanes(s, go[1], go[3], min64(width, t.channels_m - m), run, dst, width, width, false);
+            }
+          }
+        }
+        gemm_panel<G>(t.elements(), vectors, depth, panel, width, patch_data, element_offsets, pixel_offsets,
+                      c_tile + t.elements() * start * L, width, segment != first);
+      }
+    }
+  }
+
+  static void add_to(T* total, const T* partial, int64_t n) {
+    // n is a multiple of L: tiles are whole vectors.
+    for (int64_t i = 0; i < n; i += L) {
+      Vec<T>::store(total + i, Vec<T>::add(Vec<T>::load(total + i), Vec<T>::load(partial + i)));
+    }
+  }
+  int64_t used_size(const Tile& t) const { return t.elements() * div_up(t.channels_m, kPerVector) * L; }
+
+  void store(const Tile& t, const T* c_tile) const {
+    const Panels panels = cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
+    const int64_t* const gw = grad_weight.stride;
+    // Rows of the tile that continue one another in the result are stored as one run.
+    const bool join_i = gw[2] == gw[3] * t.tap_cols || t.tap_rows == 1;
+    const bool join_c = join_i && (gw[1] == gw[3] * t.tap_rows * t.tap_cols || t.channels == 1);
+    const int64_t run = t.tap_cols * (join_i ? t.tap_rows : 1) * (join_c ? t.channels : 1);
+    for (int64_t x = 0; x < panels.count; ++x) {
+      const int64_t vectors = panels.size(x), width = vectors * L, start = panels.start(x);
+      const int64_t m = t.m0 + start * kPerVector;
+      const T* const c_panel = c_tile + t.elements() * start * L;
+      S* const destination = static_cast<S*>(grad_weight.data) +
+                             (t.group * problem.out_channels_per_group() + m) * gw[0] + t.c0 * gw[1] + t.i0 * gw[2] +
+                             t.j0 * gw[3];
+      for (int64_t e = 0; e < t.elements(); e += run) {
+        const int64_t c = e / (t.tap_rows * t.tap_cols), i = e / t.tap_cols % t.tap_rows;
+        const T* const from = c_panel + e * width;
+        S* const to = destination + c * gw[1] + i * gw[2];
+        if constexpr (G) {
+          for (int64_t v = 0; v < vectors; ++v) {
+            store_tile<S, T>(from + v * L, width, run, t.groups, nullptr, to + v * gw[0], gw[3],
+                             problem.out_channels_per_group() * gw[0]);
+          }
+        } else {
+          store_tile<S, T>(from, width, run, min64(width, t.m0 + t.channels_m - m), nullptr, to, gw[3], gw[0]);
+        }
+      }
+    }
+  }
+
+  // All chunks one after the other.
+  static void whole_item(void* context, int64_t item) {
+    const GradWeightCall& call = *static_cast<const GradWeightCall*>(context);
+    const Tile t = call.tile_of(item);
+    const WeightScratch& at = call.layout;
+    char* const memory = static_cast<char*>(thread_scratch(at.bytes));
+    T* const total = reinterpret_cast<T*>(memory + at.total);
+    T* const tile = reinterpret_cast<T*>(memory + at.tile);
+    if (call.pixels.chunks() == 0) fill_zero(total, call.used_size(t));
+    for (int64_t chunk = 0; chunk < call.pixels.chunks(); ++chunk) {
+      call.sum_chunk(t, chunk, at, memory, chunk == 0 ? total : tile);
+      if (chunk != 0) add_to(total, tile, call.used_size(t));
+    }
+    call.store(t, total);
+  }
+
+  // One chunk of one tile, into its slot; then, item by item, the slots in order.
+  static void chunk_item(void* context, int64_t index) {
+    const GradWeightCall& call = *static_cast<const GradWeightCall*>(context);
+    const WeightScratch& at = call.layout;
+    call.sum_chunk(call.tile_of(index % call.items()), call.first_chunk + index / call.items(), at,
+                   static_cast<char*>(thread_scratch(at.bytes)), call.partials + index * call.tile_size());
+  }
+  static void reduce_item(void* context, int64_t item) {
+    const GradWeightCall& call = *static_cast<const GradWeightCall*>(context);
+    const Tile t = call.tile_of(item);
+    T* const total = call.totals + item * call.tile_size();
+    for (int64_t slot = 0; slot < call.chunks_in_flight; ++slot) {
+      const T* const partial = call.partials + (slot * call.items() + item) * call.tile_size();
+      if (call.first_chunk + slot == 0) {
+        __builtin_memcpy(total, partial, size_t(call.used_size(t)) * sizeof(T));
+      } else {
+        add_to(total, partial, call.used_size(t));
+      }
+    }
+    if (call.first_chunk + call.chunks_in_flight == call.pixels.chunks()) call.store(t, total);
+  }
+
+  void run(const Executor& executor) {
+    if (tiling.slots == 1) {
+      run_items(executor, items(), this, &whole_item);
+      return;
+    }
+    const CallWorkspace workspace((tiling.slots + 1) * items() * tile_size() * int64_t(sizeof(T)));
+    partials = static_cast<T*>(workspace.data());
+    totals = partials + tiling.slots * items() * tile_size();
+    for (first_chunk = 0; first_chunk < pixels.chunks(); first_chunk += chunks_in_flight) {
+      chunks_in_flight = min64(tiling.slots, pixels.chunks() - first_chunk);
+      run_items(executor, chunks_in_flight * items(), this, &chunk_item);
+      run_items(executor, items(), this, &reduce_item);
+    }
+  }
+};
+
+template <class S>
+void run_grad_weight(const Conv2dProblem& problem, ConstTensorView grad_output, ConstTensorView input,
+                     TensorView grad_weight, const Executor& executor) {
+  using T = ComputeType<S>;
+  if (lanes_are_groups(problem.groups, problem.out_channels_per_group(), problem.in_channels_per_group(),
+                       vector_shape<T>())) {
+    GradWeightCall<S, T, true>(problem, grad_output, input, grad_weight, executor.num_threads).run(executor);
+  } else {
+    GradWeightCall<S, T, false>(problem, grad_output, input, grad_weight, executor.num_threads).run(executor);
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

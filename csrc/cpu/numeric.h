@@ -1,0 +1,35 @@
+// Storage types that C++17 lacks. Plain bits: the arithmetic lives in convert.h, compiled per instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace conv2d_ext::cpu {
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+template <class R>
+struct Complex {
+  R re, im;
+};
+
+// The type that sums of a storage type are kept in.
+template <class S>
+struct ComputeTypeOf {
+  using type = S;
+};
+template <>
+struct ComputeTypeOf<BFloat16> {
+  using type = float;
+};
+template <>
+struct ComputeTypeOf<Float16> {
+  using type = float;
+};
+template <class S>
+using ComputeType = typename ComputeTypeOf<S>::type;
+
+}  // namespace conv2d_ext::cpu

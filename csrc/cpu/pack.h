@@ -1,0 +1,248 @@
+// Packers: source patches, and panels of the vector operand.
+#pragma once
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+template <class T>
+CONV2D_INLINE void fill_zero(T* dst, int64_t n) {
+  if (n > 0) __builtin_memset(dst, 0, size_t(n) * sizeof(T));
+}
+
+// ---- vectors from strided memory -----------------------------------------------------------------------------------
+
+template <class T>
+constexpr bool kHasTranspose = false;
+template <>
+constexpr bool kHasTranspose<float> = true;
+template <>
+constexpr bool kHasTranspose<double> = true;
+
+// A vector of the compute type from any storage type.
+template <class T>
+CONV2D_INLINE typename Vec<T>::reg load_as(const T* p) {
+  return Vec<T>::load(p);
+}
+#if defined(CONV2D_HAS_NATIVE_VEC)
+CONV2D_INLINE Vec<float>::reg load_as(const BFloat16* p) { return widen(p); }
+CONV2D_INLINE Vec<float>::reg load_as(const Float16* p) { return widen(p); }
+#else
+template <class S>
+CONV2D_INLINE Vec<float>::reg load_widened(const S* p) {
+  float values[Vec<float>::kLanes];
+  for (int i = 0; i < Vec<float>::kLanes; ++i) values[i] = widen_scalar(p[i]);
+  return Vec<float>::load(values);
+}
+CONV2D_INLINE Vec<float>::reg load_as(const BFloat16* p) { return load_widened(p); }
+CONV2D_INLINE Vec<float>::reg load_as(const Float16* p) { return load_widened(p); }
+#endif
+
+template <class T>
+CONV2D_INLINE typename Vec<T>::reg load_as_partial(const T* p, int n) {
+  return Vec<T>::load_partial(p, n);
+}
+template <class S>
+CONV2D_INLINE Vec<float>::reg load_partial_widened(const S* p, int n) {
+  float values[Vec<float>::kLanes] = {};
+  for (int i = 0; i < n; ++i) values[i] = widen_scalar(p[i]);
+  return Vec<float>::load(values);
+}
+CONV2D_INLINE Vec<float>::reg load_as_partial(const BFloat16* p, int n) { return load_partial_widened(p, n); }
+CONV2D_INLINE Vec<float>::reg load_as_partial(const Float16* p, int n) { return load_partial_widened(p, n); }
+
+// dst[k * dst_pitch + lane] = src[lane * lane_step + k] for `depth` contiguous k, by kLanes x kLanes blocks in
+// registers. `lanes` <= width; the lanes beyond become zero. Where depth is no multiple of kLanes, the last block
+// overlaps the one before it.
+template <class S, class T>
+CONV2D_INLINE void pack_transposed(const S* src, int64_t lane_step, int64_t lanes, int64_t depth, T* dst,
+                                   int64_t dst_pitch, int64_t width) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  for (int64_t lane = 0; lane < width; lane += L) {
+    const int64_t valid = min64(lanes - lane, L);
+    const S* const s = src + lane * lane_step;
+    T* const d = dst + lane;
+    if (valid <= 0) {
+      for (int64_t k = 0; k < depth; ++k) V::store(d + k * dst_pitch, V::zero());
+      continue;
+    }
+    for (int64_t k0 = 0; k0 < depth; k0 += L) {
+      const int64_t k = depth - k0 >= L ? k0 : max64(depth - L, 0);
+      typename V::reg r[L];
+      if (depth < L) {
+        for (int i = 0; i < L; ++i) r[i] = i < valid ? load_as_partial(s + i * lane_step, int(depth)) : V::zero();
+      } else if (valid == L) {
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) r[i] = load_as(s + i * lane_step + k);
+      } else {
+        for (int i = 0; i < L; ++i) r[i] = i < valid ? load_as(s + i * lane_step + k) : V::zero();
+      }
+      V::transpose(r);
+      const int64_t n = min64(depth, L);
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        if (i < n) V::store(d + (k + i) * dst_pitch, r[i]);
+      }
+    }
+  }
+}
+
+// The same for any strides: dst[k * dst_pitch + lane] = src[lane * lane_step + k * k_step].
+template <class S, class T>
+CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, int64_t lanes, int64_t depth, T* dst,
+                              int64_t dst_pitch, int64_t width, bool conj) {
+  constexpr int L = Vec<T>::kLanes;
+  if constexpr (kHasTranspose<T>) {
+    if (lane_step == 1) {
+      for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
+        copy_run(src, 1, lanes, dst, false);
+        fill_zero(dst + lanes, width - lanes);
+      }
+      return;
+    }
+    if (k_step == 1 && depth >= L / 4) {
+      pack_transposed(src, lane_step, lanes, depth, dst, dst_pitch, width);
+      return;
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
+    for (int64_t lane = 0; lane < width; ++lane) {
+      const T value = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};
+      set_lane(dst + lane / L * L, int(lane % L), conj ? conjugate(value) : value);
+    }
+  }
+}
+
+// ---- the source patch --------------------------------------------------------------------------------------------
+
+// The zero-padded piece of a source that the pixels of one tile read, in scratch as
+//   planar          [image][channel][row][col]       or
+//   channel_inner   [image][row][col][channel]       whichever is nearer to the source's own order;
+//   lanes           [image][channel][row][col][L]    where vectors run over groups: element L is the group.
+// Zero padding becomes real zeros here, so that it multiplies like any other value (Inf * 0 = NaN).
+enum class PatchOrder { kPlanar, kChannelInner, kLanes };
+
+struct Patch {
+  PatchOrder order;
+  PatchAxis rows, cols;
+  int64_t images, channels;
+  int64_t image_pitch, channel_pitch, row_pitch, col_pitch;
+
+  int64_t position_offset(int64_t image, int64_t p, int64_t q) const {
+    return image * image_pitch + p * rows.position_pitch * row_pitch + q * cols.position_pitch * col_pitch;
+  }
+  int64_t tap_offset(int64_t channel, int64_t i, int64_t j) const {
+    return channel * channel_pitch + (i * rows.tap_pitch + rows.shift) * row_pitch +
+           (j * cols.tap_pitch + cols.shift) * col_pitch;
+  }
+};
+
+template <class S>
+struct Source {
+  const S* data;  // image 0, channel 0 of the block, row 0, col 0
+  int64_t image, channel, row, col;
+  int64_t height, width;
+  int64_t group, lanes;  // kLanes: the distance between groups, and how many there are
+};
+
+inline Patch lay_out_patch(PatchOrder order, const PatchAxis& rows, const PatchAxis& cols, int64_t images,
+                           int64_t channels, int64_t lanes, int64_t element_size) {
+  Patch patch{order, rows, cols, images, channels, 0, 0, 0, 0};
+  if (order == PatchOrder::kChannelInner) {
+    patch.channel_pitch = 1;
+    patch.col_pitch = channels;
+    patch.row_pitch = cols.size * channels;
+    patch.image_pitch = odd_lines(rows.size * patch.row_pitch, element_size);
+  } else {
+    patch.col_pitch = order == PatchOrder::kLanes ? lanes : 1;
+    patch.row_pitch = cols.size * patch.col_pitch;
+    patch.channel_pitch = odd_lines(rows.size * patch.row_pitch, element_size);
+    patch.image_pitch = channels * patch.channel_pitch;
+  }
+  return patch;
+}
+
+// The part [low, high) of a run of `length` coordinates first, first + step, ... that lies in [0, extent).
+struct RunBounds {
+  int64_t low, high;
+};
+inline RunBounds clip_run(int64_t first, int64_t step, int64_t length, int64_t extent) {
+  const int64_t low = min64(first < 0 ? div_up(-first, step) : 0, length);
+  const int64_t high = min64(extent > first ? div_up(extent - first, step) : 0, length);
+  return {low, max64(low, high)};
+}
+
+template <class S, class T>
+void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) {
+  const PatchAxis &rows = patch.rows, &cols = patch.cols;
+  const int64_t planes = patch.order == PatchOrder::kChannelInner ? 1 : patch.channels;
+  for (int64_t image = 0; image < patch.images; ++image) {
+    for (int64_t plane = 0; plane < planes; ++plane) {
+      const S* const src_plane = source.data + image * source.image + plane * source.channel;
+      T* dst_row = dst + image * patch.image_pitch + plane * patch.channel_pitch;
+      for (int64_t run_row = 0; run_row < rows.runs; ++run_row) {
+        int64_t row = rows.first + run_row * rows.run_shift;
+        for (int64_t r = 0; r < rows.run_length; ++r, row += rows.run_step, dst_row += patch.row_pitch) {
+          if (row < 0 || row >= source.height) {
+            fill_zero(dst_row, patch.row_pitch);
+            continue;
+          }
+          const S* const src_row = src_plane + row * source.row;
+          for (int64_t run = 0; run < cols.runs; ++run) {
+            const int64_t first = cols.first + run * cols.run_shift;
+            const RunBounds in = clip_run(first, cols.run_step, cols.run_length, source.width);
+            T* d = dst_row + run * cols.run_length * patch.col_pitch;
+            fill_zero(d, in.low * patch.col_pitch);
+            fill_zero(d + in.high * patch.col_pitch, (cols.run_length - in.high) * patch.col_pitch);
+            if (in.low == in.high) continue;
+            const S* const s = src_row + (first + in.low * cols.run_step) * source.col;
+            const int64_t step = cols.run_step * source.col, count = in.high - in.low;
+            d += in.low * patch.col_pitch;
+            if (patch.order == PatchOrder::kPlanar) {
+              copy_run(s, step, count, d, conj);
+            } else if (patch.order == PatchOrder::kLanes) {
+              pack_lanes(s, source.group, step, source.lanes, count, d, patch.col_pitch, patch.col_pitch, conj);
+            } else if (step == patch.channels && source.channel == 1) {
+              copy_run(s, 1, count * patch.channels, d, conj);
+            } else {
+              for (int64_t x = 0; x < count; ++x) {
+                copy_run(s + x * step, source.channel, patch.channels, d + x * patch.channels, conj);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- weight panels -----------------------------------------------------------------------------------------------
+
+// One K segment of weights as [k][dst_pitch], k = (c, i, j), `lanes` lanes that are lane_step apart in the weight and
+// zeros up to `width`.
+template <class S, class T>
+void pack_weight(const ConvGemm& gemm, const S* weight, int64_t lane_step, int64_t lanes, int64_t channels,
+                 int64_t tap_rows, int64_t tap_cols, T* dst, int64_t dst_pitch, int64_t width) {
+  const bool conj = gemm.conj_weight;
+  // Dimensions of k that continue one another are taken as one, the longer the better.
+  const bool rows_join = tap_rows == 1 || gemm.weight_i == gemm.weight_j * tap_cols;
+  const int64_t taps = tap_rows * tap_cols;
+  const int64_t tap_step = tap_cols > 1 ? gemm.weight_j : gemm.weight_i;
+  const auto pack = [&](const S* src, int64_t k_step, int64_t depth, int64_t k) {
+    pack_lanes(src, lane_step, k_step, lanes, depth, dst + k * dst_pitch, dst_pitch, width, conj);
+  };
+  if (taps == 1) {
+    pack(weight, gemm.weight_c, channels, 0);
+  } else if (rows_join && (channels == 1 || gemm.weight_c == tap_step * taps)) {
+    pack(weight, tap_step, channels * taps, 0);
+  } else {
+    const int64_t rows = rows_join ? 1 : tap_rows, run = rows_join ? taps : tap_cols;
+    const int64_t step = rows_join ? tap_step : gemm.weight_j;
+    for (int64_t c = 0; c < channels; ++c) {
+      for (int64_t i = 0; i < rows; ++i) {
+        pack(weight + c * gemm.weight_c + i * gemm.weight_i, step, run, (c * rows + i) * run);
+      }
+    }
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA
