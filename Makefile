@@ -4,7 +4,8 @@
 PYTHON ?= python3
 # The torch that .venv gets; any release from 2.8 on: make test TORCH=torch==2.8.0
 TORCH ?= torch==2.11.0
-# Passed on to the program that the verb runs: make demo ARGS="--plot plot.png", make test ARGS="-k grouped -x"
+# Passed on to the program that the verb runs: make demo ARGS="--plot plot.png", make test ARGS="-k grouped -x",
+# make benchmark ARGS="layers --isa avx2"
 ARGS ?=
 
 VENV := .venv
@@ -30,8 +31,8 @@ demo: $(EXTENSION)  ## run the library's main job: the workload, checked and tim
 test: $(EXTENSION)  ## run the tests
 	$(VENV_PYTHON) -m pytest $(ARGS)
 
-benchmark: $(EXTENSION)  ## time the workload of the demo; figures in build/benchmark.json
-	$(VENV_PYTHON) -m conv2d_ext --json build/benchmark.json $(ARGS)
+benchmark: $(EXTENSION)  ## time layers of real networks beside F.conv2d; figures in build/benchmarks
+	$(VENV_PYTHON) -m benchmarks $(or $(ARGS),layers --quick)
 
 build: $(EXTENSION)  ## compile what has changed, and make the package importable in .venv
 

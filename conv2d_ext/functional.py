@@ -104,6 +104,8 @@ class DirectionExplanation:
     refused: str  # why a faster path is not taken; empty where there is none
 
     def __str__(self) -> str:
+        if not self.work_items:  # an empty result
+            return self.engine
         lines = [
             f"{self.engine}: {self.micro_kernel} ({self.isa})",
             f"GEMM per group: M={self.gemm_m} N={self.gemm_n} K={self.gemm_k}",

@@ -167,8 +167,8 @@ PYBIND11_MODULE(_C, m) {
   using namespace conv2d_ext;
   m.doc() = "Implementation of a forward pass of conv2d in C++";
   const auto name = py::str("conv2d_ext._C");
-  m.add_object("conv2d", py::reinterpret_steal<py::object>(
-                             PyCFunction_NewEx(&conv2d_method, /*self=*/nullptr, name.ptr())));
+  m.add_object("conv2d",
+               py::reinterpret_steal<py::object>(PyCFunction_NewEx(&conv2d_method, /*self=*/nullptr, name.ptr())));
   m.def("forward", &forward, py::arg("im"), py::arg("kernel"), py::arg("bias"),
         py::call_guard<py::gil_scoped_release>());
   m.def("forward_unfold", &forward_unfold, py::arg("im"), py::arg("kernel"), py::arg("bias"),

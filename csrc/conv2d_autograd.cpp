@@ -19,10 +19,14 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
+#include <array>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "conv2d_checks.h"
 #include "conv2d_format.h"
@@ -61,50 +65,12 @@ SymSizes grad_weight_strides(const Tensor& weight) {
 
 // ---- nodes
 
-// What the backward of a bilinear op keeps: its two tensor arguments, each only for the other's gradient, and the
-// geometry.
-struct BilinearNode : torch::autograd::TraceableFunction {
-  SavedVariable first_saved, second_saved;
+// What a backward needs beside tensors; each rule uses its part.
+struct Geometry {
   SymSizes input_size, weight_size, weight_stride;
   SymConv2dParams params;
   bool channels_last = false;  // the format of activations' gradients
 
-  // Edges are set by now: the gradients that will be wanted are known.
-  void save(const Tensor& first, const Tensor& second) {
-    if (should_compute_output(1)) {
-      first_saved = SavedVariable(first, /*is_output=*/false);
-    }
-    if (should_compute_output(0)) {
-      second_saved = SavedVariable(second, /*is_output=*/false);
-    }
-  }
-
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    first_saved.reset_data();
-    second_saved.reset_data();
-  }
-
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    args.collect(first_saved, /*is_output=*/false);
-    args.collect(second_saved, /*is_output=*/false);
-    args.collect(channels_last);
-    visit_sizes(*this, [&](const SymInt& size) { args.collect(size); });
-  }
-
-  variable_list apply_with_saved(const variable_list& grads,
-                                 torch::dynamo::autograd::SwapSavedVariables& saved) override {
-    saved.before(first_saved);
-    saved.before(second_saved);
-    visit_sizes(*this, [&](SymInt& size) { saved.before(size); });
-    variable_list result = apply(variable_list(grads));
-    saved.after(first_saved);
-    saved.after(second_saved);
-    visit_sizes(*this, [&](SymInt& size) { saved.after(size); });
-    return result;
-  }
-
- private:
   template <class Self, class Visit>
   static void visit_sizes(Self& self, Visit visit) {
     const auto visit_all = [&](auto& sizes) {
@@ -122,106 +88,215 @@ struct BilinearNode : torch::autograd::TraceableFunction {
   }
 };
 
-struct Conv2dBackward final : BilinearNode {  // of (input, weight, bias)
-  std::string name() const override { return "Conv2dBackward"; }
+using Wanted = std::array<bool, 3>;  // by argument of the op: is its gradient wanted?
 
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    variable_list result(3);
-    const Tensor& grad_output = grads[0];
-    if (!grad_output.defined()) {
-      return result;
+// The backward of an op as a function: the gradients, for the cotangent grad of its result and its first two tensor
+// arguments, of which each is defined if the other's gradient is wanted.
+
+struct Conv2dBackward {  // of (input, weight, bias)
+  static constexpr const char* kName = "Conv2dBackward";
+  static constexpr size_t kArguments = 3;
+
+  static void apply(const Tensor& grad_output, const Tensor& input, const Tensor& weight, const Geometry& geometry,
+                    const Wanted& wanted, variable_list& result) {
+    if (wanted[0]) {
+      result[0] = conv2d_grad_input(grad_output, weight, geometry.input_size, geometry.params, geometry.channels_last);
     }
-    if (task_should_compute_output(0)) {
-      result[0] = conv2d_grad_input(grad_output, second_saved.unpack(), input_size, params, channels_last);
+    if (wanted[1]) {
+      result[1] = conv2d_grad_weight(grad_output, input, geometry.weight_size, geometry.weight_stride, geometry.params);
     }
-    if (task_should_compute_output(1)) {
-      result[1] = conv2d_grad_weight(grad_output, first_saved.unpack(), weight_size, weight_stride, params);
-    }
-    if (task_should_compute_output(2)) {
+    if (wanted[2]) {
       // An input without channels has an output without channels, but not a bias without elements.
-      result[2] = has_no_elements(grad_output) ? at::zeros_symint({weight_size[0]}, grad_output.options())
+      result[2] = has_no_elements(grad_output) ? at::zeros_symint({geometry.weight_size[0]}, grad_output.options())
                                                : conv2d_grad_bias(grad_output);
     }
-    return result;
   }
 };
 
-struct Conv2dGradInputBackward final : BilinearNode {  // of (grad_output, weight)
-  std::string name() const override { return "Conv2dGradInputBackward"; }
+struct Conv2dGradInputBackward {  // of (grad_output, weight)
+  static constexpr const char* kName = "Conv2dGradInputBackward";
+  static constexpr size_t kArguments = 2;
+
+  static void apply(const Tensor& grad, const Tensor& grad_output, const Tensor& weight, const Geometry& geometry,
+                    const Wanted& wanted, variable_list& result) {
+    if (wanted[0]) {
+      result[0] = conv2d(grad, weight, std::nullopt, geometry.params);
+    }
+    if (wanted[1]) {
+      result[1] = conv2d_grad_weight(grad_output, grad, geometry.weight_size, geometry.weight_stride, geometry.params);
+    }
+  }
+};
+
+struct Conv2dGradWeightBackward {  // of (grad_output, input)
+  static constexpr const char* kName = "Conv2dGradWeightBackward";
+  static constexpr size_t kArguments = 2;
+
+  static void apply(const Tensor& grad, const Tensor& grad_output, const Tensor& input, const Geometry& geometry,
+                    const Wanted& wanted, variable_list& result) {
+    if (wanted[0]) {
+      result[0] = conv2d(input, grad, std::nullopt, geometry.params);
+    }
+    if (wanted[1]) {
+      result[1] = conv2d_grad_input(grad_output, grad, geometry.input_size, geometry.params, geometry.channels_last);
+    }
+  }
+};
+
+struct Conv2dGradBiasBackward {  // of (grad_output), whose size is in geometry.input_size
+  static constexpr const char* kName = "Conv2dGradBiasBackward";
+  static constexpr size_t kArguments = 1;
+
+  static void apply(const Tensor& grad, const Tensor&, const Tensor&, const Geometry& geometry, const Wanted& wanted,
+                    variable_list& result) {
+    if (wanted[0]) {
+      result[0] = grad.unsqueeze(-1).unsqueeze(-1).expand_symint(geometry.input_size);
+    }
+  }
+};
+
+template <class Backward>
+struct OpNode final : torch::autograd::TraceableFunction {
+  SavedVariable first_saved, second_saved;
+  Geometry geometry;
+
+  // Edges are set by now: the gradients that will be wanted are known.
+  void save(const Tensor& first, const Tensor& second) {
+    if (should_compute_output(1)) {
+      first_saved = SavedVariable(first, /*is_output=*/false);
+    }
+    if (should_compute_output(0)) {
+      second_saved = SavedVariable(second, /*is_output=*/false);
+    }
+  }
+
+  std::string name() const override { return Backward::kName; }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    variable_list result(2);
-    const Tensor& grad = grads[0];
-    if (!grad.defined()) {
-      return result;
-    }
-    if (task_should_compute_output(0)) {
-      result[0] = conv2d(grad, second_saved.unpack(), std::nullopt, params);
-    }
-    if (task_should_compute_output(1)) {
-      result[1] = conv2d_grad_weight(first_saved.unpack(), grad, weight_size, weight_stride, params);
-    }
-    return result;
+    const Wanted wanted = wanted_now();
+    return run(grads, wanted[1] ? first_saved.unpack() : Tensor(), wanted[0] ? second_saved.unpack() : Tensor(),
+               geometry, wanted);
   }
-};
 
-struct Conv2dGradWeightBackward final : BilinearNode {  // of (grad_output, input)
-  std::string name() const override { return "Conv2dGradWeightBackward"; }
-
-  variable_list apply(variable_list&& grads) override {
+  void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    variable_list result(2);
-    const Tensor& grad = grads[0];
-    if (!grad.defined()) {
-      return result;
-    }
-    if (task_should_compute_output(0)) {
-      result[0] = conv2d(second_saved.unpack(), grad, std::nullopt, params);
-    }
-    if (task_should_compute_output(1)) {
-      result[1] = conv2d_grad_input(first_saved.unpack(), grad, input_size, params, channels_last);
-    }
-    return result;
+    first_saved.reset_data();
+    second_saved.reset_data();
   }
-};
 
-struct Conv2dGradBiasBackward final : torch::autograd::TraceableFunction {
-  SymSizes grad_output_size;
-
-  std::string name() const override { return "Conv2dGradBiasBackward"; }
-
-  variable_list apply(variable_list&& grads) override {
-    variable_list result(1);
-    if (grads[0].defined() && task_should_compute_output(0)) {
-      result[0] = grads[0].unsqueeze(-1).unsqueeze(-1).expand_symint(grad_output_size);
-    }
-    return result;
-  }
+  // ---- compiled autograd: which values the compiled graph depends on, and the backward as one call in that graph
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    for (const SymInt& size : grad_output_size) {
-      args.collect(size);
-    }
+    args.collect(first_saved, /*is_output=*/false);
+    args.collect(second_saved, /*is_output=*/false);
+    args.collect(geometry.channels_last);
+    Geometry::visit_sizes(geometry, [&](const SymInt& size) { args.collect(size); });
   }
 
   variable_list apply_with_saved(const variable_list& grads,
                                  torch::dynamo::autograd::SwapSavedVariables& saved) override {
-    for (SymInt& size : grad_output_size) {
-      saved.before(size);
+    const auto& compiler = torch::dynamo::autograd::getPyCompilerInterface();
+    static const std::string function =
+        compiler->bind_function(saved.get_py_compiler(), Backward::kName, run_packed, packed_types());
+    saved.before(first_saved);
+    saved.before(second_saved);
+    Geometry::visit_sizes(geometry, [&](SymInt& size) { saved.before(size); });
+    variable_list result = compiler->call_function(
+        saved.get_py_compiler(), "apply_functional", function, grads, packed(),
+        torch::dynamo::autograd::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+            torch::dynamo::autograd::get_input_metadata(next_edges())));
+    saved.after(first_saved);
+    saved.after(second_saved);
+    Geometry::visit_sizes(geometry, [&](SymInt& size) { saved.after(size); });
+    return result;
+  }
+
+ private:
+  using Sizes = std::vector<SymInt>;
+
+  Wanted wanted_now() const {
+    Wanted wanted{};
+    for (size_t i = 0; i < Backward::kArguments; ++i) {
+      wanted[i] = task_should_compute_output(i);
     }
-    variable_list result = apply(variable_list(grads));
-    for (SymInt& size : grad_output_size) {
-      saved.after(size);
+    return wanted;
+  }
+
+  static variable_list run(const variable_list& grads, const Tensor& first, const Tensor& second,
+                           const Geometry& geometry, const Wanted& wanted) {
+    variable_list result(Backward::kArguments);
+    if (grads[0].defined()) {
+      Backward::apply(grads[0], first, second, geometry, wanted, result);
     }
     return result;
   }
+
+  // The order is that of packed_types and of run_packed.
+  std::vector<at::IValue> packed() const {
+    const auto& params = geometry.params;
+    Sizes hyper_parameters(std::begin(params.stride), std::end(params.stride));
+    hyper_parameters.insert(hyper_parameters.end(), std::begin(params.padding), std::end(params.padding));
+    hyper_parameters.insert(hyper_parameters.end(), std::begin(params.dilation), std::end(params.dilation));
+    hyper_parameters.push_back(params.groups);
+    torch::dynamo::autograd::PackedArgs args;
+    args.pack(Tensor(first_saved.unpack()));
+    args.pack(Tensor(second_saved.unpack()));
+    args.pack(Sizes(geometry.input_size.begin(), geometry.input_size.end()));
+    args.pack(Sizes(geometry.weight_size.begin(), geometry.weight_size.end()));
+    args.pack(Sizes(geometry.weight_stride.begin(), geometry.weight_stride.end()));
+    args.pack(hyper_parameters);
+    args.pack(geometry.channels_last);
+    args.pack(wanted_now());
+    return args.vec();
+  }
+
+  static std::vector<at::TypePtr> packed_types() {
+    const auto tensor = torch::dynamo::autograd::IValuePacker<Tensor>::packed_type();
+    const auto sizes = torch::dynamo::autograd::IValuePacker<Sizes>::packed_type();
+    return {tensor,
+            tensor,
+            sizes,
+            sizes,
+            sizes,
+            sizes,
+            torch::dynamo::autograd::IValuePacker<bool>::packed_type(),
+            torch::dynamo::autograd::IValuePacker<Wanted>::packed_type()};
+  }
+
+  static variable_list run_packed(const variable_list& grads, const std::vector<at::IValue>& values) {
+    torch::dynamo::autograd::PackedArgs args(values);
+    const auto first = args.unpack<Tensor>();
+    const auto second = args.unpack<Tensor>();
+    Geometry geometry;
+    geometry.input_size = copy_sizes(args.unpack<Sizes>());
+    geometry.weight_size = copy_sizes(args.unpack<Sizes>());
+    geometry.weight_stride = copy_sizes(args.unpack<Sizes>());
+    const auto hyper_parameters = args.unpack<Sizes>();
+    const SymIntArrayRef list(hyper_parameters);
+    geometry.params = make_params<SymInt>(list.slice(0, 2), list.slice(2, 4), list.slice(6, 2), list[8]);
+    geometry.channels_last = args.unpack<bool>();
+    const auto wanted = args.unpack<Wanted>();
+    return run(grads, first, second, geometry, wanted);
+  }
 };
 
-template <class Node, class... Tensors>
-std::shared_ptr<Node> make_node(const Tensors&... differentiable) {
-  std::shared_ptr<Node> node(new Node(), torch::autograd::deleteNode);
+// PyTorch moved its nodes from shared_ptr to intrusive_ptr; both are in the range of versions supported.
+template <class Backward>
+auto new_node() {
+  using Node = torch::autograd::Node;
+  if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<Node>>) {
+    // Found by argument alone, since newer versions don't declare it: deletes long graphs without recursion.
+    const auto destroy = [](auto* node) { deleteNode(node); };
+    return std::shared_ptr<OpNode<Backward>>(new OpNode<Backward>(), destroy);
+  } else {
+    return c10::make_intrusive<OpNode<Backward>>();
+  }
+}
+
+template <class Backward, class... Tensors>
+auto make_node(const Tensors&... differentiable) {
+  auto node = new_node<Backward>();
   node->set_next_edges(collect_next_edges(differentiable...));
   return node;
 }
@@ -282,11 +357,11 @@ Tensor conv2d_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
   const bool has_tangent = isFwGradDefined(input) || isFwGradDefined(weight) || isFwGradDefined(bias);
   if (compute_requires_grad(input, weight, bias)) {
     auto node = make_node<Conv2dBackward>(input, weight, bias);
-    node->input_size = copy_sizes(input.sym_sizes());
-    node->weight_size = copy_sizes(weight.sym_sizes());
-    node->weight_stride = grad_weight_strides(weight);
-    node->params = make_params<SymInt>(stride, padding, dilation, groups);
-    node->channels_last = grad_input_is_channels_last(input, weight);
+    node->geometry.input_size = copy_sizes(input.sym_sizes());
+    node->geometry.weight_size = copy_sizes(weight.sym_sizes());
+    node->geometry.weight_stride = grad_weight_strides(weight);
+    node->geometry.params = make_params<SymInt>(stride, padding, dilation, groups);
+    node->geometry.channels_last = grad_input_is_channels_last(input, weight);
     node->save(input, weight);
     torch::autograd::set_history(output, node);
   }
@@ -308,9 +383,9 @@ Tensor conv2d_grad_input_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
   const auto params = make_params<SymInt>(stride, padding, dilation, groups);
   if (compute_requires_grad(grad_output, weight)) {
     auto node = make_node<Conv2dGradInputBackward>(grad_output, weight);
-    node->weight_size = copy_sizes(weight.sym_sizes());
-    node->weight_stride = grad_weight_strides(weight);
-    node->params = params;
+    node->geometry.weight_size = copy_sizes(weight.sym_sizes());
+    node->geometry.weight_stride = grad_weight_strides(weight);
+    node->geometry.params = params;
     node->save(grad_output, weight);
     torch::autograd::set_history(result, node);
   }
@@ -332,9 +407,9 @@ Tensor conv2d_grad_weight_autograd(c10::DispatchKeySet keys, const Tensor& grad_
   const auto params = make_params<SymInt>(stride, padding, dilation, groups);
   if (compute_requires_grad(grad_output, input)) {
     auto node = make_node<Conv2dGradWeightBackward>(grad_output, input);
-    node->input_size = copy_sizes(input.sym_sizes());
-    node->params = params;
-    node->channels_last = grad_input_is_channels_last(input, result);
+    node->geometry.input_size = copy_sizes(input.sym_sizes());
+    node->geometry.params = params;
+    node->geometry.channels_last = grad_input_is_channels_last(input, result);
     node->save(grad_output, input);
     torch::autograd::set_history(result, node);
   }
@@ -352,7 +427,7 @@ Tensor conv2d_grad_bias_autograd(c10::DispatchKeySet keys, const Tensor& grad_ou
   }
   if (compute_requires_grad(grad_output)) {
     auto node = make_node<Conv2dGradBiasBackward>(grad_output);
-    node->grad_output_size = copy_sizes(grad_output.sym_sizes());
+    node->geometry.input_size = copy_sizes(grad_output.sym_sizes());
     torch::autograd::set_history(result, node);
   }
   if (isFwGradDefined(grad_output)) {

@@ -62,14 +62,23 @@ ArrayRef<Int> sizes_of(const Tensor& tensor) {
   }
 }
 
-// ---- geometry
+// ---- hyper-parameters and geometry
+
+void expand_pair(const char* name, c10::SymIntArrayRef values, SymInt (&pair)[2]) {
+  TORCH_CHECK(values.size() == 1 || values.size() == 2, "expected ", name,
+              " to be a single integer value or a list of 2 values to match the convolution dimensions, but got ", name,
+              "=", values);
+  pair[0] = values.front();
+  pair[1] = values.back();
+}
 
 template <class Int>
 void check_hyper_parameters(const Conv2dParams<Int>& params) {
   for (const Int& padding : params.padding) {
     TORCH_CHECK(at_least(padding, Int(0)),
                 "negative padding is not supported: expected padding (top, bottom, left, right) of at least 0, but got "
-                "padding=", ArrayRef<Int>(params.padding));
+                "padding=",
+                ArrayRef<Int>(params.padding));
   }
   for (const Int& stride : params.stride) {
     TORCH_CHECK(at_least(stride, Int(1)),
@@ -79,7 +88,8 @@ void check_hyper_parameters(const Conv2dParams<Int>& params) {
   for (const Int& dilation : params.dilation) {
     TORCH_CHECK(at_least(dilation, Int(1)),
                 "dilation should be greater than zero, non-positive dilation is not supported: expected dilation "
-                "(height, width) of at least 1, but got dilation=", ArrayRef<Int>(params.dilation));
+                "(height, width) of at least 1, but got dilation=",
+                ArrayRef<Int>(params.dilation));
   }
   TORCH_CHECK(at_least(params.groups, Int(1)),
               "non-positive groups is not supported: expected groups of at least 1, but got groups=", params.groups);
@@ -120,11 +130,13 @@ template <class Int>
 ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_size, const Conv2dParams<Int>& params,
                               int64_t itemsize) {
   const size_t dim = input_size.size();
-  TORCH_CHECK(dim == 3 || dim == 4, "Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: ",
-              input_size);
+  TORCH_CHECK(dim == 3 || dim == 4,
+              "Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: ", input_size);
   const size_t weight_dim = weight_size.size();
-  TORCH_CHECK(weight_dim >= 3, "weight should have at least three dimensions: expected weight of size (out_channels, ",
-              "in_channels/groups, kernel_h, kernel_w), but got weight of size ", weight_size);
+  TORCH_CHECK(weight_dim >= 3,
+              "weight should have at least three dimensions: expected weight of size (out_channels, "
+              "in_channels/groups, kernel_h, kernel_w), but got weight of size ",
+              weight_size);
   TORCH_CHECK(weight_dim == 4, "Expected ", weight_dim, "-dimensional input for ", weight_dim, "-dimensional weight",
               weight_size, ", but got ", dim, "-dimensional input of size ", input_size,
               " instead: conv2d takes weight of size (out_channels, in_channels/groups, kernel_h, kernel_w)");
@@ -155,8 +167,8 @@ ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_siz
               weight_size, " instead");
   Int expected_channels;
   TORCH_CHECK(mul(weight_size[1], p.groups, &expected_channels) && equal(p.in_channels, expected_channels),
-              "Given groups=", p.groups, ", weight of size ", weight_size, ", expected input", input_size,
-              " to have ", weight_size[1] * p.groups, " channels, but got ", p.in_channels, " channels instead");
+              "Given groups=", p.groups, ", weight of size ", weight_size, ", expected input", input_size, " to have ",
+              weight_size[1] * p.groups, " channels, but got ", p.in_channels, " channels instead");
   TORCH_CHECK(at_least(p.kernel_h, Int(1)) && at_least(p.kernel_w, Int(1)),
               "expected weight to have a kernel of at least 1 x 1, but got weight of size ", weight_size);
 
@@ -230,50 +242,37 @@ void check_kind(const char* name, const Tensor& tensor) {
       "int64");
 }
 
-// first and second are named as in the ops' schemas; first has passed check_kind.
+std::string types_differ(std::string first_name, const Tensor& first, const char* second_name, const Tensor& second) {
+  first_name[0] = static_cast<char>(std::toupper(first_name[0]));
+  return c10::str(first_name, " type (", first.toString(), ") and ", second_name, " type (", second.toString(),
+                  ") should be the same");
+}
+
+// The names are those of the ops' schemas; first has passed check_kind.
 void check_same_kind(const char* first_name, const Tensor& first, const char* second_name, const Tensor& second) {
   TORCH_CHECK(second.layout() == c10::kStrided, "conv2d: expected ", second_name,
               " to be a dense (strided) tensor, but got ", second.toString(), " of layout ", second.layout());
-  if (C10_UNLIKELY(first.scalar_type() != second.scalar_type())) {
-    auto capitalized = std::string(first_name);
-    capitalized[0] = static_cast<char>(std::toupper(capitalized[0]));
-    TORCH_CHECK(false, capitalized, " type (", first.toString(), ") and ", second_name, " type (", second.toString(),
-                ") should be the same: expected scalar type ", first.scalar_type(), " but found ",
-                second.scalar_type());
-  }
-  TORCH_CHECK(first.device() == second.device(), "Expected all tensors to be on the same device, but ", first_name,
-              " is on ", first.device(), " and ", second_name, " is on ", second.device());
+  TORCH_CHECK(first.scalar_type() == second.scalar_type(), types_differ(first_name, first, second_name, second),
+              ": expected scalar type ", first.scalar_type(), " but found ", second.scalar_type());
+  TORCH_CHECK(first.device() == second.device(), types_differ(first_name, first, second_name, second),
+              ": Expected all tensors to be on the same device, but ", first_name, " is on ", first.device(), " and ",
+              second_name, " is on ", second.device());
 }
 
 }  // namespace
 
 template <class Int>
 Conv2dParams<Int> make_params(ArrayRef<Int> stride, ArrayRef<Int> padding, ArrayRef<Int> dilation, const Int& groups) {
-  TORCH_CHECK(stride.size() == 2, "expected stride to be a list of 2 values to match the convolution dimensions, ",
-              "but got stride=", stride);
-  TORCH_CHECK(padding.size() == 4, "expected padding to be a list of 4 values (top, bottom, left, right), ",
-              "but got padding=", padding);
-  TORCH_CHECK(dilation.size() == 2, "expected dilation to be a list of 2 values to match the convolution dimensions, ",
-              "but got dilation=", dilation);
-  return {{stride[0], stride[1]},
-          {padding[0], padding[1], padding[2], padding[3]},
-          {dilation[0], dilation[1]},
-          groups};
+  TORCH_CHECK(stride.size() == 2, "expected stride to be a list of 2 values (height, width), but got stride=", stride);
+  TORCH_CHECK(padding.size() == 4,
+              "expected padding to be a list of 4 values (top, bottom, left, right), but got padding=", padding);
+  TORCH_CHECK(dilation.size() == 2,
+              "expected dilation to be a list of 2 values (height, width), but got dilation=", dilation);
+  return {{stride[0], stride[1]}, {padding[0], padding[1], padding[2], padding[3]}, {dilation[0], dilation[1]}, groups};
 }
 
-namespace {
-
-void expand_pair(const char* name, c10::SymIntArrayRef values, SymInt (&pair)[2]) {
-  TORCH_CHECK(values.size() == 1 || values.size() == 2, "expected ", name, " to be a single integer value or a list of ",
-              "2 values to match the convolution dimensions, but got ", name, "=", values);
-  pair[0] = values.front();
-  pair[1] = values.back();
-}
-
-}  // namespace
-
-SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                                  c10::SymIntArrayRef dilation, const SymInt& groups) {
+SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                  const SymInt& groups) {
   SymConv2dParams params;
   expand_pair("stride", stride, params.stride);
   expand_pair("dilation", dilation, params.dilation);
@@ -285,12 +284,12 @@ SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRe
   return params;
 }
 
-SymConv2dParams params_for_same_padding(const Tensor& weight, c10::SymIntArrayRef stride,
-                                        c10::SymIntArrayRef dilation, const SymInt& groups) {
+SymConv2dParams params_for_same_padding(const Tensor& weight, c10::SymIntArrayRef stride, c10::SymIntArrayRef dilation,
+                                        const SymInt& groups) {
   SymConv2dParams params = params_from_pairs(stride, {SymInt(0)}, dilation, groups);
   for (const SymInt& value : params.stride) {
-    TORCH_CHECK(equal(value, SymInt(1)), "padding='same' is not supported for strided convolutions: expected stride=1, ",
-                "but got stride=", stride);
+    TORCH_CHECK(equal(value, SymInt(1)),
+                "padding='same' is not supported for strided convolutions: expected stride=1, but got stride=", stride);
   }
   for (int i = 0; i < 2 && weight.dim() == 4; ++i) {
     SymInt total;
@@ -304,12 +303,14 @@ SymConv2dParams params_for_same_padding(const Tensor& weight, c10::SymIntArrayRe
 }
 
 void check_forward(const Tensor& im, const Tensor& kernel, const std::optional<Tensor>& bias) {
-  TORCH_CHECK(im.dim() == 3 || im.dim() == 4, "Expected 3D (unbatched) or 4D (batched) im, of size (bs, di, H, W) or ",
-              "(di, H, W), but got im of size ", im.sym_sizes());
+  TORCH_CHECK(im.dim() == 3 || im.dim() == 4,
+              "Expected 3D (unbatched) or 4D (batched) im of size (bs, di, H, W) or (di, H, W), but got im of size ",
+              im.sym_sizes());
   TORCH_CHECK(kernel.dim() == 4, "expected kernel of size (di, do, kh, kw), but got kernel of size ",
               kernel.sym_sizes());
-  TORCH_CHECK(equal(kernel.sym_size(0), im.sym_size(-3)), "expected kernel of size (di, do, kh, kw) with di = ",
-              im.sym_size(-3), " as in im of size ", im.sym_sizes(), ", but got kernel of size ", kernel.sym_sizes());
+  TORCH_CHECK(equal(kernel.sym_size(0), im.sym_size(-3)),
+              "expected kernel of size (di, do, kh, kw) with di = ", im.sym_size(-3), " as in im of size ",
+              im.sym_sizes(), ", but got kernel of size ", kernel.sym_sizes());
   if (bias.has_value() && bias->defined()) {
     const bool is_column = bias->dim() == 2 && equal(bias->sym_size(1), SymInt(1));
     TORCH_CHECK((bias->dim() == 1 || is_column) && equal(bias->sym_size(0), kernel.sym_size(1)),
@@ -369,14 +370,14 @@ Int result_channels(const ProblemOf<Int>& problem) {
   return known_zero(problem.in_channels) ? Int(0) : problem.out_channels;
 }
 
-#define INSTANTIATE(Int)                                                                                          \
-  template Conv2dParams<Int> make_params(ArrayRef<Int>, ArrayRef<Int>, ArrayRef<Int>, const Int&);                \
-  template ProblemOf<Int> check_conv2d(const Tensor&, const Tensor&, const std::optional<Tensor>&,                \
-                                       const Conv2dParams<Int>&);                                                 \
-  template ProblemOf<Int> check_conv2d_grad_input(const Tensor&, const Tensor&, ArrayRef<Int>,                    \
-                                                  const Conv2dParams<Int>&);                                      \
-  template ProblemOf<Int> check_conv2d_grad_weight(const Tensor&, const Tensor&, ArrayRef<Int>,                   \
-                                                   const Conv2dParams<Int>&);                                     \
+#define INSTANTIATE(Int)                                                                           \
+  template Conv2dParams<Int> make_params(ArrayRef<Int>, ArrayRef<Int>, ArrayRef<Int>, const Int&); \
+  template ProblemOf<Int> check_conv2d(const Tensor&, const Tensor&, const std::optional<Tensor>&, \
+                                       const Conv2dParams<Int>&);                                  \
+  template ProblemOf<Int> check_conv2d_grad_input(const Tensor&, const Tensor&, ArrayRef<Int>,     \
+                                                  const Conv2dParams<Int>&);                       \
+  template ProblemOf<Int> check_conv2d_grad_weight(const Tensor&, const Tensor&, ArrayRef<Int>,    \
+                                                   const Conv2dParams<Int>&);                      \
   template Int result_channels<Int>(const ProblemOf<Int>&);
 INSTANTIATE(int64_t)
 INSTANTIATE(SymInt)

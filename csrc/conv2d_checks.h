@@ -45,8 +45,8 @@ Conv2dParams<Int> make_params(c10::ArrayRef<Int> stride, c10::ArrayRef<Int> padd
                               const Int& groups);
 
 // F.conv2d's hyper-parameters: each list has one element for both dimensions, or one for each.
-SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                                  c10::SymIntArrayRef dilation, const c10::SymInt& groups);
+SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                  const c10::SymInt& groups);
 
 // padding='same': the output has the input's size; where the padding is odd, the larger half is at the bottom and
 // on the right.

@@ -8,28 +8,26 @@
 
 namespace conv2d_ext {
 
-// An unbatched activation counts as a batch of one.
-inline bool suggests_channels_last(const at::Tensor& tensor) {
-  return (tensor.dim() == 3 ? tensor.unsqueeze(0) : tensor).suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-}
-
 inline bool has_no_elements(const at::Tensor& tensor) {
   const auto numel = tensor.sym_numel().maybe_as_int();
   return numel.has_value() && *numel == 0;
 }
 
-// The formats of F.conv2d's output and grad_input: channels_last where input or weight suggests it. float64 on CUDA
-// never is; of empty and of complex tensors PyTorch makes the results in other ways, with other formats.
+// The format of F.conv2d's output: channels_last where input or weight suggests it; never for float64 on CUDA and for
+// empty inputs. An unbatched input counts as a batch of one.
 inline bool output_is_channels_last(const at::Tensor& input, const at::Tensor& weight) {
   if ((input.is_cuda() && input.scalar_type() == at::kDouble) || has_no_elements(input)) {
     return false;
   }
-  return suggests_channels_last(weight) || suggests_channels_last(input);
+  const auto suggests = [](const at::Tensor& tensor) {
+    return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  };
+  return suggests(weight) || suggests(input.dim() == 3 ? input.unsqueeze(0) : input);
 }
 
+// F.conv2d's grad_input has the output's format, but for complex types, whose gradients PyTorch assembles.
 inline bool grad_input_is_channels_last(const at::Tensor& input, const at::Tensor& weight) {
-  return input.is_complex() || has_no_elements(input) ? suggests_channels_last(input)
-                                                      : output_is_channels_last(input, weight);
+  return !input.is_complex() && output_is_channels_last(input, weight);
 }
 
 inline bool is_one(int64_t value) { return value == 1; }

@@ -14,8 +14,8 @@ namespace conv2d_ext {
 using Conv2dSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                                    c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt);
 using Conv2dGradInputSignature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymIntArrayRef,
-                                            c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef,
-                                            c10::SymInt, bool);
+                                            c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt,
+                                            bool);
 using Conv2dGradWeightSignature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymIntArrayRef,
                                              c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef,
                                              c10::SymIntArrayRef, c10::SymInt);
@@ -33,8 +33,7 @@ inline at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, cons
 }
 
 inline at::Tensor conv2d_grad_input(const at::Tensor& grad_output, const at::Tensor& weight,
-                                    c10::SymIntArrayRef input_size, const SymConv2dParams& params,
-                                    bool channels_last) {
+                                    c10::SymIntArrayRef input_size, const SymConv2dParams& params, bool channels_last) {
   return conv2d_grad_input_op().call(grad_output, weight, input_size, params.stride, params.padding, params.dilation,
                                      params.groups, channels_last);
 }

@@ -4,7 +4,7 @@
 // everything has been validated, and passed everywhere from there on.
 //
 //   output[n, oc, oh, ow] = bias[oc] + sum over (ic, kh, kw) of
-//       weight[oc, ic, kh, kw] * input[n, g * in_channels/groups + ic, input_h(oh, kh), input_w(ow, kw)]
+//       weight[oc, ic, kh, kw] * input[n, g * in_channels/groups + ic, rows().source(oh, kh), cols().source(ow, kw)]
 //
 // with g = oc / (out_channels / groups), and zero where the input coordinate lies in the padding.
 #pragma once
@@ -18,6 +18,15 @@
 #endif
 
 namespace conv2d_ext {
+
+// One axis of im2col, the only place where its index is written: the source coordinate that result position `position`
+// meets at tap number `tap_index`. Outside the source it names a padding zero.
+struct GatherAxis {
+  int64_t step, origin, tap;
+  CONV2D_HOST_DEVICE int64_t source(int64_t position, int64_t tap_index) const {
+    return position * step + origin + tap_index * tap;
+  }
+};
 
 struct Conv2dProblem {
   int64_t batch, in_channels, in_h, in_w;
@@ -38,14 +47,40 @@ struct Conv2dProblem {
   CONV2D_HOST_DEVICE int64_t gemm_n() const { return batch * out_h * out_w; }
   CONV2D_HOST_DEVICE int64_t gemm_k() const { return in_channels_per_group() * kernel_h * kernel_w; }
 
-  // The index of im2col: the input coordinate that output coordinate oh (ow) meets at tap kh (kw).
-  // Outside [0, in_h) ([0, in_w)) it names a padding zero.
-  CONV2D_HOST_DEVICE int64_t input_h(int64_t oh, int64_t kh) const {
-    return oh * stride_h - pad_top + kh * dilation_h;
-  }
-  CONV2D_HOST_DEVICE int64_t input_w(int64_t ow, int64_t kw) const {
-    return ow * stride_w - pad_left + kw * dilation_w;
-  }
+  CONV2D_HOST_DEVICE GatherAxis rows() const { return {stride_h, -pad_top, dilation_h}; }
+  CONV2D_HOST_DEVICE GatherAxis cols() const { return {stride_w, -pad_left, dilation_w}; }
 };
+
+// One axis of grad_input. Input coordinate i = phase + stride * q meets tap k where some output coordinate o has
+//   stride * o - pad + k * dilation = i,
+// and all coordinates of one phase meet the same taps: first_tap, first_tap + tap_step, ... (`taps` of them; none where
+// the stride jumps over them). So a phase is itself a gather, with position q, tap index m = (k - first_tap) / tap_step
+// and o = axis.source(q, m).
+struct GradInputPhase {
+  int64_t positions, first_tap, tap_step, taps;
+  GatherAxis axis;
+};
+
+CONV2D_HOST_DEVICE inline GradInputPhase grad_input_phase(int64_t phase, int64_t in_size, int64_t kernel,
+                                                          int64_t stride, int64_t pad, int64_t dilation) {
+  int64_t divisor = stride;  // gcd(stride, dilation), by Euclid
+  for (int64_t rest = dilation; rest != 0;) {
+    const int64_t next = divisor % rest;
+    divisor = rest;
+    rest = next;
+  }
+  GradInputPhase result{};
+  result.positions = phase < in_size ? (in_size - phase + stride - 1) / stride : 0;
+  result.tap_step = stride / divisor;
+  for (int64_t k = 0; k < result.tap_step && k < kernel; ++k) {
+    if ((phase + pad - k * dilation) % stride == 0) {
+      result.first_tap = k;
+      result.taps = (kernel - k + result.tap_step - 1) / result.tap_step;
+      result.axis = {1, (phase + pad - k * dilation) / stride, -(dilation / divisor)};
+      break;
+    }
+  }
+  return result;
+}
 
 }  // namespace conv2d_ext

@@ -32,11 +32,11 @@ int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t
 
 }  // namespace
 
-KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w) {
+KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainLimits& limits) {
   KBlocking k{};
   const int64_t taps = taps_h * taps_w;
-  // 1x1: every product reads its own cache line of a planar source, so half the length keeps a segment in L1.
-  const int64_t limit = taps == 1 ? kMaxSegment / 2 : kMaxSegment;
+  // 1x1: every product reads its own cache line of a planar source, and 128 of them fit L1 beside the panel.
+  const int64_t limit = taps == 1 ? min64(limits.products, 128) : limits.products;
   if (taps <= limit) {
     k.segment_channels = even_piece(channels, limit / max64(taps, 1));
     k.tap_rows = taps_h;
@@ -52,7 +52,7 @@ KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w) {
   return k;
 }
 
-PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w) {
+PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const ChainLimits& limits) {
   PixelBlocking b{};
   const int64_t image = out_h * out_w;
   b.images = 1;
@@ -64,28 +64,23 @@ PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w) {
     b.cols = even_piece(out_w, kMaxSegment);
     b.rows = b.cols < out_w ? 1 : even_piece(out_h, kMaxSegment / out_w);
   }
+  b.chain = even_piece(b.images * b.rows * b.cols, limits.pixels);
   b.blocks_n = div_up(batch, b.images);
   b.blocks_h = div_up(out_h, b.rows);
   b.blocks_w = div_up(out_w, b.cols);
   return b;
 }
 
-int64_t patch_axis_size(int64_t positions, int64_t step, int64_t taps, int64_t tap) {
-  const int64_t dense = (positions - 1) * step + (taps - 1) * (tap < 0 ? -tap : tap) + 1;
-  return min64(dense, positions * taps);
-}
-
-PatchAxis make_patch_axis(int64_t position0, int64_t positions, int64_t step, int64_t origin, int64_t tap0,
-                          int64_t taps, int64_t tap) {
+PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps) {
+  const int64_t reach = (taps - 1) * (gather.tap < 0 ? -gather.tap : gather.tap);
+  const int64_t dense = (positions - 1) * gather.step + reach + 1;
+  const int64_t first = gather.source(position0, tap0);
   PatchAxis axis{};
-  const int64_t reach = (taps - 1) * (tap < 0 ? -tap : tap);
-  const int64_t dense = (positions - 1) * step + reach + 1;
-  const int64_t first = position0 * step + origin + tap0 * tap;
   if (dense <= positions * taps) {
     axis.size = dense;
-    axis.position_pitch = step;
-    axis.tap_pitch = tap;
-    axis.shift = tap < 0 ? reach : 0;
+    axis.position_pitch = gather.step;
+    axis.tap_pitch = gather.tap;
+    axis.shift = gather.tap < 0 ? reach : 0;
     axis.runs = 1;
     axis.run_length = dense;
     axis.run_step = 1;
@@ -98,8 +93,8 @@ PatchAxis make_patch_axis(int64_t position0, int64_t positions, int64_t step, in
     axis.shift = 0;
     axis.runs = taps;
     axis.run_length = positions;
-    axis.run_step = step;
-    axis.run_shift = tap;
+    axis.run_step = gather.step;
+    axis.run_shift = gather.tap;
     axis.first = first;
   }
   return axis;
@@ -149,8 +144,8 @@ void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& ve
   t.tiles_h = div_up(gemm.rows, t.tile_rows);
   t.tiles_n = div_up(gemm.batch, t.tile_images);
 
-  const int64_t plane = odd_lines(patch_axis_size(t.tile_rows, gemm.step_h, k.tap_rows, gemm.tap_h) *
-                                      patch_axis_size(t.tile_cols, gemm.step_w, k.tap_cols, gemm.tap_w) * patch_lanes,
+  const int64_t plane = odd_lines(make_patch_axis(gemm.axis_h, 0, t.tile_rows, 0, k.tap_rows).size *
+                                      make_patch_axis(gemm.axis_w, 0, t.tile_cols, 0, k.tap_cols).size * patch_lanes,
                                   vector.element_size) *
                         t.tile_images;
   t.block_channels = 1;
@@ -221,8 +216,8 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   }
   // The patch of one channel; rectangles of taps that scatter too far are cut further.
   const auto plane_of_taps = [&] {
-    return odd_lines(patch_axis_size(pixels.rows, problem.stride_h, t.tap_rows, problem.dilation_h) *
-                         patch_axis_size(pixels.cols, problem.stride_w, t.tap_cols, problem.dilation_w) * patch_lanes,
+    return odd_lines(make_patch_axis(problem.rows(), 0, pixels.rows, 0, t.tap_rows).size *
+                         make_patch_axis(problem.cols(), 0, pixels.cols, 0, t.tap_cols).size * patch_lanes,
                      vector.element_size) *
            pixels.images;
   };
@@ -297,8 +292,9 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   ConvScratch s{};
   s.position_offsets = layout.take(tiling.pixels() * kOffsetBytes);
   s.tap_offsets = layout.take(k.max_depth() * kOffsetBytes);
-  s.panel = layout.take(k.max_depth() * width * size);
+  s.zeros = layout.take(width * size);
   s.bias = layout.take(width * size);
+  s.panel = layout.take(k.max_depth() * width * size);
   // One panel's C tile where each is finished at once, else the chunk's.
   s.c_tile = layout.take(tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size);
   s.patch = layout.take(tiling.patch_elements * size);
@@ -313,6 +309,7 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   WeightScratch s{};
   s.element_offsets = layout.take(tiling.max_elements() * kOffsetBytes);
   s.pixel_offsets = layout.take(segment_pixels * kOffsetBytes);
+  s.zeros = layout.take(vector.max_vectors * vector.lanes * size);
   s.panel = layout.take(segment_pixels * width * size);
   s.patch = layout.take(tiling.patch_elements * size);
   if (tiling.slots == 1) {

@@ -12,16 +12,27 @@
 
 namespace conv2d_ext::cpu {
 
-// Products in one chain of fused multiply-adds. A chain is summed from zero, and chains are added in order: one
-// chain over K = 2048 had 7 times the error of such segments, and at 256 the adds cost under 2 %.
+// The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order: one chain over
+// K = 2048 had 7 times the error of such segments, and at 256 the adds cost under 2 %.
+struct ChainLimits {
+  int64_t products;  // forward, grad_input
+  int64_t pixels;    // grad_weight: oneDNN keeps its long sums in several short chains, so these are shorter too
+};
+// Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
+constexpr ChainLimits chain_limits(bool fused) { return fused ? ChainLimits{256, 64} : ChainLimits{64, 32}; }
+// What one patch covers at most: taps of a channel, or output pixels of grad_weight.
 constexpr int64_t kMaxSegment = 256;
+
+// Up to this many products the one chain there is starts from the bias, which saves a rounding. A longer sum is formed
+// first and the bias added last, so that a large bias can't swallow the low bits of every product.
+constexpr int64_t kBiasFirstProducts = 8;
 
 // A convolution as the GEMM driver sees it; forward and each stride phase of grad_input are of this form:
 //
 //   destination[n, g, m, p, q] = bias[g, m] + sum over (c, i, j) of
-//       weight[g, m, c, i, j] * source[n, g, c, p * step_h + origin_h + i * tap_h, q * step_w + origin_w + j * tap_w]
+//       weight[g, m, c, i, j] * source[n, g, c, axis_h.source(p, i), axis_w.source(q, j)]
 //
-// with zero for source coordinates outside [0, source_h) x [0, source_w). tap_* may be negative.
+// with zero for source coordinates outside [0, source_h) x [0, source_w). An axis' tap may be negative.
 struct ConvGemm {
   int64_t batch, groups;
   int64_t m;                 // result channels per group
@@ -29,7 +40,7 @@ struct ConvGemm {
   int64_t taps_h, taps_w;
   int64_t rows, cols;        // result positions
   int64_t source_h, source_w;
-  int64_t step_h, step_w, origin_h, origin_w, tap_h, tap_w;
+  GatherAxis axis_h, axis_w;
 
   const void* source;
   int64_t source_n, source_c, source_row, source_col;  // strides, elements; a group is `channels` further
@@ -44,8 +55,8 @@ struct ConvGemm {
   int64_t taps() const { return taps_h * taps_w; }
 };
 
-// The canonical cut of K = (c, i, j), c slowest. Up to 256 taps: segments of whole channels. More: each channel's
-// taps are cut into rectangles, one segment each.
+// The canonical cut of K = (c, i, j), c slowest: segments of whole channels. Where one channel has more taps than a
+// chain may have products, its taps are cut into rectangles, one segment each.
 struct KBlocking {
   int64_t segment_channels;          // channels in a full segment
   int64_t tap_rows, tap_cols;        // taps in a full segment's rectangle
@@ -53,18 +64,20 @@ struct KBlocking {
   int64_t segments() const { return blocks_c * blocks_h * blocks_w; }
   int64_t max_depth() const { return segment_channels * tap_rows * tap_cols; }
 };
-KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w);
+KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainLimits& limits);
 
-// The canonical cut of the output pixels that grad_weight sums over: rectangles of at most 256 pixels. Images of up
-// to 128 pixels are taken several together. Rectangle sums are added in order within a chunk, chunk sums in order.
+// The canonical cut of the output pixels that grad_weight sums over: segments are rectangles of at most 256 pixels
+// (images of up to 128 pixels several together), taken in chains of `chain` pixels. Chains are added in order within a
+// chunk of segments, chunk sums in order.
 struct PixelBlocking {
   int64_t images, rows, cols;        // in a full segment
+  int64_t chain;
   int64_t blocks_n, blocks_h, blocks_w;
   int64_t segments() const { return blocks_n * blocks_h * blocks_w; }
   int64_t chunks() const { return (segments() + kSegmentsPerChunk - 1) / kSegmentsPerChunk; }
   static constexpr int64_t kSegmentsPerChunk = 16;
 };
-PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w);
+PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const ChainLimits& limits);
 
 // One axis of a source patch: how (position, tap) pairs of a tile map to patch coordinates,
 //   coordinate = position * position_pitch + tap * tap_pitch + shift,
@@ -75,10 +88,7 @@ struct PatchAxis {
   int64_t size, position_pitch, tap_pitch, shift;
   int64_t runs, run_length, run_step, run_shift, first;
 };
-PatchAxis make_patch_axis(int64_t position0, int64_t positions, int64_t step, int64_t origin, int64_t tap0,
-                          int64_t taps, int64_t tap);
-// The extent of such an axis for any tile of at most this size.
-int64_t patch_axis_size(int64_t positions, int64_t step, int64_t taps, int64_t tap);
+PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps);
 
 // Tiles of the driver for ConvGemm.
 struct ConvTiling {
@@ -95,6 +105,7 @@ struct VectorShape {
   int64_t lanes;        // result channels in a vector
   int64_t max_vectors;  // vectors in the widest panel
   int64_t element_size; // bytes of the compute type
+  ChainLimits limits;
 };
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
                      int num_threads);
@@ -127,11 +138,11 @@ Panels cut_panels(int64_t vectors, int64_t max_vectors);
 
 // A thread's scratch: offsets in bytes, each part on a cache line of its own.
 struct ConvScratch {
-  int64_t position_offsets, tap_offsets, panel, bias, c_tile, patch, bytes;
+  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, patch, bytes;
 };
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
 struct WeightScratch {
-  int64_t element_offsets, pixel_offsets, panel, patch, tile, total, bytes;
+  int64_t element_offsets, pixel_offsets, zeros, panel, patch, tile, total, bytes;
 };
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
 

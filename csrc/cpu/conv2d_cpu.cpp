@@ -48,15 +48,6 @@ const Engine& engine() {
   return chosen;
 }
 
-int64_t gcd(int64_t a, int64_t b) {
-  while (b != 0) {
-    const int64_t rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return a;
-}
-
 ConvGemm forward_gemm(const Conv2dProblem& p) {
   ConvGemm g{};
   g.batch = p.batch;
@@ -69,81 +60,69 @@ ConvGemm forward_gemm(const Conv2dProblem& p) {
   g.cols = p.out_w;
   g.source_h = p.in_h;
   g.source_w = p.in_w;
-  g.step_h = p.stride_h;
-  g.step_w = p.stride_w;
-  g.origin_h = -p.pad_top;
-  g.origin_w = -p.pad_left;
-  g.tap_h = p.dilation_h;
-  g.tap_w = p.dilation_w;
+  g.axis_h = p.rows();
+  g.axis_w = p.cols();
   return g;
 }
 
-// One axis of grad_input, gathered. Input positions i = phase + stride * q meet the taps k with
-//   i + pad - k * dilation = stride * o   for some output position o,
-// which for one phase are first_tap, first_tap + tap_step, ...; the m-th of them meets o = q + origin + m * tap.
-struct PhaseAxis {
-  int64_t positions, first_tap, tap_step, taps, origin, tap;
-};
-PhaseAxis grad_input_phase(int64_t phase, int64_t in_size, int64_t kernel, int64_t stride, int64_t pad,
-                           int64_t dilation) {
-  PhaseAxis axis{};
-  axis.positions = phase < in_size ? (in_size - phase + stride - 1) / stride : 0;
-  axis.tap_step = stride / gcd(stride, dilation);
-  axis.first_tap = -1;
-  for (int64_t k = 0; k < axis.tap_step && k < kernel; ++k) {
-    if ((phase + pad - k * dilation) % stride == 0) {
-      axis.first_tap = k;
-      break;
-    }
-  }
-  if (axis.first_tap >= 0) {
-    axis.taps = (kernel - axis.first_tap + axis.tap_step - 1) / axis.tap_step;
-    axis.origin = (phase + pad - axis.first_tap * dilation) / stride;
-    axis.tap = -(axis.tap_step * dilation / stride);
-  }
-  return axis;
-}
-
+// The GEMMs of grad_input, one for each phase of the stride. Phases that no tap meets, where the stride jumps over
+// input positions, are zeros: one GEMM without products writes them all, before the others.
 template <class Visit>
 void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const int64_t* w, const int64_t* gi,
                               Visit visit) {
-  for (int64_t phase_h = 0; phase_h < min64(p.stride_h, p.in_h); ++phase_h) {
-    const PhaseAxis h = grad_input_phase(phase_h, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
-    for (int64_t phase_w = 0; phase_w < min64(p.stride_w, p.in_w); ++phase_w) {
-      const PhaseAxis v = grad_input_phase(phase_w, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
-      ConvGemm g{};
-      g.batch = p.batch;
-      g.groups = p.groups;
-      g.m = p.in_channels_per_group();
-      g.channels = p.out_channels_per_group();
-      const bool any = h.taps > 0 && v.taps > 0;
-      g.taps_h = any ? h.taps : 0;
-      g.taps_w = any ? v.taps : 0;
+  ConvGemm g{};
+  g.batch = p.batch;
+  g.groups = p.groups;
+  g.m = p.in_channels_per_group();
+  g.channels = p.out_channels_per_group();
+  g.source_h = p.out_h;
+  g.source_w = p.out_w;
+  g.source_n = go[0];
+  g.source_c = go[1];
+  g.source_row = go[2];
+  g.source_col = go[3];
+  g.weight_g = p.out_channels_per_group() * w[0];
+  g.weight_m = w[1];
+  g.weight_c = w[0];
+  g.conj_weight = true;
+  g.destination_n = gi[0];
+  g.destination_m = gi[1];
+
+  const int64_t phases_h = min64(p.stride_h, p.in_h), phases_w = min64(p.stride_w, p.in_w);
+  const auto phase_of_row = [&](int64_t phase) {
+    return grad_input_phase(phase, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
+  };
+  const auto phase_of_col = [&](int64_t phase) {
+    return grad_input_phase(phase, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
+  };
+  bool all_met = true;
+  for (int64_t phase = 0; phase < phases_h && all_met; ++phase) all_met = phase_of_row(phase).taps > 0;
+  for (int64_t phase = 0; phase < phases_w && all_met; ++phase) all_met = phase_of_col(phase).taps > 0;
+  if (!all_met) {
+    g.rows = p.in_h;
+    g.cols = p.in_w;
+    g.destination_row = gi[2];
+    g.destination_col = gi[3];
+    visit(g, 0, 0);
+  }
+
+  g.destination_row = gi[2] * p.stride_h;
+  g.destination_col = gi[3] * p.stride_w;
+  for (int64_t phase_h = 0; phase_h < phases_h; ++phase_h) {
+    const GradInputPhase h = phase_of_row(phase_h);
+    if (h.taps == 0) continue;
+    for (int64_t phase_w = 0; phase_w < phases_w; ++phase_w) {
+      const GradInputPhase v = phase_of_col(phase_w);
+      if (v.taps == 0) continue;
+      g.taps_h = h.taps;
+      g.taps_w = v.taps;
       g.rows = h.positions;
       g.cols = v.positions;
-      g.source_h = p.out_h;
-      g.source_w = p.out_w;
-      g.step_h = 1;
-      g.step_w = 1;
-      g.origin_h = h.origin;
-      g.origin_w = v.origin;
-      g.tap_h = h.tap;
-      g.tap_w = v.tap;
-      g.source_n = go[0];
-      g.source_c = go[1];
-      g.source_row = go[2];
-      g.source_col = go[3];
-      g.weight_g = p.out_channels_per_group() * w[0];
-      g.weight_m = w[1];
-      g.weight_c = w[0];
+      g.axis_h = h.axis;
+      g.axis_w = v.axis;
       g.weight_i = h.tap_step * w[2];
       g.weight_j = v.tap_step * w[3];
-      g.conj_weight = true;
-      g.destination_n = gi[0];
-      g.destination_m = gi[1];
-      g.destination_row = gi[2] * p.stride_h;
-      g.destination_col = gi[3] * p.stride_w;
-      visit(g, any ? h.first_tap * w[2] + v.first_tap * w[3] : 0, phase_h * gi[2] + phase_w * gi[3]);
+      visit(g, h.first_tap * w[2] + v.first_tap * w[3], phase_h * gi[2] + phase_w * gi[3]);
     }
   }
 }
@@ -300,7 +279,7 @@ void name_kernel(Explanation& e, DType dtype, const VectorShape& vector, int64_t
 void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_threads) {
   const VectorShape vector = engine().vector_shape(dtype);
   const bool over_groups = lanes_are_groups(g.groups, g.m, g.channels, vector);
-  const KBlocking k = block_k(g.channels, g.taps_h, g.taps_w);
+  const KBlocking k = block_k(g.channels, g.taps_h, g.taps_w, vector.limits);
   const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
   name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
   e.gemm_m = g.m;
@@ -314,6 +293,22 @@ void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_thread
   e.k_segment_length = k.max_depth();
   e.work_items = t.tiles() * t.chunks_m * group_blocks(g.groups, over_groups ? vector.lanes : 1);
   e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
+}
+
+// The chains of all rectangles, of which the last along each dimension may be smaller.
+int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
+  int64_t chains = 0;
+  for (int64_t n = 0; n < min64(pixels.blocks_n, 2); ++n) {
+    const int64_t images = n == 0 ? min64(pixels.images, p.batch) : p.batch - (pixels.blocks_n - 1) * pixels.images;
+    for (int64_t h = 0; h < pixels.blocks_h; ++h) {
+      const int64_t rows = min64(pixels.rows, p.out_h - h * pixels.rows);
+      for (int64_t w = 0; w < pixels.blocks_w; ++w) {
+        const int64_t cols = min64(pixels.cols, p.out_w - w * pixels.cols);
+        chains += (n == 0 ? max64(pixels.blocks_n - 1, 1) : 1) * div_up(images * rows * cols, pixels.chain);
+      }
+    }
+  }
+  return chains;
 }
 
 }  // namespace
@@ -349,7 +344,7 @@ Explanation explain(const Conv2dProblem& p, DType dtype, Direction direction, in
     const VectorShape vector = engine().vector_shape(dtype);
     const bool over_groups =
         lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
-    const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w);
+    const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
     const WeightTiling t = tile_grad_weight(p, pixels, vector, over_groups, num_threads);
     name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
     e.gemm_m = p.out_channels_per_group();
@@ -359,8 +354,8 @@ Explanation explain(const Conv2dProblem& p, DType dtype, Direction direction, in
     e.tile_images = pixels.images;
     e.tile_rows = pixels.rows;
     e.tile_cols = pixels.cols;
-    e.k_segments = pixels.segments();
-    e.k_segment_length = e.tile_pixels;
+    e.k_segments = count_chains(pixels, p);
+    e.k_segment_length = pixels.chain;
     const int64_t owners = t.tiles() * group_blocks(p.groups, over_groups ? vector.lanes : 1);
     e.work_items = owners * t.slots;
     e.workspace_bytes_per_thread = lay_out_scratch(t, pixels, vector).bytes;

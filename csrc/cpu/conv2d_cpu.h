@@ -45,13 +45,14 @@ struct Executor {
 void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight,
              const void* bias, int64_t bias_stride, TensorView output, const Executor& executor);
 
-// grad_input[n, ic, ih, iw] = sum over (oc, kh, kw) with input_h(oh, kh) == ih and input_w(ow, kw) == iw of
+// grad_input[n, ic, ih, iw] = sum over (oc, kh, kw) with rows().source(oh, kh) == ih and
+// cols().source(ow, kw) == iw of
 //     grad_output[n, oc, oh, ow] * conj(weight[oc, ic, kh, kw])
 void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
                 TensorView grad_input, const Executor& executor);
 
 // grad_weight[oc, ic, kh, kw] = sum over (n, oh, ow) of
-//     grad_output[n, oc, oh, ow] * conj(input[n, ic, input_h(oh, kh), input_w(ow, kw)])
+//     grad_output[n, oc, oh, ow] * conj(input[n, ic, rows().source(oh, kh), cols().source(ow, kw)])
 void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,
                  TensorView grad_weight, const Executor& executor);
 

@@ -31,9 +31,7 @@ class FlushDenormalScope {
  public:
 #if defined(__SSE2__)
   static unsigned current() { return _mm_getcsr() & kFlushBits; }
-  explicit FlushDenormalScope(unsigned wanted) : before_(_mm_getcsr()) {
-    _mm_setcsr((before_ & ~kFlushBits) | wanted);
-  }
+  explicit FlushDenormalScope(unsigned wanted) : before_(_mm_getcsr()) { _mm_setcsr((before_ & ~kFlushBits) | wanted); }
   ~FlushDenormalScope() { _mm_setcsr((_mm_getcsr() & ~kFlushBits) | (before_ & kFlushBits)); }
 #else
   static unsigned current() { return 0; }
@@ -102,13 +100,14 @@ Tensor conv2d_cpu(const Tensor& input, const Tensor& weight, const std::optional
                   IntArrayRef padding, IntArrayRef dilation, int64_t groups) {
   const auto problem =
       check_conv2d<int64_t>(input, weight, bias, make_params<int64_t>(stride, padding, dilation, groups));
-  const auto output = empty_activation<int64_t>(problem.batch, result_channels<int64_t>(problem), problem.out_h,
-                                                problem.out_w, input.dim() == 3,
-                                                output_is_channels_last(input, weight), input.options());
+  const auto output =
+      empty_activation<int64_t>(problem.batch, result_channels<int64_t>(problem), problem.out_h, problem.out_w,
+                                input.dim() == 3, output_is_channels_last(input, weight), input.options());
   if (output.numel() != 0) {
     const bool has_bias = bias.has_value() && bias->defined();
-    forward(problem, to_dtype(input.scalar_type()), view(input), view(weight), has_bias ? bias->const_data_ptr() : nullptr,
-            has_bias ? bias->stride(0) : 0, mutable_view(output), executor());
+    forward(problem, to_dtype(input.scalar_type()), view(input), view(weight),
+            has_bias ? bias->const_data_ptr() : nullptr, has_bias ? bias->stride(0) : 0, mutable_view(output),
+            executor());
   }
   return output;
 }
@@ -121,7 +120,8 @@ Tensor conv2d_grad_input_cpu(const Tensor& grad_output, const Tensor& weight, In
   const auto result = empty_activation<int64_t>(problem.batch, problem.in_channels, problem.in_h, problem.in_w,
                                                 input_size.size() == 3, channels_last, grad_output.options());
   if (result.numel() != 0) {
-    grad_input(problem, to_dtype(weight.scalar_type()), view(grad_output), view(weight), mutable_view(result), executor());
+    grad_input(problem, to_dtype(weight.scalar_type()), view(grad_output), view(weight), mutable_view(result),
+               executor());
   }
   return result;
 }
@@ -131,12 +131,12 @@ Tensor conv2d_grad_weight_cpu(const Tensor& grad_output, const Tensor& input, In
                               int64_t groups) {
   const auto problem = check_conv2d_grad_weight<int64_t>(grad_output, input, weight_size,
                                                          make_params<int64_t>(stride, padding, dilation, groups));
-  const auto result =
-      checked_weight_strides(at::empty_strided(weight_size, weight_stride, grad_output.options()));
+  const auto result = checked_weight_strides(at::empty_strided(weight_size, weight_stride, grad_output.options()));
   if (input.numel() == 0) {
     result.zero_();
   } else {
-    grad_weight(problem, to_dtype(input.scalar_type()), view(grad_output), view(input), mutable_view(result), executor());
+    grad_weight(problem, to_dtype(input.scalar_type()), view(grad_output), view(input), mutable_view(result),
+                executor());
   }
   return result;
 }
@@ -153,12 +153,20 @@ Tensor conv2d_grad_bias_cpu(const Tensor& grad_output) {
   return result;
 }
 
-TORCH_LIBRARY_IMPL(conv2d_ext, CPU, m) {
+void register_ops(torch::Library& m) {
   m.impl("conv2d", conv2d_cpu);
   m.impl("conv2d_grad_input", conv2d_grad_input_cpu);
   m.impl("conv2d_grad_weight", conv2d_grad_weight_cpu);
   m.impl("conv2d_grad_bias", conv2d_grad_bias_cpu);
 }
+
+TORCH_LIBRARY_IMPL(conv2d_ext, CPU, m) { register_ops(m); }
+
+// Not to compute, but so that the checks, and not the dispatcher, say what is wrong with these.
+TORCH_LIBRARY_IMPL(conv2d_ext, SparseCPU, m) { register_ops(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, SparseCsrCPU, m) { register_ops(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, MkldnnCPU, m) { register_ops(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, QuantizedCPU, m) { register_ops(m); }
 
 }  // namespace
 }  // namespace conv2d_ext::cpu

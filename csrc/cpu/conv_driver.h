@@ -13,7 +13,7 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 template <class T>
 constexpr VectorShape vector_shape() {
-  return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T))};
+  return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T)), chain_limits(kFusedMultiplyAdd)};
 }
 
 template <class S, class T, bool G>
@@ -27,7 +27,7 @@ struct ConvCall {
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
-        k(block_k(g.channels, g.taps_h, g.taps_w)),
+        k(block_k(g.channels, g.taps_h, g.taps_w, vector_shape<T>().limits)),
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
         order(G ? PatchOrder::kLanes
               : g.source_c == 1 && g.source_col != 1 && tiling.block_channels > 1 ? PatchOrder::kChannelInner
@@ -61,6 +61,8 @@ struct ConvCall {
     char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
     int64_t* const position_offsets = reinterpret_cast<int64_t*>(memory + layout.position_offsets);
     int64_t* const tap_offsets = reinterpret_cast<int64_t*>(memory + layout.tap_offsets);
+    T* const zeros = reinterpret_cast<T*>(memory + layout.zeros);
+    T* const bias = reinterpret_cast<T*>(memory + layout.bias);
     T* const panel = reinterpret_cast<T*>(memory + layout.panel);
     T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
     T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
@@ -69,6 +71,8 @@ struct ConvCall {
                             group * gemm.channels * gemm.source_c;
     const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
 
+    fill_zero(zeros, panels.size(0) * L);
+    const bool bias_first = gemm.channels * gemm.taps() <= kBiasFirstProducts;
     bool first = true;
     // Blocks of channels; where a kernel has too many taps for one segment, rectangles of taps inside a channel.
     for (int64_t c0 = 0; c0 < gemm.channels; c0 += tiling.block_channels) {
@@ -78,8 +82,8 @@ struct ConvCall {
         for (int64_t j0 = 0; j0 < gemm.taps_w; j0 += k.tap_cols) {
           const int64_t tap_cols = min64(k.tap_cols, gemm.taps_w - j0);
           const Patch patch = lay_out_patch(
-              order, make_patch_axis(row0, rows, gemm.step_h, gemm.origin_h, i0, tap_rows, gemm.tap_h),
-              make_patch_axis(col0, cols, gemm.step_w, gemm.origin_w, j0, tap_cols, gemm.tap_w), images,
+              order, make_patch_axis(gemm.axis_h, row0, rows, i0, tap_rows),
+              make_patch_axis(gemm.axis_w, col0, cols, j0, tap_cols), images,
               block_channels, L, sizeof(T));
           pack_patch(patch,
                      Source<S>{source + c0 * gemm.source_c, gemm.source_n, gemm.source_c, gemm.source_row,
@@ -97,6 +101,7 @@ struct ConvCall {
             const int64_t vectors = panels.size(at), width = vectors * L, start = panels.start(at);
             const int64_t m = start * kPerVector;
             T* const c = tiling.one_block ? c_tile : c_tile + pixels * start * L;
+            if (tiling.one_block) load_bias(group, groups, m0 + m, vectors, bias);
             for (int64_t s0 = 0; s0 < block_channels; s0 += k.segment_channels) {
               const int64_t segment = min64(k.segment_channels, block_channels - s0);
               const S* const w = weight + m * gemm.weight_m + (c0 + s0) * gemm.weight_c + i0 * gemm.weight_i +
@@ -116,10 +121,10 @@ struct ConvCall {
                   for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[depth++] = patch.tap_offset(s0 + s, i, j);
                 }
               }
-              gemm_panel<G>(pixels, vectors, depth, panel, width, patch_data, position_offsets, tap_offsets, c, width,
-                            !(first && s0 == 0));
+              gemm_panel<G>(pixels, vectors, depth, panel, width, patch_data, position_offsets, tap_offsets,
+                            bias_first && tiling.one_block ? bias : zeros, c, width, !(first && s0 == 0));
             }
-            if (tiling.one_block) store(result, c, vectors, m0 + m, memory);
+            if (tiling.one_block) store(result, c, vectors, m0 + m, bias_first ? zeros : bias);
           }
           first = false;
         }
@@ -130,7 +135,8 @@ struct ConvCall {
         const int64_t vectors = panels.size(at), start = panels.start(at);
         T* const c = c_tile + pixels * start * L;
         if (first) fill_zero(c, pixels * vectors * L);  // an empty sum: no channels or no taps
-        store(result, c, vectors, m0 + start * kPerVector, memory);
+        load_bias(group, groups, m0 + start * kPerVector, vectors, bias);
+        store(result, c, vectors, m0 + start * kPerVector, bias);
       }
     }
   }
@@ -140,30 +146,39 @@ struct ConvCall {
     int64_t group, groups, image0, row0, col0, images, rows, cols;
   };
 
+  // The bias of a panel's result channels, zeros where there is none.
+  void load_bias(int64_t group, int64_t groups, int64_t m, int64_t vectors, T* bias) const {
+    fill_zero(bias, vectors * L);
+    if (gemm.bias == nullptr) return;
+    const S* const source = static_cast<const S*>(gemm.bias) + (group * gemm.m + m) * gemm.bias_stride;
+    if constexpr (G) {
+      for (int64_t v = 0; v < vectors; ++v) {
+        for (int64_t lane = 0; lane < groups; ++lane) {
+          set_lane(bias + v * L, int(lane), widen_scalar(source[(lane * gemm.m + v) * gemm.bias_stride]));
+        }
+      }
+    } else {
+      for (int64_t i = 0, valid = min64(vectors * L, gemm.m - m); i < valid; ++i) {
+        set_lane(bias + i / L * L, int(i % L), widen_scalar(source[i * gemm.bias_stride]));
+      }
+    }
+  }
+
   // A finished panel of result channels from m on.
-  void store(const Result& r, const T* c, int64_t vectors, int64_t m, char* memory) const {
+  void store(const Result& r, const T* c, int64_t vectors, int64_t m, const T* bias) const {
     const int64_t width = vectors * L;
     if constexpr (G) {
       for (int64_t v = 0; v < vectors; ++v) {
-        store_lanes(r, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups, memory);
+        store_lanes(r, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups, bias + v * L);
       }
     } else {
-      store_lanes(r, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), memory);
+      store_lanes(r, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), bias);
     }
   }
 
   // Lane l of the panel is result channel `channel` + l * channel_step.
   void store_lanes(const Result& r, const T* c, int64_t width, int64_t channel, int64_t channel_step, int64_t lanes,
-                   char* memory) const {
-    T* bias = nullptr;
-    if (gemm.bias) {
-      bias = reinterpret_cast<T*>(memory + layout.bias);
-      const S* const b = static_cast<const S*>(gemm.bias) + channel * gemm.bias_stride;
-      for (int64_t i = 0; i < round_up(lanes, L); ++i) {
-        set_lane(bias + i / L * L, int(i % L),
-                 i < lanes ? widen_scalar(b[i * channel_step * gemm.bias_stride]) : T{});
-      }
-    }
+                   const T* bias) const {
     // Rows that continue one another are stored as one run.
     const bool join_rows = r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols;
     const int64_t run = join_rows ? r.rows * r.cols : r.cols, runs = join_rows ? 1 : r.rows;

@@ -28,7 +28,8 @@ CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { sto
 CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
 
 // dst[x * x_step + m * m_step] = c[x * c_pitch + m] + bias[m] for x < count, m < channels.
-// `bias`: whole vectors, in the panel's form, or nullptr.
+// `bias`: whole vectors, in the panel's form. Sums start from +0 and adding +0 changes no bit of them, so "no bias" is
+// a vector of zeros; nullptr stands for one.
 template <class S, class T>
 void store_tile(const T* c, int64_t c_pitch, int64_t count, int64_t channels, const T* bias, S* dst, int64_t x_step,
                 int64_t m_step) {

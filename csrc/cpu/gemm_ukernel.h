@@ -1,6 +1,8 @@
 // The micro-kernel family gemm_ukernel_<dtype>_<MR>x<NR>__<isa>, from one template.
 //
-//   C[j][0:NR]  =  (C[j][0:NR] if accumulate) + sum over k of  A[k][0:NR] * B[j_offset[j] + k_offset[k]],   0 <= j < MR
+//   C[j][0:NR]  =  (C[j][0:NR] if accumulate) + (start[0:NR] + sum over k of A[k][0:NR] * B[j_offset[j] + k_offset[k]])
+//
+// for 0 <= j < MR.
 //
 // A: `depth` rows of NR elements, `a_pitch` apart: packed weights (forward, grad_input) or packed grad_output pixels
 //    (grad_weight). NR = vectors * lanes of the instruction set.
@@ -8,8 +10,10 @@
 //    grad_weight), k_offset a tap of a channel (an output pixel). The column matrix exists only as these sums.
 // C: rows of NR elements, `c_pitch` apart, in scratch.
 //
-// Order of summation: for each element one chain of fused multiply-adds over k, ascending, from zero; then one add to
-// C. That is the whole order inside a segment, the same for every MR, NR and instruction set with fused operations.
+// start: NR elements, zeros or a bias.
+//
+// Order of summation: for each element one chain of fused multiply-adds over k, ascending, from `start`; then one add
+// to C. That is the whole order inside a segment, the same for every MR, NR and instruction set with fused operations.
 //
 // With kLanesAreGroups the vector's lanes are not NR result channels of one group but the same channel of as many
 // groups (depthwise and grouped problems): B then holds a vector for each element, and is loaded instead of broadcast.
@@ -25,18 +29,22 @@ constexpr int kMR = 6;
 
 template <class T, int MR, int NV, bool kLanesAreGroups>
 void gemm_ukernel(int64_t depth, const T* a, int64_t a_pitch, const T* b, const int64_t* j_offset,
-                  const int64_t* k_offset, T* c, int64_t c_pitch, bool accumulate) {
+                  const int64_t* k_offset, const T* start, T* c, int64_t c_pitch, bool accumulate) {
   using V = Vec<T>;
   using reg = typename V::reg;
   reg acc[MR][NV];
 #pragma GCC unroll 8
   for (int j = 0; j < MR; ++j) {
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) acc[j][v] = V::zero();
+    for (int v = 0; v < NV; ++v) acc[j][v] = V::load(start + v * V::kLanes);
   }
   const T* bj[MR];
 #pragma GCC unroll 8
-  for (int j = 0; j < MR; ++j) bj[j] = b + j_offset[j];
+  for (int j = 0; j < MR; ++j) {
+    bj[j] = b + j_offset[j];
+    // Kept as a pointer: folded back into b + j_offset[j], each broadcast would cost an address computation more.
+    __asm__("" : "+r"(bj[j]));
+  }
 
   for (int64_t k = 0; k < depth; ++k) {
     const int64_t offset = k_offset[k];
@@ -71,7 +79,8 @@ void gemm_ukernel(int64_t depth, const T* a, int64_t a_pitch, const T* b, const 
 }
 
 template <class T>
-using GemmUkernel = void (*)(int64_t, const T*, int64_t, const T*, const int64_t*, const int64_t*, T*, int64_t, bool);
+using GemmUkernel = void (*)(int64_t, const T*, int64_t, const T*, const int64_t*, const int64_t*, const T*, T*,
+                             int64_t, bool);
 
 // The micro-kernels of one panel width, by rows - 1.
 template <class T, int NV, bool G>
@@ -96,12 +105,12 @@ CONV2D_INLINE const GemmUkernel<T>* ukernels_for(int64_t vectors) {
 // C (rows x NR) for any number of rows, kMR at a time.
 template <bool G, class T>
 CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, int64_t depth, const T* a, int64_t a_pitch, const T* b,
-                              const int64_t* j_offset, const int64_t* k_offset, T* c, int64_t c_pitch,
-                              bool accumulate) {
+                              const int64_t* j_offset, const int64_t* k_offset, const T* start, T* c,
+                              int64_t c_pitch, bool accumulate) {
   const GemmUkernel<T>* const by_rows = ukernels_for<T, G>(vectors);
   for (int64_t row = 0; row < rows; row += kMR) {
-    by_rows[min64(rows - row, kMR) - 1](depth, a, a_pitch, b, j_offset + row, k_offset, c + row * c_pitch, c_pitch,
-                                        accumulate);
+    by_rows[min64(rows - row, kMR) - 1](depth, a, a_pitch, b, j_offset + row, k_offset, start,
+                                        c + row * c_pitch, c_pitch, accumulate);
   }
 }
 

@@ -1,8 +1,9 @@
 // grad_bias[oc] = sum over (n, oh, ow) of grad_output[n, oc, oh, ow].
 //
-// Order of summation: within an image, pixel p = oh * out_w + ow is added to partial sum p % 8; the eight partial sums
-// are added pairwise; image sums are added in order. Floating-point sums are kept in float64, rounded once at the end.
-// Bound by memory bandwidth.
+// Order of summation: the pixels p = oh * out_w + ow of an image are cut into blocks of 128; in a block, pixel p is added
+// to partial sum p % 8, and the eight are added pairwise; block sums, image after image, are added pairwise as well, in
+// the order of a binary counter. So the error grows with the logarithm of the number of pixels. float32 and 16-bit sums
+// are kept in float64 and rounded once at the end. Bound by memory bandwidth.
 #pragma once
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -51,44 +52,85 @@ struct GradBiasCall {
 
   static W wide(S value) { return to_wide<W>(widen_scalar(value)); }
 
+  // Pairwise sums of `channels` series at once: level i holds the sum of 2^i blocks wherever bit i of count is set.
+  struct PairwiseSum {
+    W level[48][kBlock];
+    uint64_t count = 0;
+    void add(W (&block)[kBlock], int64_t channels) {
+      int i = 0;
+      for (; (count >> i) & 1u; ++i) {
+        for (int64_t c = 0; c < channels; ++c) block[c] = add_scalar(level[i][c], block[c]);
+      }
+      for (int64_t c = 0; c < channels; ++c) level[i][c] = block[c];
+      ++count;
+    }
+    W total(int64_t c) const {
+      W sum{};
+      for (int i = 0; (count >> i) != 0; ++i) {
+        if ((count >> i) & 1u) sum = add_scalar(level[i][c], sum);
+      }
+      return sum;
+    }
+  };
+
+  static constexpr int64_t kBlockPixels = 128;
+
   static void run(void* context, int64_t item) {
     const GradBiasCall& call = *static_cast<const GradBiasCall*>(context);
     const int64_t c0 = item * call.block(), channels = min64(call.block(), call.out_channels - c0);
     const int64_t* const go = call.grad_output.stride;
-    W total[kBlock] = {};
+    // Rows that continue one another are read as one.
+    const bool joined = go[2] == go[3] * call.out_w;
+    const int64_t pixels = call.out_h * call.out_w, width = joined ? pixels : call.out_w;
+    PairwiseSum sum;
     for (int64_t n = 0; n < call.batch; ++n) {
       const S* const image = static_cast<const S*>(call.grad_output.data) + n * go[0] + c0 * go[1];
-      W partial[8][kBlock] = {};
-      if (channels > 1) {
-        for (int64_t h = 0, p = 0; h < call.out_h; ++h) {
-          for (int64_t w = 0; w < call.out_w; ++w, ++p) {
-            const S* const s = image + h * go[2] + w * go[3];
-            for (int64_t c = 0; c < channels; ++c) partial[p % 8][c] = add_scalar(partial[p % 8][c], wide(s[c]));
+      int64_t h = 0, w = 0;
+      for (int64_t start = 0; start < pixels; start += kBlockPixels) {
+        const int64_t block = min64(kBlockPixels, pixels - start);
+        W partial[8][kBlock] = {};
+        for (int64_t p = 0; p < block;) {
+          const int64_t run = min64(block - p, width - w);
+          const S* const s = image + h * go[2] + w * go[3];
+          if (channels == 1) {
+            add_run(s, go[3], p, run, partial);
+          } else {
+            for (int64_t x = 0; x < run; ++x) {
+              W* const lane = partial[(p + x) % 8];
+              for (int64_t c = 0; c < channels; ++c) lane[c] = add_scalar(lane[c], wide(s[x * go[3] + c]));
+            }
+          }
+          p += run;
+          w += run;
+          if (w == width) {
+            w = 0;
+            ++h;
           }
         }
-      } else {
-        W sums[8] = {};
-        const bool joined = go[2] == go[3] * call.out_w;
-        const int64_t rows = joined ? 1 : call.out_h, cols = joined ? call.out_h * call.out_w : call.out_w;
-        for (int64_t h = 0, p = 0; h < rows; ++h) {
-          const S* s = image + h * go[2];
-          int64_t w = 0;
-          for (; w < cols && p % 8 != 0; ++w, ++p) sums[p % 8] = add_scalar(sums[p % 8], wide(s[w * go[3]]));
-          for (; w + 8 <= cols; w += 8, p += 8) {
-            for (int i = 0; i < 8; ++i) sums[i] = add_scalar(sums[i], wide(s[(w + i) * go[3]]));
+        for (int half = 4; half > 0; half /= 2) {
+          for (int i = 0; i < half; ++i) {
+            for (int64_t c = 0; c < channels; ++c) partial[i][c] = add_scalar(partial[i][c], partial[i + half][c]);
           }
-          for (; w < cols; ++w, ++p) sums[p % 8] = add_scalar(sums[p % 8], wide(s[w * go[3]]));
         }
-        for (int i = 0; i < 8; ++i) partial[i][0] = sums[i];
-      }
-      for (int64_t c = 0; c < channels; ++c) {
-        for (int stride = 4; stride > 0; stride /= 2) {
-          for (int i = 0; i < stride; ++i) partial[i][c] = add_scalar(partial[i][c], partial[i + stride][c]);
-        }
-        total[c] = add_scalar(total[c], partial[0][c]);
+        sum.add(partial[0], channels);
       }
     }
-    for (int64_t c = 0; c < channels; ++c) call.grad_bias[c0 + c] = Narrow<S>::from(from_wide<T>(total[c]));
+    for (int64_t c = 0; c < channels; ++c) {
+      call.grad_bias[c0 + c] = Narrow<S>::from(from_wide<T>(sum.total(c)));
+    }
+  }
+
+  // Pixels p, p + 1, ... of a block, of one channel, eight partial sums at a time.
+  static void add_run(const S* s, int64_t step, int64_t p, int64_t run, W (&partial)[8][kBlock]) {
+    W sums[8];
+    for (int i = 0; i < 8; ++i) sums[i] = partial[i][0];
+    int64_t x = 0;
+    for (; x < run && (p + x) % 8 != 0; ++x) sums[(p + x) % 8] = add_scalar(sums[(p + x) % 8], wide(s[x * step]));
+    for (; x + 8 <= run; x += 8) {
+      for (int i = 0; i < 8; ++i) sums[i] = add_scalar(sums[i], wide(s[(x + i) * step]));
+    }
+    for (; x < run; ++x) sums[(p + x) % 8] = add_scalar(sums[(p + x) % 8], wide(s[x * step]));
+    for (int i = 0; i < 8; ++i) partial[i][0] = sums[i];
   }
 };
 

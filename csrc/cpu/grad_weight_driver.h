@@ -4,8 +4,8 @@
 //
 // The same micro-kernel as the other directions, with the offset tables exchanged: its rows are the weight elements
 // (c, i, j), its K the pixels, its vectors output channels. A work item owns a tile of the weight and walks over all
-// pixels, rectangle by rectangle (PixelBlocking): patch and grad_output panel are packed, the products of a rectangle
-// are one chain from zero, added to the chunk's sum. Chunk sums are added in order, whether one item makes them one
+// pixels, rectangle by rectangle (PixelBlocking): patch and grad_output panel are packed, the products of each run of
+// pixels are one chain from zero, added to the chunk's sum. Chunk sums are added in order, whether one item makes them one
 // after the other or several items make them at once (`slots`).
 // Where groups have few channels, vectors run over groups (G), as in conv_driver.h.
 #pragma once
@@ -33,7 +33,7 @@ struct GradWeightCall {
         grad_output(go),
         input(in),
         grad_weight(gw),
-        pixels(block_pixels(p.batch, p.out_h, p.out_w)),
+        pixels(block_pixels(p.batch, p.out_h, p.out_w, vector_shape<T>().limits)),
         tiling(tile_grad_weight(p, pixels, vector_shape<T>(), G, num_threads)),
         layout(lay_out_scratch(tiling, pixels, vector_shape<T>())) {}
 
@@ -71,6 +71,8 @@ struct GradWeightCall {
     int64_t* const pixel_offsets = reinterpret_cast<int64_t*>(memory + at.pixel_offsets);
     T* const panel = reinterpret_cast<T*>(memory + at.panel);
     T* const patch_data = reinterpret_cast<T*>(memory + at.patch);
+    T* const zeros = reinterpret_cast<T*>(memory + at.zeros);
+    fill_zero(zeros, Vec<T>::kMaxVectors * L);
     const Panels panels = cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
     const int64_t* const go = grad_output.stride;
     const int64_t* const in = input.stride;
@@ -87,8 +89,8 @@ struct GradWeightCall {
       const int64_t cols = min64(pixels.cols, problem.out_w - q0);
 
       const Patch patch = lay_out_patch(
-          order, make_patch_axis(p0, rows, problem.stride_h, -problem.pad_top, t.i0, t.tap_rows, problem.dilation_h),
-          make_patch_axis(q0, cols, problem.stride_w, -problem.pad_left, t.j0, t.tap_cols, problem.dilation_w), images,
+          order, make_patch_axis(problem.rows(), p0, rows, t.i0, t.tap_rows),
+          make_patch_axis(problem.cols(), q0, cols, t.j0, t.tap_cols), images,
           t.channels, L, sizeof(T));
       pack_patch(patch,
                  Source<S>{static_cast<const S*>(input.data) + n0 * in[0] +
@@ -131,8 +133,11 @@ struct GradWeightCall {
             }
           }
         }
-        gemm_panel<G>(t.elements(), vectors, depth, panel, width, patch_data, element_offsets, pixel_offsets,
-                      c_tile + t.elements() * start * L, width, segment != first);
+        for (int64_t k = 0; k < depth; k += pixels.chain) {
+          gemm_panel<G>(t.elements(), vectors, min64(pixels.chain, depth - k), panel + k * width, width, patch_data,
+                        element_offsets, pixel_offsets + k, zeros, c_tile + t.elements() * start * L, width,
+                        segment != first || k != 0);
+        }
       }
     }
   }

@@ -4,6 +4,7 @@
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 constexpr const char* kIsaName = "avx512";
+constexpr bool kFusedMultiplyAdd = true;
 
 template <class T>
 struct Vec;

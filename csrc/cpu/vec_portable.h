@@ -15,6 +15,11 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 #if !defined(CONV2D_HAS_NATIVE_VEC)
 constexpr const char* kIsaName = "portable";
+#if defined(__ARM_FEATURE_FMA)
+constexpr bool kFusedMultiplyAdd = true;
+#else
+constexpr bool kFusedMultiplyAdd = false;
+#endif
 template <class T>
 struct Vec;
 #endif

@@ -1,0 +1,73 @@
+"""The accuracy that conv2d_ext promises, relative to F.conv2d's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from loop_oracle import loop_oracle
+
+from conv2d_ext.testing import (
+    Oracle,
+    Problem,
+    Results,
+    aten_results,
+    float64_oracle,
+    library_results,
+    make_tensors,
+    unit_roundoff,
+)
+
+
+def assert_as_accurate(
+    actual: torch.Tensor, aten: torch.Tensor, oracle: Oracle, what: str = "result"
+) -> None:
+    """Each error measure is at most twice F.conv2d's plus one unit roundoff."""
+    assert actual.shape == aten.shape == oracle.value.shape, what
+    assert actual.dtype == aten.dtype, what
+    slack = unit_roundoff(actual.dtype)
+    for measure in (Oracle.relative_l2, Oracle.max_scaled_error):
+        ours, theirs = measure(oracle, actual), measure(oracle, aten)
+        assert ours <= 2 * theirs + slack, (
+            f"{what}: {measure.__name__} is {ours:.3g}, F.conv2d's {theirs:.3g}, the bound "
+            f"{2 * theirs + slack:.3g}"
+        )
+
+
+def _joined(oracles: Iterable[Oracle]) -> Oracle:
+    """One oracle for the results of several draws, laid end to end."""
+    fields = zip(*((o.value, o.tail, o.magnitude) for o in oracles), strict=True)
+    return Oracle(
+        *(None if parts[0] is None else torch.cat([p.flatten() for p in parts]) for parts in fields)
+    )
+
+
+def _draws(problem: Problem) -> int:
+    """Enough draws for about 512 elements of each result, so that no lucky rounding of F.conv2d's
+    few sums becomes the bound."""
+    sizes = map(math.prod, (problem.input_shape, problem.weight_shape, problem.output_shape))
+    return max(1, min(8, 512 // max(1, min(sizes))))
+
+
+def assert_results_as_accurate(
+    problem: Problem, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> None:
+    """All directions of a floating or complex problem, against the oracle its dtype needs."""
+    find_exact = loop_oracle if dtype in (torch.float64, torch.complex128) else float64_oracle
+    found = []
+    for seed in range(_draws(problem)):
+        tensors = make_tensors(problem, dtype, seed=seed, device=device)
+        actual, aten = library_results(problem, tensors), aten_results(problem, tensors)
+        found.append((actual, aten, find_exact(problem, tensors)))
+    for name in Results._fields:
+        ours, theirs, exact = (
+            [getattr(results, name) for results in same] for same in zip(*found, strict=True)
+        )
+        if exact[0] is None:
+            assert ours[0] is None, name
+            continue
+        for our, exact_one in zip(ours, exact, strict=True):
+            assert our.shape == exact_one.value.shape, name
+        ours, theirs = (torch.cat([t.flatten() for t in tensors]) for tensors in (ours, theirs))
+        assert_as_accurate(ours, theirs, _joined(exact), f"{problem}: {name}")

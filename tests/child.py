@@ -1,0 +1,22 @@
+"""Run Python in a process of its own, with the conv2d_ext that the tests import."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import conv2d_ext
+
+
+def run_python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """The finished process, whatever its exit status; stdout and stderr as text."""
+    package = str(pathlib.Path(conv2d_ext.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": package, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,118 @@
+"""A program: the memory that each case needs beyond its results, as JSON, in bytes by case.
+
+That is the peak of resident memory while a call ran, less what was resident before and less the
+results. It runs in a process of its own, whose peak nothing else moves, and in which the C library
+gives freed blocks back at once (MALLOC_MMAP_THRESHOLD_), so that no call lives on an earlier
+call's memory. What the calls leave behind is measured at the end. test_workspace.py runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+
+import conv2d_ext
+from conv2d_ext.testing import VIEWS
+
+THREADS = 2
+
+# Activations whose column matrices take 2.3 GiB and 27 MiB in float32.
+SIZES = {"image": (1, 64, 1024, 1024), "row": (1, 3, 3, 262144)}
+SMALL_SIZES = {"image": (1, 64, 3, 64), "row": (1, 3, 3, 64)}
+OUT_CHANNELS = 8
+DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias")
+KINDS = ("contiguous", "channels_last", "sliced", "permuted", "expanded")
+
+
+def _activation(kind: str, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Ones in the memory layout of the case; every page of them is touched."""
+    n, c, h, w = size
+    if kind == "sliced":
+        return torch.ones(n, c, h, 2 * w, dtype=dtype)[..., ::2]
+    if kind == "permuted":
+        return torch.ones(w, n, h, c, dtype=dtype).permute(1, 3, 2, 0)
+    if kind == "expanded":
+        return torch.ones(1, dtype=dtype).expand(size)
+    image = torch.ones(size, dtype=dtype)
+    return image if kind == "contiguous" else VIEWS[kind](image)
+
+
+def _memory(field: str) -> int:
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def _extra_memory(call: Callable[[], tuple[torch.Tensor, ...]]) -> int:
+    with open("/proc/self/clear_refs", "w") as clear_refs:
+        clear_refs.write("5")  # the peak becomes the present
+    before = _memory("VmHWM")
+    results = call()
+    peak = _memory("VmHWM")
+    return peak - before - sum(result.untyped_storage().nbytes() for result in results)
+
+
+def measure_op(direction: str, kind: str, size: tuple[int, ...], dtype: torch.dtype) -> int:
+    """One op, its activations all in one layout."""
+    weight = torch.ones(OUT_CHANNELS, size[1], 3, 3, dtype=dtype)
+    geometry = ([1, 1], [1, 1, 1, 1], [1, 1], 1)
+    ops = torch.ops.conv2d_ext
+    if direction in ("forward", "grad_weight"):
+        input = _activation(kind, size, dtype)
+    if direction != "forward":
+        grad_output = _activation(kind, (size[0], OUT_CHANNELS, *size[2:]), dtype)
+    calls = {
+        "forward": lambda: ops.conv2d(input, weight, None, *geometry),
+        "grad_input": lambda: ops.conv2d_grad_input(
+            grad_output, weight, list(size), *geometry, False
+        ),
+        "grad_weight": lambda: ops.conv2d_grad_weight(
+            grad_output, input, list(weight.shape), list(weight.stride()), *geometry
+        ),
+        "grad_bias": lambda: ops.conv2d_grad_bias(grad_output),
+    }
+    return _extra_memory(lambda: (calls[direction](),))
+
+
+def measure_training_step(kind: str, size: tuple[int, ...]) -> int:
+    """Forward and backward of a sum, whose gradient is one number expanded."""
+    weight = torch.ones(OUT_CHANNELS, size[1], 3, 3, requires_grad=True)
+    bias = torch.ones(OUT_CHANNELS, requires_grad=True)
+    input = _activation(kind, size, torch.float32).requires_grad_()
+
+    def step() -> tuple[torch.Tensor, ...]:
+        output = conv2d_ext.conv2d(input, weight, bias, padding=1)
+        return (output, *torch.autograd.grad(output.sum(), (input, weight, bias)))
+
+    return _extra_memory(step)
+
+
+def measure_all() -> dict[str, int]:
+    found = {}
+    # The first pass brings threads, code pages and the allocator's arenas into being.
+    for sizes in (SMALL_SIZES, SIZES):
+        before = _memory("VmRSS")
+        for name, size in sizes.items():
+            for kind in KINDS:
+                found[f"training step, {name}, {kind}"] = measure_training_step(kind, size)
+        for direction in DIRECTIONS:
+            for dtype in (torch.float32, torch.bfloat16):
+                for kind in KINDS:
+                    case = f"{direction}, {str(dtype).removeprefix('torch.')}, {kind}"
+                    found[case] = measure_op(direction, kind, sizes["image"], dtype)
+        found["kept"] = _memory("VmRSS") - before
+    # For the measure's own test: a copy of 32 MiB, and nothing but a result.
+    source = torch.ones(8 * 2**20)
+    found["a copy"] = _extra_memory(lambda: (source.clone() * 2,))
+    found["no copy"] = _extra_memory(lambda: (source * 2,))
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(THREADS)
+    json.dump(measure_all(), sys.stdout)

@@ -1,0 +1,188 @@
+"""Guarantee 1: results are reproducible to the bit.
+
+Seen to fail: with F.conv2d in the library's place, test_threads fails for 64 of its 221 cases,
+test_place_in_the_batch for 58, test_views for 314 of 1105, and TestFlushDenormal where denormals
+are flushed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from conv2d_ext import testing
+from conv2d_ext.testing import (
+    VIEWS,
+    Problem,
+    Results,
+    Tensors,
+    library_results,
+    make_tensors,
+    real_layer,
+)
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+# Beside the small problems, layers with work for several threads in every direction.
+LAYERS = (
+    real_layer("resnet50 3@224-64/k7s2p3").shrunk(96),
+    real_layer("resnet50 64@56-64/k3p1").shrunk(28),
+    real_layer("resnet50 1024@14-256"),
+    real_layer("resnet50 512@7-512/k3p1"),
+    real_layer("resnet50 512@28-1024/s2").shrunk(14),
+    real_layer("mobilenet_v3_large 72@56-72/k5s2p2g72").shrunk(28),
+    real_layer("convnext_tiny 96@56-96/k7p3g96").shrunk(28),
+    real_layer("deeplabv3 2048@65-256/k3p36d36").shrunk(5),
+)
+SMALL = tuple(problem for problem in testing.SMALL_PROBLEMS if problem.batch)
+
+# float16 goes the way of bfloat16 through the engines.
+CASES = [
+    pytest.param(problem, dtype, id=f"{problem}-{str(dtype).removeprefix('torch.')}")
+    for dtype, problems in (
+        (torch.float32, SMALL + LAYERS),
+        (torch.float64, SMALL + LAYERS[:3]),
+        (torch.bfloat16, SMALL + LAYERS[:3]),
+        (torch.float16, (*testing.ASYMMETRIC[:3], *testing.LONG_SUMS, LAYERS[1])),
+    )
+    for problem in problems
+]
+over_cases = pytest.mark.parametrize(("problem", "dtype"), CASES)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the values in logical order, so that -0.0, 0.0 and NaNs are told apart."""
+    dense = tensor.clone(memory_format=torch.contiguous_format)
+    return dense.view(-1).view(torch.uint8)
+
+
+def assert_same_bits(actual: Results, expected: Results, what: str) -> None:
+    for name, ours, theirs in zip(Results._fields, actual, expected, strict=True):
+        if theirs is not None:
+            assert ours.shape == theirs.shape, (what, name)
+            differing = (bits(ours) != bits(theirs)).sum().item()
+            assert differing == 0, f"{what}: {name} differs in {differing} bytes"
+
+
+@over_cases
+def test_runs(problem, dtype, device):
+    tensors = make_tensors(problem, dtype, device=device)
+    first = library_results(problem, tensors)
+    for run in range(2):
+        # New addresses, and memory that isn't zero, for whatever the next run allocates.
+        _ = torch.full((1000 * (run + 1),), torch.nan, device=device)
+        assert_same_bits(library_results(problem, tensors), first, f"run {run}")
+
+
+@over_cases
+def test_threads(problem, dtype):
+    tensors = make_tensors(problem, dtype)
+    torch.set_num_threads(1)
+    alone = library_results(problem, tensors)
+    for threads in (2, 3, 7):
+        torch.set_num_threads(threads)
+        assert_same_bits(library_results(problem, tensors), alone, f"{threads} threads")
+
+
+@over_cases
+def test_place_in_the_batch(problem, dtype, device):
+    """Each image's output and input gradient: in a batch of 8, alone, and unbatched."""
+    batch = dataclasses.replace(problem, batch=8)
+    tensors = make_tensors(batch, dtype, device=device)
+    together = library_results(batch, tensors)
+    single = dataclasses.replace(problem, batch=1)
+    for n in range(8):
+        alone = tensors._replace(
+            input=tensors.input[n : n + 1], grad_output=tensors.grad_output[n : n + 1]
+        )
+        results = library_results(single, alone)
+        for name in ("output", "grad_input"):
+            ours, theirs = getattr(together, name)[n], getattr(results, name)[0]
+            assert torch.equal(bits(ours), bits(theirs)), f"{name} of image {n} of 8"
+    unbatched = tensors._replace(input=tensors.input[7], grad_output=tensors.grad_output[7])
+    results = library_results(batch, unbatched)
+    for name in ("output", "grad_input"):
+        ours, theirs = getattr(together, name)[7], getattr(results, name)
+        assert torch.equal(bits(ours), bits(theirs)), f"{name} of the unbatched image"
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 13])
+def test_other_batch_sizes(size, device):
+    problem = dataclasses.replace(real_layer("resnet50 512@7-512/k3p1"), batch=13)
+    tensors = make_tensors(problem, device=device)
+    whole = library_results(problem, tensors)
+    part = tensors._replace(input=tensors.input[:size], grad_output=tensors.grad_output[:size])
+    results = library_results(dataclasses.replace(problem, batch=size), part)
+    assert torch.equal(bits(whole.output[:size]), bits(results.output))
+    assert torch.equal(bits(whole.grad_input[:size]), bits(results.grad_input))
+
+
+def _strided_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else torch.stack((bias, bias + 1), 1)[:, 0]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@over_cases
+def test_views(problem, view, dtype, device):
+    """Formats, strides and alignment of every argument: all at once, and for float32 one by one."""
+    tensors = make_tensors(problem, dtype, device=device)
+    plain = library_results(problem, tensors)
+    viewed = Tensors(
+        VIEWS[view](tensors.input),
+        VIEWS[view](tensors.weight),
+        _strided_bias(tensors.bias),
+        VIEWS[view](tensors.grad_output),
+    )
+    assert_same_bits(library_results(problem, viewed), plain, f"{view} everything")
+    if dtype != torch.float32:
+        return
+    for name in ("input", "weight", "grad_output"):
+        one = tensors._replace(**{name: getattr(viewed, name)})
+        assert_same_bits(library_results(problem, one), plain, f"{view} {name}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_expanded_arguments(dtype, device):
+    """Arguments with strides of zero against their copies."""
+    problem = Problem("expanded", 4, 6, (9, 11), 7, (3, 2), (1, 2), (1, 1))
+    tensors = Tensors(
+        torch.randn(1, 1, 9, 11, device=device).to(dtype).expand(problem.input_shape),
+        torch.randn(7, 6, 1, 1, device=device).to(dtype).expand(problem.weight_shape),
+        torch.randn(1, device=device).to(dtype).expand(7),
+        torch.randn((), device=device).to(dtype).expand(problem.output_shape),
+    )
+    copies = Tensors(*(t.contiguous() for t in tensors))
+    expected = library_results(problem, copies)
+    assert_same_bits(library_results(problem, tensors), expected, "expanded")
+
+
+class TestFlushDenormal:
+    """Worker threads treat denormal numbers as the calling thread does."""
+
+    @pytest.fixture(autouse=True)
+    def _restore(self):
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this CPU cannot flush denormal numbers")
+        torch.set_flush_denormal(False)
+        yield
+        torch.set_flush_denormal(False)
+
+    @pytest.mark.parametrize("flush", [True, False], ids=["flushed", "kept"])
+    @pytest.mark.parametrize("problem", [real_layer("resnet50 64@56-64/k3p1").shrunk(28)], ids=str)
+    def test_all_threads(self, problem, flush):
+        # Normal operands, denormal products: what is flushed is what the engine computes.
+        operands = Tensors(
+            torch.full(problem.input_shape, 1e-20),
+            torch.full(problem.weight_shape, 1e-20),
+            None,
+            torch.full(problem.output_shape, 1e-20),
+        )
+        torch.set_num_threads(4)
+        torch.set_flush_denormal(flush)
+        results = library_results(problem, operands)
+        torch.set_flush_denormal(False)
+        for name, result in zip(Results._fields[:3], results[:3], strict=True):
+            zeros = (result == 0).sum().item()
+            assert zeros == (result.numel() if flush else 0), name

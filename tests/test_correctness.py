@@ -1,0 +1,247 @@
+"""Values of the forward and of every gradient, for every dtype, over the named problems."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accuracy import assert_as_accurate, assert_results_as_accurate
+from loop_oracle import loop_oracle
+
+import conv2d_ext
+from conv2d_ext import testing
+from conv2d_ext.testing import (
+    Problem,
+    Results,
+    Tensors,
+    aten_results,
+    library_forward,
+    library_results,
+    make_tensors,
+    real_layer,
+)
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+COMPLEX = (torch.complex64, torch.complex128)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Threads change no bit (test_bits.py), and the oracles' many small calls are faster on one."""
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("problem", testing.SMALL_PROBLEMS, ids=str)
+def test_floats(problem, dtype, device):
+    assert_results_as_accurate(problem, dtype, device)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+@pytest.mark.parametrize(
+    "problem", [p for p in testing.SMALL_PROBLEMS if p not in testing.LONG_SUMS], ids=str
+)
+def test_complex(problem, dtype, device):
+    assert_results_as_accurate(problem, dtype, device)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize(
+    "problem", [p for p in testing.SMALL_PROBLEMS if p not in testing.LONG_SUMS], ids=str
+)
+def test_integers_are_exact(problem, dtype):
+    """Sums that leave the dtype's range wrap around; dilated, F.conv2d takes int64 alone."""
+    tensors = make_tensors(problem, dtype)
+    output = library_forward(problem, tensors)
+    assert output.dtype == dtype
+    assert torch.equal(output, loop_oracle(problem, tensors).output.value.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize(
+    "arguments", [{}, {"padding": 1, "stride": (2, 1)}, {"padding": "same"}], ids=str
+)
+def test_integers_wrap_around_as_in_pytorch(arguments, dtype):
+    info = torch.iinfo(dtype)
+    input = torch.randint(info.min, info.max, (2, 3, 6, 7), dtype=dtype)
+    weight = torch.randint(info.min, info.max, (5, 3, 3, 2), dtype=dtype)
+    bias = torch.full((5,), info.max, dtype=dtype)
+    output = conv2d_ext.conv2d(input, weight, bias, **arguments)
+    assert torch.equal(output, F.conv2d(input, weight, bias, **arguments))
+
+
+def _distinct_shrunk_layers(size: int) -> list[Problem]:
+    """The real layers on small maps: every width of channels and every hyper-parameter, quickly."""
+    distinct = {}
+    for layer in (layer for model in testing.REAL_LAYERS.values() for layer in model):
+        small = layer.shrunk(size)
+        distinct.setdefault(dataclasses.replace(small, name=""), small)
+    return list(distinct.values())
+
+
+@pytest.mark.parametrize("problem", _distinct_shrunk_layers(7), ids=str)
+def test_real_layers_on_small_maps(problem, device):
+    assert_results_as_accurate(problem, torch.float32, device)
+
+
+FULL_SIZE = (
+    testing.POST,
+    real_layer("resnet50 3@224-64/k7s2p3"),
+    real_layer("resnet50 64@56-64/k3p1"),
+    real_layer("resnet50 512@28-1024/s2"),
+    real_layer("resnet50 512@7-512/k3p1"),
+    real_layer("mobilenet_v3_large 72@56-72/k5s2p2g72"),
+    real_layer("convnext_tiny 96@56-96/k7p3g96"),
+    real_layer("deeplabv3 256@65-256/k3p2d2"),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("problem", FULL_SIZE, ids=str)
+def test_real_layers_at_full_size(problem, dtype, device):
+    """Against F.conv2d in float64; float64 itself to a bound on the error of summing K products."""
+    if dtype == torch.float32:
+        assert_results_as_accurate(problem, dtype, device)
+        return
+    tensors = make_tensors(problem, dtype, device=device)
+    for name, actual, exact in zip(
+        Results._fields,
+        library_results(problem, tensors),
+        testing.float64_oracle(problem, tensors),
+        strict=True,
+    ):
+        if exact is not None:
+            assert exact.max_scaled_error(actual) <= 1e-14, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weight_gradient_over_a_million_pixels(dtype, device):
+    """The longest sum of all, where one running sum would lose half the digits."""
+    problem = Problem("a million pixels", 1, 2, (1024, 1024), 3, (3, 3), padding=(1, 1))
+    tensors = make_tensors(problem, dtype, device=device)
+    # An offset makes every partial sum grow, the hard case for a running sum.
+    tensors = Tensors(*(t + 1 for t in tensors))
+    exact = testing.float64_oracle(problem, tensors)
+    # F.conv2d itself sums bfloat16 in segments of its own; float32's figures are its best ones.
+    aten = aten_results(problem, tensors)
+    actual = library_results(problem, tensors)
+    assert_as_accurate(actual.grad_weight, aten.grad_weight, exact.grad_weight, "grad_weight")
+    assert_as_accurate(actual.grad_bias, aten.grad_bias, exact.grad_bias, "grad_bias")
+
+
+class TestCallForms:
+    """Every way to write a call that F.conv2d takes gives what F.conv2d gives."""
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {},
+            {"stride": 2},
+            {"stride": (2,), "padding": [1], "dilation": (2,)},
+            {"stride": [2, 1], "padding": (0, 2), "dilation": [1, 2]},
+            {"padding": "valid", "stride": 2},
+            {"padding": "same"},
+            {"padding": "same", "dilation": (2, 3)},
+            {"groups": 2},
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
+    def test_arguments(self, arguments, batched, device):
+        input = torch.randn(3, 4, 9, 8, device=device, dtype=torch.float64)
+        weight = torch.randn(6, 4 // arguments.get("groups", 1), 3, 2, device=device).double()
+        bias = torch.randn(6, device=device, dtype=torch.float64)
+        input = input if batched else input[0]
+        expected = F.conv2d(input, weight, bias, **arguments)
+        torch.testing.assert_close(
+            conv2d_ext.conv2d(input, weight, bias, **arguments), expected, rtol=1e-12, atol=1e-12
+        )
+
+    def test_positional_arguments(self):
+        input, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 2)
+        arguments = (torch.randn(6), (2, 1), (1, 0), (1, 2), 2)
+        torch.testing.assert_close(
+            conv2d_ext.conv2d(input, weight, *arguments), F.conv2d(input, weight, *arguments)
+        )
+
+    def test_keyword_tensors(self):
+        input, weight, bias = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 2), torch.randn(6)
+        torch.testing.assert_close(
+            conv2d_ext.conv2d(weight=weight, bias=bias, input=input),
+            F.conv2d(weight=weight, bias=bias, input=input),
+        )
+
+    def test_no_channels(self):
+        """F.conv2d gives no output channels either, whatever the weight says."""
+        input, weight = torch.randn(2, 0, 8, 8), torch.randn(6, 0, 3, 3)
+        assert conv2d_ext.conv2d(input, weight).shape == F.conv2d(input, weight).shape
+
+
+class TestZeroPadding:
+    """Padding zeros are multiplied like any other zero: Inf * 0 is NaN.
+
+    The oracle pads a copy in float64, where every tap is multiplied. Seen to fail: with F.conv2d in
+    the library's place, which skips the padding of some float32 and bfloat16 problems.
+    """
+
+    PROBLEMS = (
+        *(p for p in testing.SMALL_PROBLEMS if any(p.padding4) and p not in testing.LONG_SUMS),
+        real_layer("resnet50 3@224-64/k7s2p3").shrunk(40),
+        real_layer("resnet50 64@56-64/k3p1").shrunk(14),
+    )
+
+    @staticmethod
+    def _oracle(problem: Problem, tensors: Tensors) -> Results:
+        top, bottom, left, right = problem.padding4
+        leaves = [t.double().requires_grad_() for t in tensors[:3] if t is not None]
+        padded = F.pad(leaves[0], (left, right, top, bottom))
+        bias = leaves[2] if problem.bias else None
+        geometry = (problem.stride, 0, problem.dilation, problem.groups)
+        output = F.conv2d(padded, leaves[1], bias, *geometry)
+        gradients = torch.autograd.grad(output, leaves, tensors.grad_output.double())
+        return Results(output.detach(), *gradients, *([] if problem.bias else [None]))
+
+    @staticmethod
+    def _assert_same_kinds(actual: torch.Tensor, expected: torch.Tensor) -> None:
+        for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+            assert torch.equal(kind(actual), kind(expected)), kind.__name__
+
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+    def test_infinite_weight(self, problem, dtype, device):
+        tensors = make_tensors(problem, dtype, device=device)
+        tensors.weight[0, 0, 0, 0] = torch.inf
+        actual, expected = library_results(problem, tensors), self._oracle(problem, tensors)
+        self._assert_same_kinds(actual.output, expected.output)
+        # grad_input is in turn a convolution of grad_output, surrounded by zeros and, at strides,
+        # spread out with zeros; times the infinite tap these may be NaN too.
+        invented = actual.grad_input.isnan() & ~expected.grad_input.isnan()
+        self._assert_same_kinds(
+            torch.where(invented, 0, actual.grad_input),
+            torch.where(invented, 0, expected.grad_input),
+        )
+        channels = problem.in_channels // problem.groups
+        assert not invented[:, 1:channels].any(), "only the infinite tap's channel may have them"
+        assert not invented[:, channels:].any(), "only the infinite tap's group may have them"
+
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+    def test_infinite_gradient(self, problem, dtype, device):
+        """A corner's infinite gradient meets padding in the weight's gradient."""
+        tensors = make_tensors(problem, dtype, device=device)
+        tensors.grad_output[:1, 0, 0, 0] = torch.inf
+        actual, expected = library_results(problem, tensors), self._oracle(problem, tensors)
+        for name, ours, theirs in zip(Results._fields, actual, expected, strict=True):
+            if theirs is not None and name != "grad_input":
+                self._assert_same_kinds(ours, theirs)
+
+    def test_a_padding_zero_times_infinity_is_nan(self, device):
+        weight = torch.full((1, 1, 3, 3), torch.inf, device=device)
+        output = conv2d_ext.conv2d(torch.ones(1, 1, 3, 3, device=device), weight, padding=1)
+        expected = torch.full((3, 3), torch.nan)
+        expected[1, 1] = torch.inf
+        assert torch.equal(output[0, 0].isnan().cpu(), expected.isnan())
+        assert output[0, 0, 1, 1] == torch.inf

@@ -1,0 +1,117 @@
+"""explain and build_config: what they say agrees with what happens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import conv2d_ext
+from conv2d_ext import testing
+from conv2d_ext.testing import Problem, make_tensors
+
+DIRECTIONS = ("forward", "grad_input", "grad_weight")
+PROBLEMS = [
+    problem
+    for problem in testing.SMALL_PROBLEMS
+    if problem.batch and (len(problem.padding) != 4 or problem.padding == "same")
+]
+
+
+def _explain(problem, dtype=torch.float32):
+    input, weight, bias, _ = make_tensors(problem, dtype)
+    return conv2d_ext.explain(input, weight, bias, **problem.call_args())
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_the_problem(problem):
+    plan = _explain(problem)
+    assert plan.input_size == problem.input_shape
+    assert plan.weight_size == problem.weight_shape
+    assert plan.output_size == problem.output_shape
+    assert (plan.stride, plan.padding, plan.dilation, plan.groups) == (
+        problem.stride, problem.padding4, problem.dilation, problem.groups
+    )  # fmt: skip
+    assert plan.forward.gemm_k == problem.gemm_mnk[2]
+    assert {plan.forward.gemm_m, plan.forward.gemm_n} == set(problem.gemm_mnk[:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128], ids=str)
+@pytest.mark.parametrize("problem", [*PROBLEMS, testing.POST], ids=str)
+def test_each_direction(problem, dtype):
+    plan = _explain(problem, dtype)
+    assert plan.dtype == dtype
+    for name in DIRECTIONS:
+        direction = getattr(plan, name)
+        assert direction.engine
+        assert direction.micro_kernel
+        assert direction.isa == conv2d_ext.build_config()["isa"]
+        assert 0 <= direction.workspace_bytes_per_thread <= 4 * 2**20
+        # The segments cover the sum, and none of them is empty. Only grad_weight has short ones
+        # inside it, where a rectangle of pixels ends.
+        length, pieces = direction.k_segment_length, direction.k_segments
+        assert pieces <= direction.gemm_k <= pieces * length
+        if name != "grad_weight":
+            assert (pieces - 1) * length < direction.gemm_k
+
+
+def test_segments_follow_the_geometry_alone():
+    """What fixes the bits is not moved by the thread count, nor the forward's by the batch."""
+    problem = Problem("segments", 1, 300, (9, 11), 9, (3, 3))
+    torch.set_num_threads(1)
+    one = _explain(problem)
+    torch.set_num_threads(4)
+    four = _explain(problem)
+    batch = _explain(problem.with_batch(8))
+    for name in DIRECTIONS:
+        for field in ("k_segments", "k_segment_length", "engine", "isa"):
+            assert getattr(getattr(one, name), field) == getattr(getattr(four, name), field)
+            if name != "grad_weight":
+                assert getattr(getattr(one, name), field) == getattr(getattr(batch, name), field)
+    assert one.forward.k_segments > 1
+
+
+def test_nothing_is_computed():
+    """An explanation of a convolution that would take hours comes at once."""
+    input = torch.ones(1).expand(64, 512, 2**12, 2**12)
+    weight = torch.ones(1).expand(512, 512, 7, 7)
+    assert conv2d_ext.explain(input, weight, padding="same").output_size == input.shape
+
+
+def test_meta_tensors_and_no_channels_say_why():
+    operands = torch.empty(1, 3, 8, 8, device="meta"), torch.empty(4, 3, 3, 3, device="meta")
+    meta = conv2d_ext.explain(*operands)
+    nothing = conv2d_ext.explain(torch.empty(1, 0, 8, 8), torch.empty(4, 0, 3, 3))
+    for plan in (meta, nothing):
+        assert plan.forward is plan.grad_input is plan.grad_weight is None
+        assert plan.refused
+        assert plan.refused in str(plan)
+
+
+def test_the_text_names_what_runs():
+    plan = _explain(PROBLEMS[1])
+    for name in DIRECTIONS:
+        assert name in str(plan)
+        assert getattr(plan, name).micro_kernel in str(plan)
+
+
+def test_an_empty_batch():
+    plan = _explain(Problem("empty", 0, 3, (6, 7), 4, (3, 2)))
+    assert plan.output_size == (0, 4, 4, 6)
+    assert "empty" in plan.forward.engine
+    assert plan.forward.workspace_bytes_per_thread == 0
+
+
+def test_errors_are_those_of_conv2d():
+    with pytest.raises(RuntimeError, match="expected input"):
+        conv2d_ext.explain(torch.ones(1, 3, 8, 8), torch.ones(4, 2, 3, 3))
+
+
+def test_build_config():
+    config = conv2d_ext.build_config()
+    assert config["version"] == conv2d_ext.__version__
+    assert config["torch"].split(".")[:2] == torch.__version__.split(".")[:2]
+    assert config["isa"] in config["compiled_isas"]
+    assert config["compiler"]
+    assert config["cuda_architectures"] is None or torch.version.cuda
+    # What explain reports is what runs by default.
+    assert _explain(PROBLEMS[0]).forward.isa == config["isa"]

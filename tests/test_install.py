@@ -1,0 +1,326 @@
+"""Building and installing: what is required, what is refused and in which words. No network."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import conv2d_ext_backend as backend
+import conv2d_ext_build as build
+import conv2d_ext_toolchain as toolchain
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_python(code, *, environ=None, cwd=ROOT):
+    """The finished process of `python -c code`, in which build_backend/ is importable."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "build_backend"), **(environ or {})}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True)
+
+
+def run_setup(command, **environ):
+    """setup.py as every frontend runs it."""
+    code = f"import runpy, sys; sys.argv = ['setup.py', {command!r}]; runpy.run_path('setup.py')"
+    return run_python(code, environ=environ)
+
+
+def add_distribution(folder, name, version):
+    """Makes importlib.metadata (and import) find `name` in `folder`."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / f"{name}.py").write_text("")
+
+
+def add_program(folder, name, script):
+    """An executable shell script; returns its path."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+# ---- the requirements of an isolated build
+
+
+@pytest.mark.parametrize(
+    ("installed", "required"),
+    [
+        ({}, ["torch>=2.8", "ninja"]),
+        ({"torch": "2.11.0+cu130"}, ["ninja"]),
+        ({"torch": "2.8.0", "ninja": "1.13.0"}, []),
+        # Without its torch the environment stays hidden, and with it its ninja.
+        ({"ninja": "1.13.0"}, ["torch>=2.8", "ninja"]),
+        ({"torch": "2.7.1", "ninja": "1.13.0"}, ["torch>=2.8", "ninja"]),
+        ({"torch": "3.0.0", "ninja": "1.13.0"}, []),
+    ],
+)
+def test_requires_what_the_environment_lacks(tmp_path, monkeypatch, installed, required):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    for name, version in installed.items():
+        add_distribution(tmp_path, name, version)
+    assert backend.build_requirements([str(tmp_path)]) == required
+
+
+def test_requires_no_ninja_that_is_on_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert backend.build_requirements([str(tmp_path)]) == ["torch>=2.8"]
+
+
+@pytest.mark.parametrize(("version", "visible"), [("2.11.0", True), ("2.7.1", False)])
+def test_isolated_build_sees_the_torch_of_the_environment(tmp_path, version, visible):
+    add_distribution(tmp_path, "torch", version)
+    code = f"""
+import importlib.util, sys
+import conv2d_ext_backend as backend
+# What build isolation does: the environment's site-packages leave sys.path.
+sys.path[:] = [folder for folder in sys.path if not folder.endswith("-packages")]
+backend.environment_sites = lambda: [{str(tmp_path)!r}]
+assert importlib.util.find_spec("torch") is None
+backend.expose_torch()
+assert (importlib.util.find_spec("torch") is not None) is {visible}
+"""
+    process = run_python(code)
+    assert process.returncode == 0, process.stderr
+
+
+def test_environment_sites_hold_this_torch():
+    assert Path(torch.__file__).parent.parent in map(
+        Path, [*backend.environment_sites(), *sys.path]
+    )
+
+
+def test_old_setuptools_is_named():
+    backend.check_setuptools("77.0.3")
+    backend.check_setuptools("81.0.0")
+    with pytest.raises(SystemExit, match=r"needs setuptools 77 or newer.* has 65\.5\.0"):
+        backend.check_setuptools("65.5.0")
+
+
+# ---- CUDA or not
+
+
+@pytest.mark.parametrize(
+    ("requested", "torch_cuda", "toolkit", "has_sources", "gpu_visible", "expected"),
+    [
+        # A toolkit that fits: built unless refused. Minor versions may differ.
+        (None, "13.0", "13.0", True, False, True),
+        ("", "13.0", "13.2", True, False, True),
+        ("1", "13.0", "13.0", True, True, True),
+        ("0", "13.0", "13.0", True, True, False),
+        # One that doesn't fit: a warning, or an error where CUDA was asked for.
+        (None, "12.8", "13.0", True, False, "warns: the CUDA toolkit is 13.0, but torch"),
+        ("1", "12.8", "13.0", True, False, "fails: the CUDA toolkit is 13.0, but torch"),
+        ("0", "12.8", "13.0", True, True, False),
+        # None: worth a warning only where a GPU would lie idle.
+        (None, "13.0", None, True, False, False),
+        (None, "13.0", None, True, True, "warns: no CUDA toolkit was found for torch's CUDA 13.0"),
+        ("1", "13.0", None, True, False, "fails: no CUDA toolkit was found"),
+        ("0", "13.0", None, True, True, False),
+        # A torch without CUDA.
+        (None, None, "13.0", True, False, False),
+        ("1", None, "13.0", True, False, "fails: was built without CUDA"),
+        # No CUDA sources.
+        (None, "13.0", "13.0", False, True, False),
+        ("1", "13.0", "13.0", False, True, "fails: has no CUDA sources"),
+        (
+            "yes",
+            "13.0",
+            "13.0",
+            True,
+            False,
+            "fails: CONV2D_EXT_CUDA must be 0, 1 or unset, not 'y",
+        ),
+    ],
+)
+def test_cuda_decision(requested, torch_cuda, toolkit, has_sources, gpu_visible, expected):
+    def decide():
+        return build.decide_cuda(
+            requested, torch_cuda, toolkit, has_sources=has_sources, gpu_visible=gpu_visible
+        )
+
+    outcome, _, words = str(expected).partition(": ")
+    if outcome == "fails":
+        with pytest.raises(SystemExit) as error:
+            decide()
+        assert words in str(error.value)
+    elif outcome == "warns":
+        assert not decide().build
+        assert words in decide().warning
+    else:
+        assert decide() == (expected, None)
+
+
+def test_cuda_architectures():
+    assert build.choose_cuda_archs("7.5", [(9, 0)]) == "7.5"
+    assert build.choose_cuda_archs(None, [(9, 0), (8, 6), (9, 0)]) == "8.6;9.0+PTX"
+    assert build.choose_cuda_archs(None, []) == "8.0;9.0+PTX"
+
+
+def test_toolkit_version(tmp_path):
+    assert build.toolkit_version(None) is None
+    assert build.toolkit_version(str(tmp_path)) is None
+    (tmp_path / "bin").mkdir()
+    add_program(tmp_path / "bin", "nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'")
+    assert build.toolkit_version(str(tmp_path)) == "13.0"
+    add_program(tmp_path / "bin", "nvcc", "exit 1")
+    assert build.toolkit_version(str(tmp_path)) is None
+
+
+def test_sources(tmp_path):
+    for name in ("csrc/b.cpp", "csrc/cpu/a.cpp", "csrc/cuda/k.cu", "csrc/cuda/o.cpp", "csrc/b.h"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    cpu = ["csrc/b.cpp", "csrc/cpu/a.cpp"]
+    assert build.find_sources(tmp_path, cuda=False) == cpu
+    assert build.find_sources(tmp_path, cuda=True) == [*cpu, "csrc/cuda/k.cu", "csrc/cuda/o.cpp"]
+
+
+# ---- an unusable machine, in one sentence
+
+
+@pytest.mark.parametrize(
+    ("version", "supported"), [((3, 9), False), ((3, 10), True), ((3, 14), True), ((3, 15), False)]
+)
+def test_python_versions(version, supported):
+    problem = toolchain.python_problem((*version, 0, "final", 0))
+    assert (problem is None) is supported
+    assert supported or f"Python {version[0]}.{version[1]} is not supported" in problem
+
+
+def test_missing_headers(tmp_path):
+    assert toolchain.headers_problem() is None
+    assert f"no Python.h in {tmp_path}" in toolchain.headers_problem(str(tmp_path))
+
+
+def test_toolchain_checks_run_on_an_old_python():
+    source = (ROOT / "build_backend" / "conv2d_ext_toolchain.py").read_text()
+    ast.parse(source, feature_version=(3, 6))
+
+
+def test_a_working_compiler_passes():
+    assert toolchain.compiler_problem(toolchain.find_compiler()) is None
+
+
+def test_no_compiler(tmp_path):
+    environ = {"PATH": str(tmp_path)}
+    assert toolchain.find_compiler(environ) is None
+    assert "No C++ compiler was found on PATH" in toolchain.compiler_problem(None)
+    add_program(tmp_path, "g++", "exit 1")
+    assert toolchain.find_compiler(environ) == "g++"
+    assert toolchain.find_compiler({**environ, "CXX": "ccache g++"}) == "ccache g++"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'trial.cpp:1: error: no such header'; exit 1", "error: no such header"),
+        ("exit 1", "cannot build an empty program"),
+        ('case "$*" in *-std=*) exit 1;; esac', "is too old: torch's headers need c++20"),
+        ('case "$*" in *-fopenmp*) exit 1;; esac', "cannot build OpenMP programs"),
+    ],
+)
+def test_unusable_compiler(tmp_path, script, words):
+    compiler = add_program(tmp_path, "c++", script)
+    problem = toolchain.compiler_problem(compiler, "c++20")
+    assert problem.startswith(f"The C++ compiler {compiler} ")
+    assert words in problem
+    assert "\n" not in problem
+
+
+def test_setup_without_a_compiler_says_so(tmp_path):
+    process = run_setup("build_ext", PATH=str(tmp_path), CXX="")
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1].startswith("conv2d_ext: No C++ compiler was found")
+    assert "Traceback" not in process.stderr
+
+
+def test_setup_with_a_wrong_setting_says_so():
+    process = run_setup("build_ext", CONV2D_EXT_CUDA="maybe")
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1].startswith("conv2d_ext: CONV2D_EXT_CUDA must be")
+    assert "Traceback" not in process.stderr
+
+
+def test_setup_without_torch_says_so():
+    code = """
+import runpy, sys
+sys.modules["torch"] = None  # importing it raises ModuleNotFoundError
+sys.argv = ["setup.py", "build_ext"]
+runpy.run_path("setup.py")
+"""
+    process = run_python(code)
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1].startswith("conv2d_ext: building needs torch")
+    assert "Traceback" not in process.stderr
+
+
+# ---- what a build leaves behind
+
+
+def test_build_info_is_what_was_given():
+    given = ("1.2.3", "2.11.0+cu130", 'g++ "12"', "8.0;9.0+PTX", ("built for the CPU only",))
+    module = {}
+    exec(build.format_build_info(*given), module)
+    names = ("VERSION", "TORCH_VERSION", "COMPILER", "CUDA_ARCHS", "WARNINGS")
+    assert tuple(module[name] for name in names) == given
+
+
+@pytest.fixture
+def package_copy(tmp_path):
+    """Imports a copy of the package that claims to be built with some torch, with a mock _C."""
+    package = tmp_path / "conv2d_ext"
+    shutil.copytree(
+        ROOT / "conv2d_ext", package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    (package / "_C.py").write_text("raise ImportError('reached _C')")
+
+    def claim(torch_version):
+        text = build.format_build_info("0.1.0", torch_version, "g++", None, ())
+        (package / "_build_info.py").write_text(text)
+        return run_python("import conv2d_ext", cwd=tmp_path)
+
+    return claim
+
+
+def test_import_under_another_torch_minor_says_rebuild(package_copy):
+    process = package_copy("1.13.1+cu117")
+    message = process.stderr.splitlines()[-1]
+    assert message.startswith("ImportError: conv2d_ext was built with torch 1.13.1+cu117")
+    assert torch.__version__.split("+")[0] in message
+    assert "rebuild" in message.lower()
+
+
+def test_import_under_another_torch_patch_goes_on(package_copy):
+    major, minor, _ = torch.__version__.split(".", 2)
+    process = package_copy(f"{major}.{minor}.99")
+    assert process.stderr.splitlines()[-1] == "ImportError: reached _C"
+
+
+def test_sdist_holds_what_building_and_testing_need(tmp_path):
+    unwanted = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", ".*_cache")
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT, tree, ignore=unwanted)
+    generated = tree / "conv2d_ext" / "_build_info.py"
+    generated.write_text("")
+    process = run_python(
+        f"import conv2d_ext_backend as b; b.build_sdist({str(tmp_path)!r})", cwd=tree
+    )
+    assert process.returncode == 0, process.stderr
+    [sdist] = tmp_path.glob("conv2d_ext-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"setup.py", "pyproject.toml", "Makefile", "LICENSE", "requirements-lint.txt"}
+    for folder in ("build_backend", "conv2d_ext", "csrc", "examples", "tests", "tools"):
+        paths = (path for path in (tree / folder).rglob("*.*") if path.is_file())
+        needed |= {path.relative_to(tree).as_posix() for path in paths}
+    built = {name for name in needed if name.endswith((".so", ".pyc"))}
+    built.add(generated.relative_to(tree).as_posix())
+    assert needed - built <= files
+    assert not built & files

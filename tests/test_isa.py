@@ -1,0 +1,59 @@
+"""The instruction sets compiled in: each one this CPU can run is run, by name."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+
+import isa_check
+import pytest
+from child import run_python
+
+import conv2d_ext
+
+COMPILED = conv2d_ext.build_config()["compiled_isas"]
+
+
+def _run(isa: str, *command: str) -> subprocess.CompletedProcess:
+    return run_python(*command, env={"CONV2D_EXT_CPU_ISA": isa})
+
+
+def test_portable_is_always_there():
+    assert "portable" in COMPILED
+    assert len(set(COMPILED)) == len(COMPILED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", COMPILED)
+def test_every_instruction_set(isa):
+    finished = _run(isa, isa_check.__file__)
+    if finished.returncode and "this CPU" in finished.stderr:
+        pytest.skip(f"this CPU has no {isa}")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip() == isa
+
+
+def test_the_best_is_chosen_by_itself():
+    best = conv2d_ext.build_config()["isa"]
+    assert best in COMPILED
+    if "CONV2D_EXT_CPU_ISA" not in os.environ:
+        flags = pathlib.Path("/proc/cpuinfo").read_text()
+        if "avx2" in COMPILED and " avx2 " in flags and " fma " in flags:
+            assert best != "portable"
+
+
+def test_an_unknown_name_is_refused():
+    """In one sentence that says which names there are."""
+    finished = _run(
+        "sse9",
+        "-c",
+        "import torch, conv2d_ext;"
+        "conv2d_ext.conv2d(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3))",
+    )
+    assert finished.returncode == 1, "an exception, and no crash"
+    message = finished.stderr.strip().splitlines()[-1]
+    assert "CONV2D_EXT_CPU_ISA" in message
+    assert "sse9" in message
+    for name in COMPILED:
+        assert name in message

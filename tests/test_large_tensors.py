@@ -1,0 +1,127 @@
+"""Guarantee 6: offsets beyond 2^31, reached through strides, so that little memory is touched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import conv2d_ext
+
+OPS = torch.ops.conv2d_ext
+
+
+@pytest.fixture
+def spread(tmp_path):
+    """Copy a tensor to memory where its last slice along ``dim`` begins beyond 2^31 elements.
+
+    The memory is a sparse file's, of which only the slices' pages ever exist.
+    """
+
+    def spread(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        strides = list(tensor.contiguous().stride())
+        strides[dim] = 2**31 // (tensor.shape[dim] - 1) + 64
+        reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
+        memory = torch.from_file(
+            str(tmp_path / "memory"), shared=True, size=reach + 1, dtype=tensor.dtype
+        )
+        return memory.as_strided(tensor.shape, strides).copy_(tensor)
+
+    yield spread
+    (tmp_path / "memory").unlink()
+
+
+DIMS = pytest.mark.parametrize("dim", range(4))
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+
+
+@DTYPES
+@DIMS
+def test_input(spread, dim, dtype):
+    small = torch.randn(2, 3, 6, 7).to(dtype)
+    weight = torch.randn(4, 3, 3, 2).to(dtype)
+    large = spread(small, dim)
+    expected = conv2d_ext.conv2d(small, weight, padding=1)
+    assert torch.equal(conv2d_ext.conv2d(large, weight, padding=1), expected)
+    args = ([1, 1], [1, 1, 1, 1], [1, 1], 1)
+    results = [
+        OPS.conv2d_grad_weight(expected, input, [4, 3, 3, 2], [18, 6, 2, 1], *args)
+        for input in (small, large)
+    ]
+    assert torch.equal(*results)
+
+
+@DTYPES
+@DIMS
+def test_weight(spread, dim, dtype):
+    input = torch.randn(2, 3, 6, 7).to(dtype)
+    small = torch.randn(4, 3, 3, 2).to(dtype)
+    large = spread(small, dim)
+    expected = conv2d_ext.conv2d(input, small)
+    assert torch.equal(conv2d_ext.conv2d(input, large), expected)
+    args = ([1, 1], [0, 0, 0, 0], [1, 1], 1, False)
+    results = [
+        OPS.conv2d_grad_input(expected, weight, [2, 3, 6, 7], *args) for weight in (small, large)
+    ]
+    assert torch.equal(*results)
+
+
+@DTYPES
+@DIMS
+def test_grad_output(spread, dim, dtype):
+    input, weight = torch.randn(2, 3, 6, 7).to(dtype), torch.randn(4, 3, 3, 2).to(dtype)
+    small = torch.randn(2, 4, 4, 6).to(dtype)
+    large = spread(small, dim)
+    args = ([1, 1], [0, 0, 0, 0], [1, 1], 1)
+    for op, rest in (
+        (OPS.conv2d_grad_input, (weight, [2, 3, 6, 7], *args, False)),
+        (OPS.conv2d_grad_weight, (input, [4, 3, 3, 2], [18, 6, 2, 1], *args)),
+        (OPS.conv2d_grad_bias, ()),
+    ):
+        assert torch.equal(op(large, *rest), op(small, *rest))
+
+
+def test_bias(spread):
+    bias = spread(torch.randn(3), 0)
+    input, weight = torch.randn(1, 2, 3, 3), torch.randn(3, 2, 2, 2)
+    assert torch.equal(
+        conv2d_ext.conv2d(input, weight, bias), conv2d_ext.conv2d(input, weight, bias.clone())
+    )
+
+
+def test_sizes_and_products_beyond_2_to_the_31():
+    """An expanded image of 2^34 elements, read at a large stride."""
+    input = torch.tensor(2.0).expand(1, 1, 2**17, 2**17)
+    weight = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    output = conv2d_ext.conv2d(input, weight, stride=2**14, dilation=2**13)
+    assert output.shape == (1, 1, 8, 8)
+    assert torch.equal(output, torch.full((1, 1, 8, 8), 20.0))
+
+
+def test_many_channels_through_expansion():
+    """2^16 channels of 2^16 pixels: 2^32 elements; the exact sums are powers of two."""
+    input = torch.tensor(1.0).expand(1, 2**16, 2**8, 2**8)
+    weight = torch.tensor(1.0).expand(2, 2**16, 1, 1)
+    output = conv2d_ext.conv2d(input, weight, stride=2**6)
+    assert torch.equal(output, torch.full((1, 2, 4, 4), 2.0**16))
+
+
+def test_grad_weight_over_a_large_expanded_image():
+    grad_output = torch.tensor(1.0).expand(1, 1, 8, 8)
+    input = torch.tensor(3.0).expand(1, 1, 2**17, 2**17)
+    gradient = OPS.conv2d_grad_weight(
+        grad_output, input, [1, 1, 2, 2], [4, 4, 2, 1],
+        [2**14, 2**14], [0] * 4, [2**13, 2**13], 1,
+    )  # fmt: skip
+    assert torch.equal(gradient, torch.full((1, 1, 2, 2), 192.0))
+
+
+def test_huge_hyper_parameters():
+    """Stride and dilation near 2^62 are legal where one tap or one pixel is all there is."""
+    input, weight = torch.randn(1, 2, 4, 5), torch.randn(3, 2, 3, 2)
+    expected = F.conv2d(input, weight)[..., :1, :1]
+    torch.testing.assert_close(conv2d_ext.conv2d(input, weight, stride=2**62), expected)
+    point = torch.randn(3, 2, 1, 1)
+    torch.testing.assert_close(
+        conv2d_ext.conv2d(input, point, dilation=2**62), F.conv2d(input, point)
+    )

@@ -1,0 +1,267 @@
+"""The built module's inner loops: accumulators in registers, nothing else in the way.
+
+Compilers spill accumulator arrays silently, at a third of the speed and with the same results, so
+only the machine code shows it. Read are the micro-kernels of each instruction set in the build, on
+any x86-64 machine: nothing is run. The share of FMAs among each loop's instructions is printed at
+the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+
+import pytest
+
+import conv2d_ext
+from conv2d_ext import _C
+
+OBJDUMP = shutil.which("objdump")
+COMPILED = conv2d_ext.build_config()["compiled_isas"]
+
+# 'address size name' of a function in the symbol table; a hidden function is local there.
+_SYMBOL = re.compile(r"^([0-9a-f]+) .* F \.text\s+([0-9a-f]+)\s+(?:\.hidden )?(.*)$")
+_UKERNEL = re.compile(
+    r"cpu::(?P<isa>\w+)::gemm_ukernel<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+), "
+    r"(?P<lanes_are_groups>true|false)>\("
+)
+_INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:[#<].*)?$")
+_FMA = re.compile(r"vfmadd\d+[ps][sd]$")
+# Instructions whose last operand is read, or is no memory that is accessed.
+_NO_STORE = re.compile(r"(cmp|test|prefetch|nop|j|lea|vucomi|vcomi|call)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """As objdump prints it: the destination is the last operand."""
+
+    address: int
+    mnemonic: str
+    operands: str
+
+    @property
+    def is_fma(self) -> bool:
+        return bool(_FMA.match(self.mnemonic))
+
+    @property
+    def destination(self) -> str:
+        # Commas also stand within an address.
+        return re.split(r",(?![^(]*\))", self.operands)[-1].strip()
+
+    @property
+    def jumps_back_to(self) -> int | None:
+        target = self.operands.split()[0] if self.operands else ""
+        if not self.mnemonic.startswith("j") or not re.fullmatch(r"[0-9a-f]+", target):
+            return None
+        return int(target, 16) if int(target, 16) <= self.address else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    isa: str
+    dtype: str
+    rows: int
+    vectors: int
+    lanes_are_groups: bool
+    address: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        operand = "loads" if self.lanes_are_groups else "broadcasts"
+        return f"{self.dtype} {self.rows} x {self.vectors} vectors, {operand}, {self.isa}"
+
+    @property
+    def fmas(self) -> int:
+        """Of one step along k: the accumulators."""
+        return self.rows * self.vectors
+
+    @property
+    def least_fma_share(self) -> float:
+        """What the formula takes: the FMAs, a load for each row and vector, and to step along k
+        the offset's load, the two pointers' sums, comparison and jump, one more to spare."""
+        return self.fmas / (self.fmas + self.rows + self.vectors + 6)
+
+
+def parse(disassembly: str) -> list[Instruction]:
+    matches = map(_INSTRUCTION.match, disassembly.splitlines())
+    return [Instruction(int(m[1], 16), m[2], m[3]) for m in matches if m]
+
+
+def innermost_fma_loops(instructions: list[Instruction]) -> list[list[Instruction]]:
+    """The bodies of the loops that do FMAs and hold no smaller loop that does."""
+    loops = []
+    for position, last in enumerate(instructions):
+        start = last.jumps_back_to
+        if start is not None:
+            body = [i for i in instructions[: position + 1] if i.address >= start]
+            if any(i.is_fma for i in body):
+                loops.append(body)
+    return [
+        loop
+        for loop in loops
+        if not any(
+            other is not loop
+            and loop[0].address <= other[0].address
+            and other[-1].address <= loop[-1].address
+            for other in loops
+        )
+    ]
+
+
+def faults(instructions: list[Instruction], kernel: Kernel) -> list[str]:
+    """What keeps the kernel from the speed of its FMAs; empty where nothing does."""
+    loops = innermost_fma_loops(instructions)
+    if not loops:
+        return ["no loop with FMAs"]
+    # Only where the function makes it one; otherwise it is a register like others.
+    frame_pointer = any(i.mnemonic == "mov" and i.operands == "%rsp,%rbp" for i in instructions)
+    stack = re.compile(r"\((%rsp|%rbp)" if frame_pointer else r"\(%rsp")
+    found = []
+    for loop in loops:
+        fmas = [i for i in loop if i.is_fma]
+        if len(fmas) % kernel.fmas:
+            found.append(f"{len(fmas)} FMAs, which is no multiple of {kernel.fmas}")
+        accumulators = {i.destination for i in fmas}
+        if len(accumulators) != kernel.fmas:
+            found.append(f"{len(accumulators)} accumulators instead of {kernel.fmas}")
+        for i in loop:
+            text = f"{i.mnemonic} {i.operands}"
+            if stack.search(i.operands) or i.mnemonic in ("push", "pop"):
+                found.append(f"uses the stack: {text}")
+            elif "(" in i.destination and not _NO_STORE.match(i.mnemonic):
+                found.append(f"stores: {text}")
+        if fma_share(loop) < kernel.least_fma_share:
+            found.append(f"FMAs are {fma_share(loop):.0%} of {len(loop)} instructions")
+    return found
+
+
+def fma_share(loop: list[Instruction]) -> float:
+    return sum(i.is_fma for i in loop) / len(loop)
+
+
+def objdump(*arguments: str) -> str:
+    command = [OBJDUMP, *arguments, _C.__file__]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def kernels() -> list[Kernel]:
+    """Every vector micro-kernel in the module."""
+    found = []
+    for line in objdump("--syms", "--demangle").splitlines():
+        symbol = _SYMBOL.match(line)
+        ukernel = symbol and _UKERNEL.search(symbol[3])
+        if ukernel and ukernel["dtype"] in ("float", "double"):
+            found.append(
+                Kernel(
+                    ukernel["isa"],
+                    ukernel["dtype"],
+                    int(ukernel["rows"]),
+                    int(ukernel["vectors"]),
+                    ukernel["lanes_are_groups"] == "true",
+                    int(symbol[1], 16),
+                    int(symbol[2], 16),
+                )
+            )
+    assert found, "the module has no symbols of micro-kernels: was it stripped, were they renamed?"
+    return found
+
+
+@pytest.fixture(scope="module")
+def report(request):
+    """Lines that are printed after the module's tests, whether they passed or not."""
+    lines: list[str] = []
+    yield lines
+    plugins = request.config.pluginmanager
+    reporter, capture = plugins.get_plugin("terminalreporter"), plugins.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        for line in ["", "Share of FMAs in the inner loops of the micro-kernels:", *lines]:
+            reporter.write_line(line)
+
+
+@pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
+@pytest.mark.parametrize("lanes_are_groups", [False, True], ids=["broadcast", "load"])
+@pytest.mark.parametrize("dtype", ["float", "double"])
+@pytest.mark.parametrize("isa", [isa for isa in ("avx2", "avx512") if isa in COMPILED])
+def test_inner_loops_hold_their_accumulators_in_registers(
+    isa, dtype, lanes_are_groups, kernels, report
+):
+    family = [
+        k for k in kernels if (k.isa, k.dtype, k.lanes_are_groups) == (isa, dtype, lanes_are_groups)
+    ]
+    assert family, "the module lacks this family of micro-kernels"
+    # The full number of rows, in all panel widths: what is left of an image takes the others.
+    rows = max(kernel.rows for kernel in family)
+    tall = sorted((k for k in family if k.rows == rows), key=lambda k: k.vectors)
+    assert [k.vectors for k in tall] == list(range(1, tall[-1].vectors + 1))
+    # Fewer chains than latency times units would leave the FMA units waiting.
+    assert tall[-1].fmas >= 8
+
+    slow = {}
+    for kernel in tall:
+        code = parse(
+            objdump(
+                "--disassemble",
+                "--no-show-raw-insn",
+                f"--start-address={kernel.address}",
+                f"--stop-address={kernel.address + kernel.size}",
+            )
+        )
+        for loop in innermost_fma_loops(code):
+            report.append(f"  {fma_share(loop):4.0%} of {len(loop):3} instructions: {kernel.name}")
+        if found := faults(code, kernel):
+            slow[kernel.name] = found
+    assert not slow
+
+
+# ---- the reading itself, on made-up code: two accumulators, one of them in memory when spilled
+
+_MADE_UP = Kernel("avx2", "float", 2, 1, False, 0, 0)
+_GOOD = """
+  10:	push   %rbp
+  20:	mov    (%r9,%rdi,8),%rcx
+  24:	vmovups (%rsi),%ymm4
+  28:	vbroadcastss (%r15,%rcx,4),%ymm5
+  2c:	vfmadd231ps %ymm5,%ymm4,%ymm0
+  30:	vbroadcastss (%rbp,%rcx,4),%ymm6
+  34:	vfmadd231ps %ymm6,%ymm4,%ymm1
+  38:	add    $0x1,%rdi
+  3c:	cmp    %rdi,%r10
+  40:	jne    20 <conv2d_ext+0x20>
+  44:	vmovups %ymm0,(%rax)
+  48:	ret
+"""
+_SIX_NOPS = "".join(f"  {address:x}:\tnop\n" for address in range(0x35, 0x3B))
+
+
+def _edited(old: str, new: str) -> list[Instruction]:
+    assert old in _GOOD
+    return parse(_GOOD.replace(old, new))
+
+
+def test_reading_accepts_a_loop_in_registers():
+    (loop,) = innermost_fma_loops(parse(_GOOD))
+    assert [loop[0].address, loop[-1].address] == [0x20, 0x40]
+    assert fma_share(loop) == 2 / 9
+    assert faults(parse(_GOOD), _MADE_UP) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("vfmadd231ps %ymm6,%ymm4,%ymm1", "vaddps %ymm6,%ymm4,%ymm1", "1 FMAs"),
+        ("%ymm6,%ymm4,%ymm1", "%ymm6,%ymm4,%ymm0", "1 accumulators instead of 2"),
+        ("add    $0x1,%rdi", "vmovaps %ymm1,0x20(%rsp)", "uses the stack: vmovaps"),
+        ("vmovups (%rsi),%ymm4", "vmovaps 0x20(%rsp),%ymm4", "uses the stack: vmovaps"),
+        ("push   %rbp", "mov    %rsp,%rbp", "uses the stack: vbroadcastss (%rbp,%rcx,4),%ymm6"),
+        ("add    $0x1,%rdi", "vmovups %ymm1,(%rax,%rdi,4)", "stores: vmovups %ymm1,(%rax,%rdi,4)"),
+        ("add    $0x1,%rdi", "addq   $0x1,(%rdi)", "stores: addq"),
+        ("  38:", _SIX_NOPS + "  38:", "FMAs are 13% of 15 instructions"),
+        ("jne    20", "jne    44", "no loop with FMAs"),
+    ],
+)  # fmt: skip
+def test_reading_finds_what_slows_a_loop(old, new, fault):
+    assert any(fault in found for found in faults(_edited(old, new), _MADE_UP))
