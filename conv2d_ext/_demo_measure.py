@@ -357,12 +357,17 @@ def tf32_set_to(enabled: bool | None) -> Iterator[None]:
     if enabled is None:
         yield
         return
-    backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    before = [b.allow_tf32 for b in backends]
-    try:
-        for b in backends:
-            b.allow_tf32 = enabled
-        yield
-    finally:
-        for b, value in zip(backends, before, strict=True):
-            b.allow_tf32 = value
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    # flags() sets all of them, and works where plain assignment has been frozen.
+    with cudnn.flags(
+        enabled=cudnn.enabled,
+        benchmark=cudnn.benchmark,
+        deterministic=cudnn.deterministic,
+        allow_tf32=enabled,
+    ):
+        try:
+            matmul.allow_tf32 = enabled
+            yield
+        finally:
+            matmul.allow_tf32 = before

@@ -97,7 +97,7 @@ class DirectionExplanation:
     tile_rows: int
     tile_cols: int
     tile_images: int
-    k_segments: int  # pieces of the sum over K, each summed from zero, added in order
+    k_segments: int  # chains the sum over K is made of, each summed from zero, added in order
     k_segment_length: int
     work_items: int  # shared out among the threads
     workspace_bytes_per_thread: int
@@ -111,7 +111,7 @@ class DirectionExplanation:
             f"GEMM per group: M={self.gemm_m} N={self.gemm_n} K={self.gemm_k}",
             f"tile: {self.tile_pixels} pixels ({self.tile_images} images x {self.tile_rows} rows x "
             f"{self.tile_cols} columns), {self.work_items} work items",
-            f"K: {self.k_segments} segments of up to {self.k_segment_length} products",
+            f"K: {self.k_segments} chains of up to {self.k_segment_length} products",
             f"workspace: {self.workspace_bytes_per_thread} bytes per thread",
         ]
         if self.refused:

@@ -36,7 +36,7 @@ KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainL
   KBlocking k{};
   const int64_t taps = taps_h * taps_w;
   // 1x1: every product reads its own cache line of a planar source, and 128 of them fit L1 beside the panel.
-  const int64_t limit = taps == 1 ? min64(limits.products, 128) : limits.products;
+  const int64_t limit = taps == 1 ? kMaxSegment / 2 : kMaxSegment;
   if (taps <= limit) {
     k.segment_channels = even_piece(channels, limit / max64(taps, 1));
     k.tap_rows = taps_h;
@@ -49,6 +49,7 @@ KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainL
   k.blocks_c = div_up(channels, k.segment_channels);
   k.blocks_h = taps_h ? div_up(taps_h, k.tap_rows) : 0;
   k.blocks_w = taps_w ? div_up(taps_w, k.tap_cols) : 0;
+  k.chain = even_piece(k.max_depth(), limits.products);
   return k;
 }
 
@@ -174,8 +175,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   // Result channels: all of them in one work item while the C tile fits, fewer where threads would idle.
   t.one_block = gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
   const int64_t fit_vectors =
-      t.one_block ? vectors
-                : max64(vector.max_vectors, kTileBytes / (t.pixels() * vector.lanes * vector.element_size));
+      t.one_block ? vectors : max64(vector.max_vectors, kTileBytes / (t.pixels() * vector.lanes * vector.element_size));
   int64_t chunks = div_up(vectors, fit_vectors);
   const int64_t tiles = t.tiles() * groups;
   if (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0) {
@@ -257,7 +257,8 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   t.slots = 1;
   if (items() < num_threads && pixels.chunks() > 1) {
     const int64_t partial = t.chunk_vectors * vector.lanes * t.max_elements() * vector.element_size * items();
-    t.slots = min64(pixels.chunks(), max64(div_up(num_threads, items()), num_threads * kPartialBytes / max64(partial, 1)));
+    t.slots =
+        min64(pixels.chunks(), max64(div_up(num_threads, items()), num_threads * kPartialBytes / max64(partial, 1)));
   }
   return t;
 }

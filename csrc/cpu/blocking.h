@@ -12,15 +12,16 @@
 
 namespace conv2d_ext::cpu {
 
-// The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order: one chain over
-// K = 2048 had 7 times the error of such segments, and at 256 the adds cost under 2 %.
+// The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order. Long chains lose
+// accuracy (one over K = 2048 had 7 times the error of F.conv2d's); short ones cost the additions of their sums.
 struct ChainLimits {
   int64_t products;  // forward, grad_input
-  int64_t pixels;    // grad_weight: oneDNN keeps its long sums in several short chains, so these are shorter too
+  int64_t pixels;    // grad_weight, whose long sums other libraries keep in many short chains
 };
 // Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
-constexpr ChainLimits chain_limits(bool fused) { return fused ? ChainLimits{256, 64} : ChainLimits{64, 32}; }
-// What one patch covers at most: taps of a channel, or output pixels of grad_weight.
+constexpr ChainLimits chain_limits(bool fused) { return fused ? ChainLimits{64, 32} : ChainLimits{32, 16}; }
+// Products in a segment, the piece of K whose weights are packed at once; taps of one channel, and output pixels of
+// grad_weight, that one patch covers.
 constexpr int64_t kMaxSegment = 256;
 
 // Up to this many products the one chain there is starts from the bias, which saves a rounding. A longer sum is formed
@@ -35,10 +36,10 @@ constexpr int64_t kBiasFirstProducts = 8;
 // with zero for source coordinates outside [0, source_h) x [0, source_w). An axis' tap may be negative.
 struct ConvGemm {
   int64_t batch, groups;
-  int64_t m;                 // result channels per group
-  int64_t channels;          // reduced channels per group
+  int64_t m;         // result channels per group
+  int64_t channels;  // reduced channels per group
   int64_t taps_h, taps_w;
-  int64_t rows, cols;        // result positions
+  int64_t rows, cols;  // result positions
   int64_t source_h, source_w;
   GatherAxis axis_h, axis_w;
 
@@ -55,12 +56,13 @@ struct ConvGemm {
   int64_t taps() const { return taps_h * taps_w; }
 };
 
-// The canonical cut of K = (c, i, j), c slowest: segments of whole channels. Where one channel has more taps than a
-// chain may have products, its taps are cut into rectangles, one segment each.
+// The canonical cut of K = (c, i, j), c slowest. Up to 256 taps: segments of whole channels. More: each channel's
+// taps are cut into rectangles, one segment each. A segment is summed in chains of `chain` products.
 struct KBlocking {
-  int64_t segment_channels;          // channels in a full segment
-  int64_t tap_rows, tap_cols;        // taps in a full segment's rectangle
+  int64_t segment_channels;    // channels in a full segment
+  int64_t tap_rows, tap_cols;  // taps in a full segment's rectangle
   int64_t blocks_c, blocks_h, blocks_w;
+  int64_t chain;
   int64_t segments() const { return blocks_c * blocks_h * blocks_w; }
   int64_t max_depth() const { return segment_channels * tap_rows * tap_cols; }
 };
@@ -70,7 +72,7 @@ KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainL
 // (images of up to 128 pixels several together), taken in chains of `chain` pixels. Chains are added in order within a
 // chunk of segments, chunk sums in order.
 struct PixelBlocking {
-  int64_t images, rows, cols;        // in a full segment
+  int64_t images, rows, cols;  // in a full segment
   int64_t chain;
   int64_t blocks_n, blocks_h, blocks_w;
   int64_t segments() const { return blocks_n * blocks_h * blocks_w; }
@@ -92,19 +94,19 @@ PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t p
 
 // Tiles of the driver for ConvGemm.
 struct ConvTiling {
-  int64_t tile_images, tile_rows, tile_cols;   // pixels of a tile
+  int64_t tile_images, tile_rows, tile_cols;  // pixels of a tile
   int64_t tiles_n, tiles_h, tiles_w;
-  int64_t block_channels;                      // channels whose patch lies in scratch together (whole segments)
-  int64_t chunk_vectors, chunks_m;             // result channels of a work item, in vectors
-  int64_t patch_elements;                      // scratch for the patch
-  bool one_block;                              // the whole of K passes in one block of channels
+  int64_t block_channels;           // channels whose patch lies in scratch together (whole segments)
+  int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
+  int64_t patch_elements;           // scratch for the patch
+  bool one_block;                   // the whole of K passes in one block of channels
   int64_t pixels() const { return tile_images * tile_rows * tile_cols; }
   int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
 };
 struct VectorShape {
-  int64_t lanes;        // result channels in a vector
-  int64_t max_vectors;  // vectors in the widest panel
-  int64_t element_size; // bytes of the compute type
+  int64_t lanes;         // result channels in a vector
+  int64_t max_vectors;   // vectors in the widest panel
+  int64_t element_size;  // bytes of the compute type
   ChainLimits limits;
 };
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,

@@ -201,15 +201,14 @@ const char* isa_name() { return engine().isa; }
 
 const char* compiled_isas() { return avx2_engine() != nullptr ? "portable, avx2, avx512" : "portable"; }
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory
+// ----------------------------------------------------------------------------------------------------------
 
 namespace {
 
 constexpr int64_t kAlignment = 64;
 
-void* allocate(int64_t bytes) {
-  return ::operator new(static_cast<size_t>(bytes), std::align_val_t(kAlignment));
-}
+void* allocate(int64_t bytes) { return ::operator new(static_cast<size_t>(bytes), std::align_val_t(kAlignment)); }
 void release(void* memory) { ::operator delete(memory, std::align_val_t(kAlignment)); }
 
 struct ThreadScratch {
@@ -235,7 +234,8 @@ void* thread_scratch(int64_t bytes) {
 CallWorkspace::CallWorkspace(int64_t bytes) : data_(allocate(bytes)) {}
 CallWorkspace::~CallWorkspace() { release(data_); }
 
-// ---- explain ---------------------------------------------------------------------------------------------------------
+// ---- explain
+// ---------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -276,26 +276,20 @@ void name_kernel(Explanation& e, DType dtype, const VectorShape& vector, int64_t
   }
 }
 
-void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_threads) {
-  const VectorShape vector = engine().vector_shape(dtype);
-  const bool over_groups = lanes_are_groups(g.groups, g.m, g.channels, vector);
-  const KBlocking k = block_k(g.channels, g.taps_h, g.taps_w, vector.limits);
-  const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
-  name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
-  e.gemm_m = g.m;
-  e.gemm_n = g.batch * g.rows * g.cols;
-  e.gemm_k = g.channels * g.taps();
-  e.tile_pixels = t.pixels();
-  e.tile_images = t.tile_images;
-  e.tile_rows = t.tile_rows;
-  e.tile_cols = t.tile_cols;
-  e.k_segments = k.segments();
-  e.k_segment_length = k.max_depth();
-  e.work_items = t.tiles() * t.chunks_m * group_blocks(g.groups, over_groups ? vector.lanes : 1);
-  e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
+// The chains that a sum is made of. Where segments end, chains do.
+int64_t count_chains(const KBlocking& k, const ConvGemm& g) {
+  int64_t chains = 0;
+  for (int64_t c = 0; c < g.channels; c += k.segment_channels) {
+    for (int64_t i = 0; i < g.taps_h; i += k.tap_rows) {
+      for (int64_t j = 0; j < g.taps_w; j += k.tap_cols) {
+        chains += div_up(min64(k.segment_channels, g.channels - c) * min64(k.tap_rows, g.taps_h - i) *
+                             min64(k.tap_cols, g.taps_w - j),
+                         k.chain);
+      }
+    }
+  }
+  return chains;
 }
-
-// The chains of all rectangles, of which the last along each dimension may be smaller.
 int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
   int64_t chains = 0;
   for (int64_t n = 0; n < min64(pixels.blocks_n, 2); ++n) {
@@ -309,6 +303,25 @@ int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
     }
   }
   return chains;
+}
+
+void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_threads) {
+  const VectorShape vector = engine().vector_shape(dtype);
+  const bool over_groups = lanes_are_groups(g.groups, g.m, g.channels, vector);
+  const KBlocking k = block_k(g.channels, g.taps_h, g.taps_w, vector.limits);
+  const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
+  name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
+  e.gemm_m = g.m;
+  e.gemm_n = g.batch * g.rows * g.cols;
+  e.gemm_k = g.channels * g.taps();
+  e.tile_pixels = t.pixels();
+  e.tile_images = t.tile_images;
+  e.tile_rows = t.tile_rows;
+  e.tile_cols = t.tile_cols;
+  e.k_segments = count_chains(k, g);
+  e.k_segment_length = k.chain;
+  e.work_items = t.tiles() * t.chunks_m * group_blocks(g.groups, over_groups ? vector.lanes : 1);
+  e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
 }
 
 }  // namespace
@@ -342,8 +355,7 @@ Explanation explain(const Conv2dProblem& p, DType dtype, Direction direction, in
       return e;
     }
     const VectorShape vector = engine().vector_shape(dtype);
-    const bool over_groups =
-        lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
+    const bool over_groups = lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
     const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
     const WeightTiling t = tile_grad_weight(p, pixels, vector, over_groups, num_threads);
     name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);

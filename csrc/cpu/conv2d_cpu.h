@@ -42,8 +42,8 @@ struct Executor {
 
 // Every function writes all elements of its result, and nothing else. Results must not overlap inputs.
 // bias: out_channels elements at bias_stride, or nullptr.
-void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight,
-             const void* bias, int64_t bias_stride, TensorView output, const Executor& executor);
+void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, const void* bias,
+             int64_t bias_stride, TensorView output, const Executor& executor);
 
 // grad_input[n, ic, ih, iw] = sum over (oc, kh, kw) with rows().source(oh, kh) == ih and
 // cols().source(ow, kw) == iw of
@@ -64,16 +64,16 @@ enum class Direction : int { kForward, kGradInput, kGradWeight };
 
 // What a call will do; the source of conv2d_ext.explain.
 struct Explanation {
-  std::string engine;         // e.g. "implicit GEMM, vectors over output channels"
-  std::string micro_kernel;   // e.g. "gemm_ukernel_f32_6x16__avx2"
-  std::string isa;            // "portable", "avx2" or "avx512"
-  int64_t gemm_m, gemm_n, gemm_k;  // per group
+  std::string engine;                                      // e.g. "implicit GEMM, vectors over output channels"
+  std::string micro_kernel;                                // e.g. "gemm_ukernel_f32_6x16__avx2"
+  std::string isa;                                         // "portable", "avx2" or "avx512"
+  int64_t gemm_m, gemm_n, gemm_k;                          // per group
   int64_t tile_pixels, tile_rows, tile_cols, tile_images;  // one tile of the pixel dimension
-  int64_t k_segments;         // pieces of the K sum, each summed from zero, added in order
-  int64_t k_segment_length;   // products in a full piece
+  int64_t k_segments;        // chains of multiply-adds the sum over K is made of, each from zero, added in order
+  int64_t k_segment_length;  // products in a full chain
   int64_t work_items;
   int64_t workspace_bytes_per_thread;
-  std::string refused;        // why a faster path is not taken; empty where none exists
+  std::string refused;  // why a faster path is not taken; empty where none exists
 };
 Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, int num_threads);
 

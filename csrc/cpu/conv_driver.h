@@ -29,7 +29,7 @@ struct ConvCall {
       : gemm(g),
         k(block_k(g.channels, g.taps_h, g.taps_w, vector_shape<T>().limits)),
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
-        order(G ? PatchOrder::kLanes
+        order(G                                                                   ? PatchOrder::kLanes
               : g.source_c == 1 && g.source_col != 1 && tiling.block_channels > 1 ? PatchOrder::kChannelInner
                                                                                   : PatchOrder::kPlanar),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())) {}
@@ -67,8 +67,8 @@ struct ConvCall {
     T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
     T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
 
-    const S* const source = static_cast<const S*>(gemm.source) + image0 * gemm.source_n +
-                            group * gemm.channels * gemm.source_c;
+    const S* const source =
+        static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.channels * gemm.source_c;
     const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
 
     fill_zero(zeros, panels.size(0) * L);
@@ -81,14 +81,12 @@ struct ConvCall {
         const int64_t tap_rows = min64(k.tap_rows, gemm.taps_h - i0);
         for (int64_t j0 = 0; j0 < gemm.taps_w; j0 += k.tap_cols) {
           const int64_t tap_cols = min64(k.tap_cols, gemm.taps_w - j0);
-          const Patch patch = lay_out_patch(
-              order, make_patch_axis(gemm.axis_h, row0, rows, i0, tap_rows),
-              make_patch_axis(gemm.axis_w, col0, cols, j0, tap_cols), images,
-              block_channels, L, sizeof(T));
+          const Patch patch = lay_out_patch(order, make_patch_axis(gemm.axis_h, row0, rows, i0, tap_rows),
+                                            make_patch_axis(gemm.axis_w, col0, cols, j0, tap_cols), images,
+                                            block_channels, L, sizeof(T));
           pack_patch(patch,
                      Source<S>{source + c0 * gemm.source_c, gemm.source_n, gemm.source_c, gemm.source_row,
-                               gemm.source_col, gemm.source_h, gemm.source_w,
-                               gemm.channels * gemm.source_c, groups},
+                               gemm.source_col, gemm.source_h, gemm.source_w, gemm.channels * gemm.source_c, groups},
                      false, patch_data);
           int64_t pixel = 0;
           for (int64_t n = 0; n < images; ++n) {
@@ -104,8 +102,8 @@ struct ConvCall {
             if (tiling.one_block) load_bias(group, groups, m0 + m, vectors, bias);
             for (int64_t s0 = 0; s0 < block_channels; s0 += k.segment_channels) {
               const int64_t segment = min64(k.segment_channels, block_channels - s0);
-              const S* const w = weight + m * gemm.weight_m + (c0 + s0) * gemm.weight_c + i0 * gemm.weight_i +
-                                 j0 * gemm.weight_j;
+              const S* const w =
+                  weight + m * gemm.weight_m + (c0 + s0) * gemm.weight_c + i0 * gemm.weight_i + j0 * gemm.weight_j;
               if constexpr (G) {
                 for (int64_t v = 0; v < vectors; ++v) {
                   pack_weight<S, T>(gemm, w + v * gemm.weight_m, gemm.weight_g, groups, segment, tap_rows, tap_cols,
@@ -121,8 +119,9 @@ struct ConvCall {
                   for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[depth++] = patch.tap_offset(s0 + s, i, j);
                 }
               }
-              gemm_panel<G>(pixels, vectors, depth, panel, width, patch_data, position_offsets, tap_offsets,
-                            bias_first && tiling.one_block ? bias : zeros, c, width, !(first && s0 == 0));
+              gemm_panel<G, T>(pixels, vectors,
+                               {depth, k.chain, panel, width, patch_data, position_offsets, tap_offsets,
+                                bias_first ? bias : zeros, c, width, !(first && s0 == 0)});
             }
             if (tiling.one_block) store(result, c, vectors, m0 + m, bias_first ? zeros : bias);
           }

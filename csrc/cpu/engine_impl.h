@@ -10,49 +10,49 @@
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // Signed integers are computed as unsigned ones: the same bits, and wrap-around is defined.
-#define CONV2D_DISPATCH(dtype, call)                \
-  switch (dtype) {                                  \
-    case DType::kFloat32: {                         \
-      using S = float;                              \
-      return call;                                  \
-    }                                               \
-    case DType::kFloat64: {                         \
-      using S = double;                             \
-      return call;                                  \
-    }                                               \
-    case DType::kBFloat16: {                        \
-      using S = BFloat16;                           \
-      return call;                                  \
-    }                                               \
-    case DType::kFloat16: {                         \
-      using S = Float16;                            \
-      return call;                                  \
-    }                                               \
-    case DType::kComplex64: {                       \
-      using S = Complex<float>;                     \
-      return call;                                  \
-    }                                               \
-    case DType::kComplex128: {                      \
-      using S = Complex<double>;                    \
-      return call;                                  \
-    }                                               \
-    case DType::kInt8:                              \
-    case DType::kUInt8: {                           \
-      using S = uint8_t;                            \
-      return call;                                  \
-    }                                               \
-    case DType::kInt16: {                           \
-      using S = uint16_t;                           \
-      return call;                                  \
-    }                                               \
-    case DType::kInt32: {                           \
-      using S = uint32_t;                           \
-      return call;                                  \
-    }                                               \
-    default: {                                      \
-      using S = uint64_t;                           \
-      return call;                                  \
-    }                                               \
+#define CONV2D_DISPATCH(dtype, call) \
+  switch (dtype) {                   \
+    case DType::kFloat32: {          \
+      using S = float;               \
+      return call;                   \
+    }                                \
+    case DType::kFloat64: {          \
+      using S = double;              \
+      return call;                   \
+    }                                \
+    case DType::kBFloat16: {         \
+      using S = BFloat16;            \
+      return call;                   \
+    }                                \
+    case DType::kFloat16: {          \
+      using S = Float16;             \
+      return call;                   \
+    }                                \
+    case DType::kComplex64: {        \
+      using S = Complex<float>;      \
+      return call;                   \
+    }                                \
+    case DType::kComplex128: {       \
+      using S = Complex<double>;     \
+      return call;                   \
+    }                                \
+    case DType::kInt8:               \
+    case DType::kUInt8: {            \
+      using S = uint8_t;             \
+      return call;                   \
+    }                                \
+    case DType::kInt16: {            \
+      using S = uint16_t;            \
+      return call;                   \
+    }                                \
+    case DType::kInt32: {            \
+      using S = uint32_t;            \
+      return call;                   \
+    }                                \
+    default: {                       \
+      using S = uint64_t;            \
+      return call;                   \
+    }                                \
   }
 
 inline void conv(DType dtype, const ConvGemm& gemm, const Executor& executor) {

@@ -10,10 +10,12 @@
 //    grad_weight), k_offset a tap of a channel (an output pixel). The column matrix exists only as these sums.
 // C: rows of NR elements, `c_pitch` apart, in scratch.
 //
-// start: NR elements, zeros or a bias.
+// start: NR elements, zeros or (where K is a single chain) a bias.
 //
-// Order of summation: for each element one chain of fused multiply-adds over k, ascending, from `start`; then one add
-// to C. That is the whole order inside a segment, the same for every MR, NR and instruction set with fused operations.
+// Order of summation: k is cut into chains of `chain` products; for each element a chain is summed by fused
+// multiply-adds, ascending, from `start`; chains are added to C in order. That is the whole order inside a segment, the
+// same for every MR, NR and instruction set with fused operations. The additions to C cost little because the next
+// chain's multiply-adds don't wait for them.
 //
 // With kLanesAreGroups the vector's lanes are not NR result channels of one group but the same channel of as many
 // groups (depthwise and grouped problems): B then holds a vector for each element, and is loaded instead of broadcast.
@@ -27,60 +29,78 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 constexpr int kMR = 6;
 
+template <class T>
+struct GemmOperands {
+  int64_t depth, chain;
+  const T* a;
+  int64_t a_pitch;
+  const T* b;
+  const int64_t* j_offset;
+  const int64_t* k_offset;
+  const T* start;
+  T* c;
+  int64_t c_pitch;
+  bool accumulate;
+};
+
 template <class T, int MR, int NV, bool kLanesAreGroups>
-void gemm_ukernel(int64_t depth, const T* a, int64_t a_pitch, const T* b, const int64_t* j_offset,
-                  const int64_t* k_offset, const T* start, T* c, int64_t c_pitch, bool accumulate) {
+void gemm_ukernel(const GemmOperands<T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
-  reg acc[MR][NV];
-#pragma GCC unroll 8
-  for (int j = 0; j < MR; ++j) {
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) acc[j][v] = V::load(start + v * V::kLanes);
-  }
   const T* bj[MR];
 #pragma GCC unroll 8
   for (int j = 0; j < MR; ++j) {
-    bj[j] = b + j_offset[j];
+    bj[j] = operands.b + operands.j_offset[j];
     // Kept as a pointer: folded back into b + j_offset[j], each broadcast would cost an address computation more.
     __asm__("" : "+r"(bj[j]));
   }
+  const T* a = operands.a;
+  const int64_t* k_offset = operands.k_offset;
+  const int64_t* const k_end = k_offset + operands.depth;
+  bool accumulate = operands.accumulate;
 
-  for (int64_t k = 0; k < depth; ++k) {
-    const int64_t offset = k_offset[k];
-    reg av[NV];
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) av[v] = V::load(a + v * V::kLanes);
+  while (k_offset != k_end) {
+    const int64_t* const chain_end = k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end;
+    reg acc[MR][NV];
 #pragma GCC unroll 8
     for (int j = 0; j < MR; ++j) {
-      const reg bv = kLanesAreGroups ? V::load(bj[j] + offset) : V::broadcast(bj[j] + offset);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) acc[j][v] = V::fma(av[v], bv, acc[j][v]);
+      for (int v = 0; v < NV; ++v) acc[j][v] = V::load(operands.start + v * V::kLanes);
     }
-    a += a_pitch;
-  }
 
-  if (accumulate) {
-#pragma GCC unroll 8
-    for (int j = 0; j < MR; ++j) {
+    for (const int64_t a_pitch = operands.a_pitch; k_offset != chain_end; ++k_offset, a += a_pitch) {
+      const int64_t offset = *k_offset;
+      reg av[NV];
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) {
-        T* const p = c + j * c_pitch + v * V::kLanes;
-        V::store(p, V::add(V::load(p), acc[j][v]));
+      for (int v = 0; v < NV; ++v) av[v] = V::load(a + v * V::kLanes);
+#pragma GCC unroll 8
+      for (int j = 0; j < MR; ++j) {
+        const reg bv = kLanesAreGroups ? V::load(bj[j] + offset) : V::broadcast(bj[j] + offset);
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) acc[j][v] = V::fma(av[v], bv, acc[j][v]);
       }
     }
-  } else {
+
+    T* c = operands.c;
+    if (accumulate) {
 #pragma GCC unroll 8
-    for (int j = 0; j < MR; ++j) {
+      for (int j = 0; j < MR; ++j, c += operands.c_pitch) {
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) V::store(c + j * c_pitch + v * V::kLanes, acc[j][v]);
+        for (int v = 0; v < NV; ++v) V::store(c + v * V::kLanes, V::add(V::load(c + v * V::kLanes), acc[j][v]));
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int j = 0; j < MR; ++j, c += operands.c_pitch) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) V::store(c + v * V::kLanes, acc[j][v]);
+      }
     }
+    accumulate = true;
   }
 }
 
 template <class T>
-using GemmUkernel = void (*)(int64_t, const T*, int64_t, const T*, const int64_t*, const int64_t*, const T*, T*,
-                             int64_t, bool);
+using GemmUkernel = void (*)(const GemmOperands<T>&);
 
 // The micro-kernels of one panel width, by rows - 1.
 template <class T, int NV, bool G>
@@ -104,13 +124,12 @@ CONV2D_INLINE const GemmUkernel<T>* ukernels_for(int64_t vectors) {
 
 // C (rows x NR) for any number of rows, kMR at a time.
 template <bool G, class T>
-CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, int64_t depth, const T* a, int64_t a_pitch, const T* b,
-                              const int64_t* j_offset, const int64_t* k_offset, const T* start, T* c,
-                              int64_t c_pitch, bool accumulate) {
+CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, GemmOperands<T> operands) {
   const GemmUkernel<T>* const by_rows = ukernels_for<T, G>(vectors);
   for (int64_t row = 0; row < rows; row += kMR) {
-    by_rows[min64(rows - row, kMR) - 1](depth, a, a_pitch, b, j_offset + row, k_offset, start,
-                                        c + row * c_pitch, c_pitch, accumulate);
+    by_rows[min64(rows - row, kMR) - 1](operands);
+    operands.j_offset += kMR;
+    operands.c += kMR * operands.c_pitch;
   }
 }
 

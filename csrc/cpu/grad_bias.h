@@ -1,9 +1,9 @@
 // grad_bias[oc] = sum over (n, oh, ow) of grad_output[n, oc, oh, ow].
 //
-// Order of summation: the pixels p = oh * out_w + ow of an image are cut into blocks of 128; in a block, pixel p is added
-// to partial sum p % 8, and the eight are added pairwise; block sums, image after image, are added pairwise as well, in
-// the order of a binary counter. So the error grows with the logarithm of the number of pixels. float32 and 16-bit sums
-// are kept in float64 and rounded once at the end. Bound by memory bandwidth.
+// Order of summation: the pixels p = oh * out_w + ow of an image are cut into blocks of 128; in a block, pixel p is
+// added to partial sum p % 8, and the eight are added pairwise; block sums, image after image, are added pairwise as
+// well, in the order of a binary counter. So the error grows with the logarithm of the number of pixels. float32 and
+// 16-bit sums are kept in float64 and rounded once at the end. Bound by memory bandwidth.
 #pragma once
 
 namespace conv2d_ext::cpu::CONV2D_ISA {

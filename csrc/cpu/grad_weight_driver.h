@@ -5,9 +5,9 @@
 // The same micro-kernel as the other directions, with the offset tables exchanged: its rows are the weight elements
 // (c, i, j), its K the pixels, its vectors output channels. A work item owns a tile of the weight and walks over all
 // pixels, rectangle by rectangle (PixelBlocking): patch and grad_output panel are packed, the products of each run of
-// pixels are one chain from zero, added to the chunk's sum. Chunk sums are added in order, whether one item makes them one
-// after the other or several items make them at once (`slots`).
-// Where groups have few channels, vectors run over groups (G), as in conv_driver.h.
+// pixels are one chain from zero, added to the chunk's sum. Chunk sums are added in order, whether one item makes them
+// one after the other or several items make them at once (`slots`). Where groups have few channels, vectors run over
+// groups (G), as in conv_driver.h.
 #pragma once
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -76,7 +76,7 @@ struct GradWeightCall {
     const Panels panels = cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
     const int64_t* const go = grad_output.stride;
     const int64_t* const in = input.stride;
-    const PatchOrder order = G ? PatchOrder::kLanes
+    const PatchOrder order = G                                            ? PatchOrder::kLanes
                              : in[1] == 1 && in[3] != 1 && t.channels > 1 ? PatchOrder::kChannelInner
                                                                           : PatchOrder::kPlanar;
 
@@ -88,10 +88,9 @@ struct GradWeightCall {
       const int64_t rows = min64(pixels.rows, problem.out_h - p0);
       const int64_t cols = min64(pixels.cols, problem.out_w - q0);
 
-      const Patch patch = lay_out_patch(
-          order, make_patch_axis(problem.rows(), p0, rows, t.i0, t.tap_rows),
-          make_patch_axis(problem.cols(), q0, cols, t.j0, t.tap_cols), images,
-          t.channels, L, sizeof(T));
+      const Patch patch =
+          lay_out_patch(order, make_patch_axis(problem.rows(), p0, rows, t.i0, t.tap_rows),
+                        make_patch_axis(problem.cols(), q0, cols, t.j0, t.tap_cols), images, t.channels, L, sizeof(T));
       pack_patch(patch,
                  Source<S>{static_cast<const S*>(input.data) + n0 * in[0] +
                                (t.group * problem.in_channels_per_group() + t.c0) * in[1],
@@ -133,11 +132,9 @@ struct GradWeightCall {
             }
           }
         }
-        for (int64_t k = 0; k < depth; k += pixels.chain) {
-          gemm_panel<G>(t.elements(), vectors, min64(pixels.chain, depth - k), panel + k * width, width, patch_data,
-                        element_offsets, pixel_offsets + k, zeros, c_tile + t.elements() * start * L, width,
-                        segment != first || k != 0);
-        }
+        gemm_panel<G, T>(t.elements(), vectors,
+                         {depth, pixels.chain, panel, width, patch_data, element_offsets, pixel_offsets, zeros,
+                          c_tile + t.elements() * start * L, width, segment != first});
       }
     }
   }

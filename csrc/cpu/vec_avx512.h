@@ -39,7 +39,8 @@ struct Vec<float> {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const reg a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
-      const reg c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88), d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+      const reg c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88),
+                d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
       r[i] = _mm512_shuffle_f32x4(a, c, 0x88);
       r[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
       r[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
