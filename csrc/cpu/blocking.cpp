@@ -20,8 +20,9 @@ constexpr int64_t kPartialBytes = 1024 * 1024;
 
 // `whole` cut into near-equal pieces of at most about `target`: the size of a piece.
 int64_t even_piece(int64_t whole, int64_t target) {
-  if (whole <= target) return max64(whole, 1);
-  return div_up(whole, div_up(whole, max64(target, 1)));
+  if (whole <= 1) return 1;
+  const int64_t pieces = max64(1, div_up(whole, max64(target, 1)));
+  return div_up(whole, pieces);
 }
 
 // Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
