@@ -53,33 +53,36 @@ struct Conv2dProblem {
 
 // One axis of grad_input. Input coordinate i = phase + stride * q meets tap k where some output coordinate o has
 //   stride * o - pad + k * dilation = i,
-// and all coordinates of one phase meet the same taps: first_tap, first_tap + tap_step, ... (`taps` of them; none where
-// the stride jumps over them). So a phase is itself a gather, with position q, tap index m = (k - first_tap) / tap_step
-// and o = axis.source(q, m).
+// and all coordinates of one phase meet the same taps: first_tap, first_tap + tap_step, ... (`taps` of them). So a
+// phase is itself a gather, with position q, tap index m = (k - first_tap) / tap_step and o = axis.source(q, m). Every
+// tap below tap_step is the first of a phase of its own; phases that none belongs to get no contribution at all.
 struct GradInputPhase {
-  int64_t positions, first_tap, tap_step, taps;
+  int64_t phase, positions, first_tap, tap_step, taps;
   GatherAxis axis;
 };
 
-CONV2D_HOST_DEVICE inline GradInputPhase grad_input_phase(int64_t phase, int64_t in_size, int64_t kernel,
-                                                          int64_t stride, int64_t pad, int64_t dilation) {
-  int64_t divisor = stride;  // gcd(stride, dilation), by Euclid
+// How far apart the taps of a phase are: stride / gcd(stride, dilation).
+CONV2D_HOST_DEVICE inline int64_t grad_input_tap_step(int64_t stride, int64_t dilation) {
+  int64_t divisor = stride;  // Euclid
   for (int64_t rest = dilation; rest != 0;) {
     const int64_t next = divisor % rest;
     divisor = rest;
     rest = next;
   }
+  return stride / divisor;
+}
+
+// The phase whose first tap is first_tap < grad_input_tap_step(stride, dilation).
+CONV2D_HOST_DEVICE inline GradInputPhase grad_input_phase(int64_t first_tap, int64_t in_size, int64_t kernel,
+                                                          int64_t stride, int64_t pad, int64_t dilation) {
   GradInputPhase result{};
-  result.positions = phase < in_size ? (in_size - phase + stride - 1) / stride : 0;
-  result.tap_step = stride / divisor;
-  for (int64_t k = 0; k < result.tap_step && k < kernel; ++k) {
-    if ((phase + pad - k * dilation) % stride == 0) {
-      result.first_tap = k;
-      result.taps = (kernel - k + result.tap_step - 1) / result.tap_step;
-      result.axis = {1, (phase + pad - k * dilation) / stride, -(dilation / divisor)};
-      break;
-    }
-  }
+  const int64_t remainder = (first_tap * dilation - pad) % stride;
+  result.phase = remainder < 0 ? remainder + stride : remainder;
+  result.positions = result.phase < in_size ? (in_size - 1 - result.phase) / stride + 1 : 0;
+  result.first_tap = first_tap;
+  result.tap_step = grad_input_tap_step(stride, dilation);
+  result.taps = (kernel - 1 - first_tap) / result.tap_step + 1;
+  result.axis = {1, (result.phase + pad - first_tap * dilation) / stride, -(dilation / (stride / result.tap_step))};
   return result;
 }
 

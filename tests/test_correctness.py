@@ -245,3 +245,18 @@ class TestZeroPadding:
         expected[1, 1] = torch.inf
         assert torch.equal(output[0, 0].isnan().cpu(), expected.isnan())
         assert output[0, 0, 1, 1] == torch.inf
+
+
+@pytest.mark.parametrize("stride", [2**63 - 1, 2**63 - 3, 2**62, 7])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_strides_that_are_never_taken(stride, dilation):
+    """One output pixel: any stride past the input means the same, up to the largest integer."""
+
+    def results(function):
+        input = torch.arange(25.0).reshape(1, 1, 5, 5).requires_grad_()
+        weight = torch.arange(9.0).reshape(1, 1, 3, 3).requires_grad_()
+        output = function(input, weight, stride=stride, dilation=dilation)
+        return output, *torch.autograd.grad(output.sum(), (input, weight))
+
+    for actual, expected in zip(results(conv2d_ext.conv2d), results(F.conv2d), strict=True):
+        assert torch.equal(actual, expected)

@@ -131,12 +131,12 @@ void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& ve
     }
   } else {
     // Of the row counts near the target, the one whose last round leaves the fewest threads idle.
-    int64_t best_cost = INT64_MAX;
+    double best_cost = 1e300;
     for (int64_t rows = t.tile_rows, min_rows = max64(1, max_rows / 2); rows >= min_rows; --rows) {
       if (rows != even_piece(gemm.rows, rows)) continue;
       const int64_t items = div_up(gemm.rows, rows) * t.tiles_w * gemm.batch * groups;
       // 40 pixels' worth of work stand for what a tile costs by itself (weight panels, halo rows).
-      const int64_t cost = div_up(items, num_threads) * (rows * t.tile_cols + 40);
+      const double cost = double(div_up(items, num_threads)) * double(rows * t.tile_cols + 40);
       if (cost < best_cost) {
         best_cost = cost;
         t.tile_rows = rows;

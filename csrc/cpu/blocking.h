@@ -148,7 +148,7 @@ struct WeightScratch {
 };
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
 
-inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }  // of 0 <= a, 0 < b
 // Blocks of `lanes` groups; lanes is 1 where vectors don't run over groups.
 inline int64_t group_blocks(int64_t groups, int64_t lanes) { return div_up(groups, lanes); }
 inline int64_t round_up(int64_t a, int64_t b) { return div_up(a, b) * b; }

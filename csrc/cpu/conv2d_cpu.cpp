@@ -9,6 +9,10 @@
 
 #include "engine.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace conv2d_ext::cpu {
 
 namespace {
@@ -22,8 +26,10 @@ bool machine_has(const char* isa) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && machine_has("avx2");
   }
   if (std::strcmp(isa, "avx2") == 0) {
-    // Every CPU with AVX2 and FMA has F16C; older compilers can't ask for it.
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    // Not every compiler's __builtin_cpu_supports knows F16C.
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+    return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   }
 #endif
   return std::strcmp(isa, "portable") == 0;
@@ -48,6 +54,14 @@ const Engine& engine() {
   return chosen;
 }
 
+// With one output row or column the stride is never taken: any value past the padded input means the same, and a small
+// one can't overflow.
+Conv2dProblem with_bounded_strides(Conv2dProblem p) {
+  if (p.out_h == 1) p.stride_h = min64(p.stride_h, p.in_h + p.pad_top + p.pad_bottom + 1);
+  if (p.out_w == 1) p.stride_w = min64(p.stride_w, p.in_w + p.pad_left + p.pad_right + 1);
+  return p;
+}
+
 ConvGemm forward_gemm(const Conv2dProblem& p) {
   ConvGemm g{};
   g.batch = p.batch;
@@ -65,8 +79,8 @@ ConvGemm forward_gemm(const Conv2dProblem& p) {
   return g;
 }
 
-// The GEMMs of grad_input, one for each phase of the stride. Phases that no tap meets, where the stride jumps over
-// input positions, are zeros: one GEMM without products writes them all, before the others.
+// The GEMMs of grad_input, one for each phase of the stride that a tap meets. Where the stride jumps over input
+// positions, zeros belong there: one GEMM without products writes them, before the others.
 template <class Visit>
 void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const int64_t* w, const int64_t* gi,
                               Visit visit) {
@@ -88,17 +102,18 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const i
   g.destination_n = gi[0];
   g.destination_m = gi[1];
 
-  const int64_t phases_h = min64(p.stride_h, p.in_h), phases_w = min64(p.stride_w, p.in_w);
-  const auto phase_of_row = [&](int64_t phase) {
-    return grad_input_phase(phase, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
+  const int64_t first_taps_h = min64(grad_input_tap_step(p.stride_h, p.dilation_h), p.kernel_h);
+  const int64_t first_taps_w = min64(grad_input_tap_step(p.stride_w, p.dilation_w), p.kernel_w);
+  const auto row_phase = [&](int64_t first_tap) {
+    return grad_input_phase(first_tap, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
   };
-  const auto phase_of_col = [&](int64_t phase) {
-    return grad_input_phase(phase, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
+  const auto col_phase = [&](int64_t first_tap) {
+    return grad_input_phase(first_tap, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
   };
-  bool all_met = true;
-  for (int64_t phase = 0; phase < phases_h && all_met; ++phase) all_met = phase_of_row(phase).taps > 0;
-  for (int64_t phase = 0; phase < phases_w && all_met; ++phase) all_met = phase_of_col(phase).taps > 0;
-  if (!all_met) {
+  int64_t met_h = 0, met_w = 0;
+  for (int64_t tap = 0; tap < first_taps_h; ++tap) met_h += row_phase(tap).positions > 0;
+  for (int64_t tap = 0; tap < first_taps_w; ++tap) met_w += col_phase(tap).positions > 0;
+  if (met_h < min64(p.stride_h, p.in_h) || met_w < min64(p.stride_w, p.in_w)) {
     g.rows = p.in_h;
     g.cols = p.in_w;
     g.destination_row = gi[2];
@@ -108,12 +123,12 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const i
 
   g.destination_row = gi[2] * p.stride_h;
   g.destination_col = gi[3] * p.stride_w;
-  for (int64_t phase_h = 0; phase_h < phases_h; ++phase_h) {
-    const GradInputPhase h = phase_of_row(phase_h);
-    if (h.taps == 0) continue;
-    for (int64_t phase_w = 0; phase_w < phases_w; ++phase_w) {
-      const GradInputPhase v = phase_of_col(phase_w);
-      if (v.taps == 0) continue;
+  for (int64_t tap_h = 0; tap_h < first_taps_h; ++tap_h) {
+    const GradInputPhase h = row_phase(tap_h);
+    if (h.positions == 0) continue;
+    for (int64_t tap_w = 0; tap_w < first_taps_w; ++tap_w) {
+      const GradInputPhase v = col_phase(tap_w);
+      if (v.positions == 0) continue;
       g.taps_h = h.taps;
       g.taps_w = v.taps;
       g.rows = h.positions;
@@ -122,7 +137,7 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const i
       g.axis_w = v.axis;
       g.weight_i = h.tap_step * w[2];
       g.weight_j = v.tap_step * w[3];
-      visit(g, h.first_tap * w[2] + v.first_tap * w[3], phase_h * gi[2] + phase_w * gi[3]);
+      visit(g, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]);
     }
   }
 }
@@ -148,8 +163,9 @@ int64_t size_of(DType dtype) {
 
 }  // namespace
 
-void forward(const Conv2dProblem& p, DType dtype, ConstTensorView input, ConstTensorView weight, const void* bias,
+void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, const void* bias,
              int64_t bias_stride, TensorView output, const Executor& executor) {
+  const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0) return;
   ConvGemm g = forward_gemm(p);
   g.source = input.data;
@@ -173,8 +189,9 @@ void forward(const Conv2dProblem& p, DType dtype, ConstTensorView input, ConstTe
   engine().conv(dtype, g, executor);
 }
 
-void grad_input(const Conv2dProblem& p, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
+void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
                 TensorView grad_input, const Executor& executor) {
+  const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) return;
   const int64_t size = size_of(dtype);
   for_each_grad_input_gemm(p, grad_output.stride, weight.stride, grad_input.stride,
@@ -186,8 +203,9 @@ void grad_input(const Conv2dProblem& p, DType dtype, ConstTensorView grad_output
                            });
 }
 
-void grad_weight(const Conv2dProblem& p, DType dtype, ConstTensorView grad_output, ConstTensorView input,
+void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,
                  TensorView grad_weight, const Executor& executor) {
+  const Conv2dProblem p = with_bounded_strides(problem);
   if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) return;
   engine().grad_weight(p, dtype, grad_output, input, grad_weight, executor);
 }
@@ -326,7 +344,8 @@ void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_thread
 
 }  // namespace
 
-Explanation explain(const Conv2dProblem& p, DType dtype, Direction direction, int num_threads) {
+Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, int num_threads) {
+  const Conv2dProblem p = with_bounded_strides(problem);
   Explanation e{};
   e.isa = engine().isa;
   if (direction == Direction::kForward) {
@@ -346,8 +365,12 @@ Explanation explain(const Conv2dProblem& p, DType dtype, Direction direction, in
     for_each_grad_input_gemm(p, strides, strides, strides, [&](const ConvGemm& g, int64_t, int64_t) {
       explain_conv(phase, g, dtype, num_threads);
       const int64_t items = e.work_items + phase.work_items;
-      if (e.engine.empty() || phase.gemm_n * phase.gemm_k > e.gemm_n * e.gemm_k) e = phase;
+      const int64_t workspace = max64(e.workspace_bytes_per_thread, phase.workspace_bytes_per_thread);
+      if (e.engine.empty() || double(phase.gemm_n) * double(phase.gemm_k) > double(e.gemm_n) * double(e.gemm_k)) {
+        e = phase;
+      }
       e.work_items = items;
+      e.workspace_bytes_per_thread = workspace;
     });
   } else {
     if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) {

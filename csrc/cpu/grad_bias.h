@@ -3,7 +3,8 @@
 // Order of summation: the pixels p = oh * out_w + ow of an image are cut into blocks of 128; in a block, pixel p is
 // added to partial sum p % 8, and the eight are added pairwise; block sums, image after image, are added pairwise as
 // well, in the order of a binary counter. So the error grows with the logarithm of the number of pixels. float32 and
-// 16-bit sums are kept in float64 and rounded once at the end. Bound by memory bandwidth.
+// 16-bit sums are kept in float64 at first (16-bit ones are then rounded to float32 and to their type). Bound by memory
+// bandwidth.
 #pragma once
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -44,10 +45,15 @@ struct GradBiasCall {
   int64_t batch, out_channels, out_h, out_w;
   ConstTensorView grad_output;
   S* grad_bias;
+  int num_threads;
 
-  // Channels of a work item: where they lie next to one another they are read together.
+  // Channels of a work item: where they lie next to one another they are read together, unless threads would idle.
   static constexpr int kBlock = 16;
-  int64_t block() const { return grad_output.stride[1] == 1 ? kBlock : 1; }
+  int64_t block() const {
+    int64_t channels = grad_output.stride[1] == 1 ? kBlock : 1;
+    while (channels > 1 && div_up(out_channels, channels) < num_threads) channels /= 2;
+    return channels;
+  }
   int64_t items() const { return div_up(out_channels, block()); }
 
   static W wide(S value) { return to_wide<W>(widen_scalar(value)); }
@@ -137,7 +143,8 @@ struct GradBiasCall {
 template <class S>
 void run_grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, ConstTensorView grad_output,
                    void* grad_bias, const Executor& executor) {
-  GradBiasCall<S> call{batch, out_channels, out_h, out_w, grad_output, static_cast<S*>(grad_bias)};
+  GradBiasCall<S> call{
+      batch, out_channels, out_h, out_w, grad_output, static_cast<S*>(grad_bias), executor.num_threads};
   run_items(executor, call.items(), &call, &GradBiasCall<S>::run);
 }
 

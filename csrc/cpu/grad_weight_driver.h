@@ -76,9 +76,10 @@ struct GradWeightCall {
     const Panels panels = cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
     const int64_t* const go = grad_output.stride;
     const int64_t* const in = input.stride;
-    const PatchOrder order = G                                            ? PatchOrder::kLanes
-                             : in[1] == 1 && in[3] != 1 && t.channels > 1 ? PatchOrder::kChannelInner
-                                                                          : PatchOrder::kPlanar;
+    const PatchOrder order = G ? PatchOrder::kLanes
+                             : channels_are_inner(in[1], in[3], problem.in_w) && t.channels > 1
+                                 ? PatchOrder::kChannelInner
+                                 : PatchOrder::kPlanar;
 
     for (int64_t segment = first; segment < last; ++segment) {
       const int64_t n0 = segment / (pixels.blocks_h * pixels.blocks_w) * pixels.images;

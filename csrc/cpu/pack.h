@@ -121,6 +121,11 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
 // Zero padding becomes real zeros here, so that it multiplies like any other value (Inf * 0 = NaN).
 enum class PatchOrder { kPlanar, kChannelInner, kLanes };
 
+// A column of width one has no stride to speak of.
+inline bool channels_are_inner(int64_t channel_stride, int64_t col_stride, int64_t width) {
+  return channel_stride == 1 && (col_stride != 1 || width == 1);
+}
+
 struct Patch {
   PatchOrder order;
   PatchAxis rows, cols;
@@ -175,6 +180,7 @@ template <class S, class T>
 void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) {
   const PatchAxis &rows = patch.rows, &cols = patch.cols;
   const int64_t planes = patch.order == PatchOrder::kChannelInner ? 1 : patch.channels;
+  const RunBounds first_run = clip_run(cols.first, cols.run_step, cols.run_length, source.width);
   for (int64_t image = 0; image < patch.images; ++image) {
     for (int64_t plane = 0; plane < planes; ++plane) {
       const S* const src_plane = source.data + image * source.image + plane * source.channel;
@@ -189,7 +195,7 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
           const S* const src_row = src_plane + row * source.row;
           for (int64_t run = 0; run < cols.runs; ++run) {
             const int64_t first = cols.first + run * cols.run_shift;
-            const RunBounds in = clip_run(first, cols.run_step, cols.run_length, source.width);
+            const RunBounds in = run == 0 ? first_run : clip_run(first, cols.run_step, cols.run_length, source.width);
             T* d = dst_row + run * cols.run_length * patch.col_pitch;
             fill_zero(d, in.low * patch.col_pitch);
             fill_zero(d + in.high * patch.col_pitch, (cols.run_length - in.high) * patch.col_pitch);
