@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from . import _C as _C  # defines the ops
 
@@ -108,6 +109,20 @@ def _activation(tensor: Tensor, dim: int | None) -> tuple[Tensor, bool]:
     return front.unsqueeze(-4) if unbatched else front, unbatched
 
 
+def _check_one_example(
+    in_dims: tuple[int | None, ...], tensors: tuple[Tensor | None, ...], *parameters: Any
+) -> None:
+    """Raises what a call of one example would: folding would name other sizes, or hide a fault."""
+    example = []
+    for tensor, dim in zip(tensors, in_dims, strict=False):
+        if tensor is None:
+            example.append(None)
+            continue
+        shape = [size for i, size in enumerate(tensor.shape) if i != dim]
+        example.append(torch.empty(shape, dtype=tensor.dtype, device="meta"))
+    conv2d(*example, *parameters)
+
+
 def _conv2d_vmap(
     info: Any,
     in_dims: tuple[int | None, ...],
@@ -119,6 +134,7 @@ def _conv2d_vmap(
     dilation: list[int],
     groups: int,
 ) -> tuple[Tensor, int]:
+    _check_one_example(in_dims, (input, weight, bias), stride, padding, dilation, groups)
     batch = info.batch_size
     input_dim, weight_dim, bias_dim = in_dims[:3]
     input, unbatched = _activation(input, input_dim)
@@ -225,3 +241,28 @@ torch.library.register_vmap("conv2d_ext::conv2d", _conv2d_vmap)
 torch.library.register_vmap("conv2d_ext::conv2d_grad_input", _conv2d_grad_input_vmap)
 torch.library.register_vmap("conv2d_ext::conv2d_grad_weight", _conv2d_grad_weight_vmap)
 torch.library.register_vmap("conv2d_ext::conv2d_grad_bias", _conv2d_grad_bias_vmap)
+
+
+# What torch.utils.flop_counter.FlopCounterMode counts: a multiplication and an addition for each
+# product, as it does for PyTorch's own convolutions.
+
+
+@register_flop_formula(conv2d)
+def _conv2d_flops(
+    input: list[int], weight: list[int], *_args: Any, out_shape: list[int], **_kwargs: Any
+) -> int:
+    return 2 * math.prod(out_shape) * math.prod(weight[1:])
+
+
+@register_flop_formula(conv2d_grad_input)
+def _conv2d_grad_input_flops(
+    grad_output: list[int], weight: list[int], *_args: Any, **_kwargs: Any
+) -> int:
+    return 2 * math.prod(grad_output) * math.prod(weight[1:])
+
+
+@register_flop_formula(conv2d_grad_weight)
+def _conv2d_grad_weight_flops(
+    grad_output: list[int], input: list[int], weight_size: list[int], *_args: Any, **_kwargs: Any
+) -> int:
+    return 2 * math.prod(grad_output) * math.prod(weight_size[1:])

@@ -1,6 +1,8 @@
 // The compiled module conv2d_ext._C; the only file with a Python symbol in it.
 // torch's argument parser formats its errors with fmt, of which torch ships the headers but exports no symbol.
 #define FMT_HEADER_ONLY
+// With it the parser takes NumPy's integers, as F.conv2d does.
+#define USE_NUMPY
 #include <ATen/Parallel.h>
 #include <ATen/ops/im2col.h>
 #include <ATen/ops/matmul.h>

@@ -1,0 +1,60 @@
+"""What users bring along from elsewhere: NumPy's integers, a FLOP counter, vmap's checks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import vmap
+from torch.utils.flop_counter import FlopCounterMode
+
+import conv2d_ext
+
+
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation", "groups"])
+@pytest.mark.parametrize("integer", [np.int64, np.int32, np.uint8])
+def test_numpy_integers(name, integer):
+    input, weight = torch.randn(1, 4, 8, 8), torch.randn(6, 2 if name == "groups" else 4, 3, 3)
+    actual = conv2d_ext.conv2d(input, weight, **{name: integer(2)})
+    torch.testing.assert_close(actual, F.conv2d(input, weight, **{name: 2}))
+
+
+def test_numpy_floats_are_no_strides():
+    with pytest.raises(TypeError):
+        conv2d_ext.conv2d(torch.randn(1, 4, 8, 8), torch.randn(6, 4, 3, 3), stride=np.float32(2))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_flops_are_counted_as_pytorch_counts_its_own(groups):
+    def count(function):
+        input = torch.randn(2, 4, 9, 8, requires_grad=True)
+        weight = torch.randn(6, 4 // groups, 3, 2, requires_grad=True)
+        with FlopCounterMode(display=False) as counter:
+            function(input, weight, stride=(2, 1), padding=1, groups=groups).sum().backward()
+        return counter.get_total_flops()
+
+    forward, outputs = 2 * (4 // groups) * 3 * 2, 2 * 6 * 5 * 9
+    assert count(conv2d_ext.conv2d) == 3 * forward * outputs
+    if groups == 1:  # of grouped gradients PyTorch's own formula counts more than is computed
+        assert count(conv2d_ext.conv2d) == count(F.conv2d)
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [torch.randn(3, 6).double(), torch.randn(3, 5), torch.randn(3), torch.randn(3, 6, 1)],
+    ids=["dtype", "size", "no dimension", "two dimensions"],
+)
+@pytest.mark.parametrize("batched_input", [False, True])
+def test_vmap_refuses_a_bias_that_a_single_call_refuses(bias, batched_input):
+    input, weight = torch.randn(3, 2, 4, 8, 8), torch.randn(6, 4, 3, 3)
+    in_dims = (0 if batched_input else None, None, 0)
+    with pytest.raises(RuntimeError, match="bias"):
+        vmap(conv2d_ext.conv2d, in_dims)(input if batched_input else input[0], weight, bias)
+
+
+@pytest.mark.parametrize("groups", [0, -1, 4])
+def test_vmap_refuses_groups_that_a_single_call_refuses(groups):
+    input, weights = torch.randn(2, 4, 8, 8), torch.randn(3, 6, 4, 3, 3)
+    with pytest.raises(RuntimeError, match="groups"):
+        vmap(lambda w: conv2d_ext.conv2d(input, w, groups=groups))(weights)
