@@ -238,6 +238,12 @@ void pack_weight(const ConvGemm& gemm, const S* weight, int64_t lane_step, int64
   };
   if (taps == 1) {
     pack(weight, gemm.weight_c, channels, 0);
+  } else if (gemm.weight_c == 1 && channels > 1) {
+    // channels_last: one tap at a time, its channels `taps` rows of the panel apart.
+    for (int64_t t = 0; t < taps; ++t) {
+      pack_lanes(weight + t / tap_cols * gemm.weight_i + t % tap_cols * gemm.weight_j, lane_step, 1, lanes, channels,
+                 dst + t * dst_pitch, taps * dst_pitch, width, conj);
+    }
   } else if (rows_join && (channels == 1 || gemm.weight_c == tap_step * taps)) {
     pack(weight, tap_step, channels * taps, 0);
   } else {
