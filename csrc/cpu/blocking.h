@@ -2,7 +2,8 @@
 //
 // Two kinds of decisions live here, and they must not be mixed up:
 //  * KBlocking and PixelBlocking fix the order in which each result element is summed. They read the geometry of
-//    one image and the weight's shape (PixelBlocking's consumer also the batch), never threads, layout or ISA.
+//    one image, the weight's shape (PixelBlocking also the batch) and whether the CPU fuses multiply and add
+//    (ChainLimits), never threads or layout.
 //  * Tiling chooses tiles and work items. It may read anything, since no tile border changes a bit.
 #pragma once
 
