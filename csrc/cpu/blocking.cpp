@@ -25,6 +25,12 @@ int64_t even_piece(int64_t whole, int64_t target) {
   return div_up(whole, pieces);
 }
 
+// A kernel of more than kMaxSegment taps, cut into near-equal rectangles of at most as many: whole rows if they fit.
+void cut_taps(int64_t taps_h, int64_t taps_w, int64_t& rows, int64_t& cols) {
+  cols = even_piece(taps_w, kMaxSegment);
+  rows = taps_w > kMaxSegment ? 1 : even_piece(taps_h, kMaxSegment / taps_w);
+}
+
 // Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
 // the channels inside every image, by up to two cache lines.
 int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
@@ -44,8 +50,7 @@ KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainL
     k.tap_cols = taps_w;
   } else {
     k.segment_channels = 1;
-    k.tap_cols = even_piece(taps_w, limit);
-    k.tap_rows = taps_w > limit ? 1 : even_piece(taps_h, limit / taps_w);
+    cut_taps(taps_h, taps_w, k.tap_rows, k.tap_cols);
   }
   k.blocks_c = div_up(channels, k.segment_channels);
   k.blocks_h = taps_h ? div_up(taps_h, k.tap_rows) : 0;
@@ -164,7 +169,7 @@ void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& ve
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
                      int num_threads) {
   ConvTiling t{};
-  const int64_t groups = group_blocks(gemm.groups, lanes_are_groups ? vector.lanes : 1);
+  const int64_t groups = div_up(gemm.groups, lanes_are_groups ? vector.lanes : 1);
   const int64_t vectors = lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes);
 
   // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then.
@@ -203,7 +208,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
                               bool lanes_are_groups, int num_threads) {
   WeightTiling t{};
   const int64_t patch_lanes = lanes_are_groups ? vector.lanes : 1;
-  const int64_t groups = group_blocks(problem.groups, patch_lanes);
+  const int64_t groups = div_up(problem.groups, patch_lanes);
   const int64_t vectors = div_up(problem.out_channels_per_group(), lanes_are_groups ? 1 : vector.lanes);
   const int64_t channels = problem.in_channels_per_group();
 
@@ -211,10 +216,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   t.block_channels = 1;
   t.tap_rows = problem.kernel_h;
   t.tap_cols = problem.kernel_w;
-  if (taps > kMaxSegment) {
-    t.tap_cols = even_piece(problem.kernel_w, kMaxSegment);
-    t.tap_rows = problem.kernel_w > kMaxSegment ? 1 : even_piece(problem.kernel_h, kMaxSegment / problem.kernel_w);
-  }
+  if (taps > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, t.tap_rows, t.tap_cols);
   // The patch of one channel; rectangles of taps that scatter too far are cut further.
   const auto plane_of_taps = [&] {
     return odd_lines(make_patch_axis(problem.rows(), 0, pixels.rows, 0, t.tap_rows).size *

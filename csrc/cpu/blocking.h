@@ -64,7 +64,6 @@ struct KBlocking {
   int64_t tap_rows, tap_cols;  // taps in a full segment's rectangle
   int64_t blocks_c, blocks_h, blocks_w;
   int64_t chain;
-  int64_t segments() const { return blocks_c * blocks_h * blocks_w; }
   int64_t max_depth() const { return segment_channels * tap_rows * tap_cols; }
 };
 KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainLimits& limits);
@@ -150,8 +149,6 @@ struct WeightScratch {
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
 
 inline int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }  // of 0 <= a, 0 < b
-// Blocks of `lanes` groups; lanes is 1 where vectors don't run over groups.
-inline int64_t group_blocks(int64_t groups, int64_t lanes) { return div_up(groups, lanes); }
 inline int64_t round_up(int64_t a, int64_t b) { return div_up(a, b) * b; }
 inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -338,7 +338,7 @@ void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_thread
   e.tile_cols = t.tile_cols;
   e.k_segments = count_chains(k, g);
   e.k_segment_length = k.chain;
-  e.work_items = t.tiles() * t.chunks_m * group_blocks(g.groups, over_groups ? vector.lanes : 1);
+  e.work_items = t.tiles() * t.chunks_m * div_up(g.groups, over_groups ? vector.lanes : 1);
   e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
 }
 
@@ -391,7 +391,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     e.tile_cols = pixels.cols;
     e.k_segments = count_chains(pixels, p);
     e.k_segment_length = pixels.chain;
-    const int64_t owners = t.tiles() * group_blocks(p.groups, over_groups ? vector.lanes : 1);
+    const int64_t owners = t.tiles() * div_up(p.groups, over_groups ? vector.lanes : 1);
     e.work_items = owners * t.slots;
     e.workspace_bytes_per_thread = lay_out_scratch(t, pixels, vector).bytes;
     if (t.slots > 1) {

@@ -29,13 +29,10 @@ struct ConvCall {
       : gemm(g),
         k(block_k(g.channels, g.taps_h, g.taps_w, vector_shape<T>().limits)),
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
-        order(G ? PatchOrder::kLanes
-              : channels_are_inner(g.source_c, g.source_col, g.source_w) && tiling.block_channels > 1
-                  ? PatchOrder::kChannelInner
-                  : PatchOrder::kPlanar),
+        order(patch_order(G, tiling.block_channels, g.source_c, g.source_col, g.source_w)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())) {}
 
-  int64_t items() const { return group_blocks(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
+  int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
 
   static void run(void* context, int64_t item) { static_cast<const ConvCall*>(context)->work(item); }
 

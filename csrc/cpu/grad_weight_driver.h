@@ -38,7 +38,7 @@ struct GradWeightCall {
         layout(lay_out_scratch(tiling, pixels, vector_shape<T>())) {}
 
   int64_t tile_size() const { return tiling.tile_size(L); }
-  int64_t items() const { return group_blocks(problem.groups, G ? L : 1) * tiling.tiles(); }
+  int64_t items() const { return div_up(problem.groups, G ? L : 1) * tiling.tiles(); }
 
   // The tile of weights that an item owns.
   struct Tile {
@@ -64,22 +64,19 @@ struct GradWeightCall {
   }
 
   // c[panel][element][channel] = the sum over one chunk of pixels.
-  void sum_chunk(const Tile& t, int64_t chunk, const WeightScratch& at, char* memory, T* c_tile) const {
+  void sum_chunk(const Tile& t, int64_t chunk, char* memory, T* c_tile) const {
     const int64_t first = chunk * PixelBlocking::kSegmentsPerChunk;
     const int64_t last = min64(first + PixelBlocking::kSegmentsPerChunk, pixels.segments());
-    int64_t* const element_offsets = reinterpret_cast<int64_t*>(memory + at.element_offsets);
-    int64_t* const pixel_offsets = reinterpret_cast<int64_t*>(memory + at.pixel_offsets);
-    T* const panel = reinterpret_cast<T*>(memory + at.panel);
-    T* const patch_data = reinterpret_cast<T*>(memory + at.patch);
-    T* const zeros = reinterpret_cast<T*>(memory + at.zeros);
+    int64_t* const element_offsets = reinterpret_cast<int64_t*>(memory + layout.element_offsets);
+    int64_t* const pixel_offsets = reinterpret_cast<int64_t*>(memory + layout.pixel_offsets);
+    T* const panel = reinterpret_cast<T*>(memory + layout.panel);
+    T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
+    T* const zeros = reinterpret_cast<T*>(memory + layout.zeros);
     fill_zero(zeros, Vec<T>::kMaxVectors * L);
     const Panels panels = cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
     const int64_t* const go = grad_output.stride;
     const int64_t* const in = input.stride;
-    const PatchOrder order = G ? PatchOrder::kLanes
-                             : channels_are_inner(in[1], in[3], problem.in_w) && t.channels > 1
-                                 ? PatchOrder::kChannelInner
-                                 : PatchOrder::kPlanar;
+    const PatchOrder order = patch_order(G, t.channels, in[1], in[3], problem.in_w);
 
     for (int64_t segment = first; segment < last; ++segment) {
       const int64_t n0 = segment / (pixels.blocks_h * pixels.blocks_w) * pixels.images;
@@ -182,13 +179,12 @@ struct GradWeightCall {
   static void whole_item(void* context, int64_t item) {
     const GradWeightCall& call = *static_cast<const GradWeightCall*>(context);
     const Tile t = call.tile_of(item);
-    const WeightScratch& at = call.layout;
-    char* const memory = static_cast<char*>(thread_scratch(at.bytes));
-    T* const total = reinterpret_cast<T*>(memory + at.total);
-    T* const tile = reinterpret_cast<T*>(memory + at.tile);
+    char* const memory = static_cast<char*>(thread_scratch(call.layout.bytes));
+    T* const total = reinterpret_cast<T*>(memory + call.layout.total);
+    T* const tile = reinterpret_cast<T*>(memory + call.layout.tile);
     if (call.pixels.chunks() == 0) fill_zero(total, call.used_size(t));
     for (int64_t chunk = 0; chunk < call.pixels.chunks(); ++chunk) {
-      call.sum_chunk(t, chunk, at, memory, chunk == 0 ? total : tile);
+      call.sum_chunk(t, chunk, memory, chunk == 0 ? total : tile);
       if (chunk != 0) add_to(total, tile, call.used_size(t));
     }
     call.store(t, total);
@@ -197,9 +193,8 @@ struct GradWeightCall {
   // One chunk of one tile, into its slot; then, item by item, the slots in order.
   static void chunk_item(void* context, int64_t index) {
     const GradWeightCall& call = *static_cast<const GradWeightCall*>(context);
-    const WeightScratch& at = call.layout;
-    call.sum_chunk(call.tile_of(index % call.items()), call.first_chunk + index / call.items(), at,
-                   static_cast<char*>(thread_scratch(at.bytes)), call.partials + index * call.tile_size());
+    call.sum_chunk(call.tile_of(index % call.items()), call.first_chunk + index / call.items(),
+                   static_cast<char*>(thread_scratch(call.layout.bytes)), call.partials + index * call.tile_size());
   }
   static void reduce_item(void* context, int64_t item) {
     const GradWeightCall& call = *static_cast<const GradWeightCall*>(context);

@@ -121,9 +121,12 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
 // Zero padding becomes real zeros here, so that it multiplies like any other value (Inf * 0 = NaN).
 enum class PatchOrder { kPlanar, kChannelInner, kLanes };
 
-// A column of width one has no stride to speak of.
-inline bool channels_are_inner(int64_t channel_stride, int64_t col_stride, int64_t width) {
-  return channel_stride == 1 && (col_stride != 1 || width == 1);
+// Of a block of `channels`. A column of width one has no stride to speak of.
+inline PatchOrder patch_order(bool lanes_are_groups, int64_t channels, int64_t channel_stride, int64_t col_stride,
+                              int64_t width) {
+  if (lanes_are_groups) return PatchOrder::kLanes;
+  const bool channels_are_inner = channels > 1 && channel_stride == 1 && (col_stride != 1 || width == 1);
+  return channels_are_inner ? PatchOrder::kChannelInner : PatchOrder::kPlanar;
 }
 
 struct Patch {
