@@ -16,9 +16,10 @@
 #include <vector>
 
 #include "conv2d_checks.h"
+#include "conv2d_format.h"
 #include "conv2d_ops.h"
 #include "cpu/conv2d_cpu.h"
-#include "cpu/conv2d_cpu_dtype.h"
+#include "cpu/conv2d_cpu_tensors.h"
 
 namespace conv2d_ext {
 namespace {
@@ -148,9 +149,14 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
   if (input.device().is_cpu() && problem.in_channels != 0) {
     const int threads = at::get_num_threads();
     const auto dtype = cpu::to_dtype(input.scalar_type());
-    result["forward"] = describe(cpu::explain(problem, dtype, cpu::Direction::kForward, threads));
-    result["grad_input"] = describe(cpu::explain(problem, dtype, cpu::Direction::kGradInput, threads));
-    result["grad_weight"] = describe(cpu::explain(problem, dtype, cpu::Direction::kGradWeight, threads));
+    const bool channels_last = output_is_channels_last(input, weight);
+    const auto describe_direction = [&](cpu::Direction direction) {
+      return describe(
+          cpu::explain(problem, dtype, direction, cpu::view(input), cpu::view(weight), channels_last, threads));
+    };
+    result["forward"] = describe_direction(cpu::Direction::kForward);
+    result["grad_input"] = describe_direction(cpu::Direction::kGradInput);
+    result["grad_weight"] = describe_direction(cpu::Direction::kGradWeight);
   }
   return result;
 }

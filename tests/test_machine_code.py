@@ -24,13 +24,21 @@ COMPILED = conv2d_ext.build_config()["compiled_isas"]
 # 'address size name' of a function in the symbol table; a hidden function is local there.
 _SYMBOL = re.compile(r"^([0-9a-f]+) .* F \.text\s+([0-9a-f]+)\s+(?:\.hidden )?(.*)$")
 _UKERNEL = re.compile(
-    r"cpu::(?P<isa>\w+)::gemm_ukernel<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+), "
-    r"(?P<lanes_are_groups>true|false)>\("
+    r"cpu::(?P<isa>\w+)::(?P<family>gemm_ukernel|pixel_ukernel)"
+    r"<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+)(?:, (?P<lanes_are_groups>true|false))?>\("
 )
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:[#<].*)?$")
 _FMA = re.compile(r"vfmadd\d+[ps][sd]$")
 # Instructions whose last operand is read, or is no memory that is accessed.
 _NO_STORE = re.compile(r"(cmp|test|prefetch|nop|j|lea|vucomi|vcomi|call)")
+
+
+# What a vector of the micro-kernel holds.
+FORMS = {
+    ("gemm_ukernel", "false"): "result channels",
+    ("gemm_ukernel", "true"): "groups",
+    ("pixel_ukernel", None): "pixels",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +72,13 @@ class Kernel:
     dtype: str
     rows: int
     vectors: int
-    lanes_are_groups: bool
+    form: str
     address: int
     size: int
 
     @property
     def name(self) -> str:
-        operand = "loads" if self.lanes_are_groups else "broadcasts"
-        return f"{self.dtype} {self.rows} x {self.vectors} vectors, {operand}, {self.isa}"
+        return f"{self.dtype} {self.rows} x {self.vectors} vectors, {self.form}, {self.isa}"
 
     @property
     def fmas(self) -> int:
@@ -81,8 +88,10 @@ class Kernel:
     @property
     def least_fma_share(self) -> float:
         """What the formula takes: the FMAs, a load for each row and vector, and to step along k
-        the offset's load, the two pointers' sums, comparison and jump, one more to spare."""
-        return self.fmas / (self.fmas + self.rows + self.vectors + 6)
+        the offset's load, the two pointers' sums, comparison and jump, one more to spare; for
+        pixels a line's prefetch, or one for each vector where rows are few."""
+        prefetches = 0 if self.form != "pixels" else self.vectors if self.rows <= 2 else 1
+        return self.fmas / (self.fmas + self.rows + self.vectors + 6 + prefetches)
 
 
 def parse(disassembly: str) -> list[Instruction]:
@@ -161,7 +170,7 @@ def kernels() -> list[Kernel]:
                     ukernel["dtype"],
                     int(ukernel["rows"]),
                     int(ukernel["vectors"]),
-                    ukernel["lanes_are_groups"] == "true",
+                    FORMS[ukernel["family"], ukernel["lanes_are_groups"]],
                     int(symbol[1], 16),
                     int(symbol[2], 16),
                 )
@@ -183,22 +192,21 @@ def report(request):
 
 
 @pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
-@pytest.mark.parametrize("lanes_are_groups", [False, True], ids=["broadcast", "load"])
+@pytest.mark.parametrize("form", FORMS.values())
 @pytest.mark.parametrize("dtype", ["float", "double"])
 @pytest.mark.parametrize("isa", [isa for isa in ("avx2", "avx512") if isa in COMPILED])
-def test_inner_loops_hold_their_accumulators_in_registers(
-    isa, dtype, lanes_are_groups, kernels, report
-):
-    family = [
-        k for k in kernels if (k.isa, k.dtype, k.lanes_are_groups) == (isa, dtype, lanes_are_groups)
-    ]
+def test_inner_loops_hold_their_accumulators_in_registers(isa, dtype, form, kernels, report):
+    family = [k for k in kernels if (k.isa, k.dtype, k.form) == (isa, dtype, form)]
     assert family, "the module lacks this family of micro-kernels"
-    # The full number of rows, in all panel widths: what is left of an image takes the others.
+    # The full number of rows, in all panel widths: what is left of an image takes the others. Where
+    # the rows are channels, a problem may have few: then each number of rows counts.
     rows = max(kernel.rows for kernel in family)
     tall = sorted((k for k in family if k.rows == rows), key=lambda k: k.vectors)
     assert [k.vectors for k in tall] == list(range(1, tall[-1].vectors + 1))
     # Fewer chains than latency times units would leave the FMA units waiting.
     assert tall[-1].fmas >= 8
+    if form == "pixels":
+        tall += [k for k in family if k.rows < rows]
 
     slow = {}
     for kernel in tall:
@@ -219,7 +227,7 @@ def test_inner_loops_hold_their_accumulators_in_registers(
 
 # ---- the reading itself, on made-up code: two accumulators, one of them in memory when spilled
 
-_MADE_UP = Kernel("avx2", "float", 2, 1, False, 0, 0)
+_MADE_UP = Kernel("avx2", "float", 2, 1, "pixels", 0, 0)
 _GOOD = """
   10:	push   %rbp
   20:	mov    (%r9,%rdi,8),%rcx

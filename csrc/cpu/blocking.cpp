@@ -7,6 +7,10 @@ namespace {
 // Pixels of a tile: enough that packing a weight panel once a tile costs little (a panel element costs about one
 // cycle, and pays for pixels / lanes cycles of arithmetic), few enough that patch and C tile stay in L2.
 constexpr int64_t kTilePixels = 384;
+// The same where vectors run over pixels and weights are not packed.
+constexpr int64_t kPanelPixels = 512;
+// A sum so short that the transposition of results takes a good part of the time.
+constexpr int64_t kShortSum = 64;
 // Patch and C tile together stay below a usual L2.
 constexpr int64_t kPatchBytes = 256 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
@@ -204,6 +208,109 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   return t;
 }
 
+ConvGemm join_rows_of_planes(const ConvGemm& gemm) {
+  ConvGemm g = gemm;
+  const bool whole_planes = g.taps() == 1 && g.axis_h.step == 1 && g.axis_w.step == 1 && g.axis_h.source(0, 0) == 0 &&
+                            g.axis_w.source(0, 0) == 0 && g.rows == g.source_h && g.cols == g.source_w;
+  if (!whole_planes || g.source_row != g.source_col * g.cols || g.destination_row != g.destination_col * g.cols) {
+    return g;
+  }
+  g.cols *= g.rows;
+  g.source_w = g.cols;
+  g.rows = g.source_h = 1;
+  return g;
+}
+
+bool vectors_are_pixels(const ConvGemm& gemm, const VectorShape& vector) {
+  // Along a row the pixels of a patch are neighbours unless there are taps that a stride skips between.
+  const bool neighbours = gemm.axis_w.step == 1 || gemm.taps_w == 1;
+  const int64_t depth = gemm.channels * gemm.taps();
+  if (vector.max_vectors < 2 || !neighbours || depth == 0) return false;
+  // Where a pixel's channels lie together, as in channels_last, a planar patch would be a transposition.
+  if (gemm.source_c == 1 && gemm.channels > 1 && gemm.source_col != 1) return false;
+  const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
+  const bool pointwise = gemm.taps() == 1;
+  const double over_pixels = filled(pointwise ? gemm.rows * gemm.cols : gemm.cols);
+  // A single vector of result channels leaves six chains of additions where the FMA units want eight.
+  const double over_channels = filled(gemm.m) * (gemm.m <= vector.lanes ? 0.75 : 1.0);
+  // Vectors over pixels pack no weights and transpose no results, which counts where sums are short or a weight is
+  // used for few pixels; with several taps they load across cache lines, and reload what neighbouring taps share.
+  const double advantage = pointwise || depth <= kShortSum ? 1.1 : 0.9;
+  return over_pixels * advantage > over_channels;
+}
+
+namespace {
+
+// Whether `depth` cache lines that are `pitch` bytes apart fit an L1 of 64 sets and 8 ways: planes whose size is a
+// multiple of a large power of two fall into few sets.
+bool planes_fit_l1(int64_t pitch, int64_t depth) {
+  const int64_t aligned = max64(64, min64(pitch & -pitch, 4096));
+  return depth <= 8 * (4096 / aligned);
+}
+
+}  // namespace
+
+PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
+                            int num_threads) {
+  PixelTiling t{};
+  t.batch = gemm.batch;
+  const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
+  // A single block of result channels reads every pixel once.
+  t.source_in_place = same_type && pointwise && gemm.rows == 1 && gemm.source_col == 1 && gemm.axis_w.step == 1 &&
+                      gemm.axis_h.source(0, 0) == 0 && gemm.axis_w.source(0, 0) == 0 && gemm.cols == gemm.source_w &&
+                      (gemm.m <= kPixelRows || planes_fit_l1(gemm.source_c * storage_size, k.segment_channels));
+  const auto plane_of = [&](int64_t rows, int64_t cols) {
+    return odd_lines(make_patch_axis(gemm.axis_h, 0, rows, 0, k.tap_rows).size *
+                         make_patch_axis(gemm.axis_w, 0, cols, 0, k.tap_cols).size,
+                     vector.element_size);
+  };
+  int64_t plane = 0;
+  for (int64_t target = t.source_in_place ? 2 * kPanelPixels : kPanelPixels;; target /= 2) {
+    // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
+    const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
+    t.tile_cols = min64(round_up(cols, vector.lanes), gemm.cols);
+    t.tile_rows = even_piece(gemm.rows, max64(1, target / t.tile_cols));
+    plane =
+        plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
+    if (plane * k.segment_channels * vector.element_size <= kMaxPatchBytes || target < 16) break;
+  }
+  t.tiles_h = div_up(gemm.rows, t.tile_rows);
+  t.tiles_w = div_up(gemm.cols, t.tile_cols);
+  t.block_channels = 1;
+  if (k.blocks_h * k.blocks_w == 1) {
+    const int64_t fit = max64(1, kPatchBytes / vector.element_size / max64(plane * k.segment_channels, 1));
+    t.block_channels = k.segment_channels * even_piece(k.blocks_c, fit);
+  }
+  // The last panel reads beyond the last row of the patch.
+  t.patch_elements = patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
+  t.join_rows = t.tile_cols == gemm.cols && pointwise;
+  t.direct =
+      same_type && gemm.destination_col == 1 && (!t.join_rows || t.tile_rows == 1 || gemm.destination_row == gemm.cols);
+  // In place where all of k that a segment takes is contiguous.
+  const int64_t tap_step = k.tap_cols > 1 ? gemm.weight_j : gemm.weight_i;
+  const bool taps_are_contiguous =
+      k.tap_rows * k.tap_cols == 1 ||
+      (tap_step == 1 && (k.tap_rows == 1 || k.tap_cols == 1 || gemm.weight_i == k.tap_cols));
+  t.weight_in_place =
+      same_type && taps_are_contiguous && (k.segment_channels == 1 || gemm.weight_c == k.tap_rows * k.tap_cols);
+
+  // Result channels: as many as scratch holds, fewer where threads would idle.
+  const int64_t runs = t.join_rows ? 1 : t.tile_rows;
+  const int64_t run = round_up(t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols, vector.lanes);
+  const int64_t c_row = runs * (t.direct ? min64(run, kMaxPanelVectors * vector.lanes) : run);
+  const int64_t row = c_row + (t.weight_in_place ? 0 : round_up(k.max_depth(), vector.lanes));
+  int64_t chunks = div_up(gemm.m, max64(kPixelRows, kTileBytes / (row * vector.element_size)));
+  const int64_t tiles = gemm.groups * t.tiles();
+  while (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0 &&
+         gemm.m >= 2 * kPixelRows * (chunks + 1)) {
+    ++chunks;
+  }
+  t.chunk_m = div_up(gemm.m, chunks);
+  t.chunks_m = div_up(gemm.m, t.chunk_m);
+  t.c_elements = t.chunk_m * c_row;
+  return t;
+}
+
 WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
                               bool lanes_are_groups, int num_threads) {
   WeightTiling t{};
@@ -301,6 +408,21 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   s.panel = layout.take(k.max_depth() * width * size);
   // One panel's C tile where each is finished at once, else the chunk's.
   s.c_tile = layout.take(tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size);
+  s.patch = layout.take(tiling.patch_elements * size);
+  s.bytes = layout.bytes();
+  return s;
+}
+
+PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector) {
+  const int64_t size = vector.element_size;
+  ScratchLayout layout;
+  PixelScratch s{};
+  s.tap_offsets = layout.take(k.max_depth() * kOffsetBytes);
+  s.channel_offsets = layout.take(k.max_depth() * kOffsetBytes);
+  s.zeros = layout.take(kPixelRows * size);
+  s.bias = layout.take(tiling.chunk_m * size);
+  s.weight = layout.take(tiling.weight_in_place ? 0 : tiling.chunk_m * round_up(k.max_depth(), vector.lanes) * size);
+  s.c = layout.take(tiling.c_elements * size);
   s.patch = layout.take(tiling.patch_elements * size);
   s.bytes = layout.bytes();
   return s;

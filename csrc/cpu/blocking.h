@@ -112,6 +112,37 @@ struct VectorShape {
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
                      int num_threads);
 
+// The same problem with its rows joined into one, where a 1x1 kernel meets all pixels of planes without gaps.
+ConvGemm join_rows_of_planes(const ConvGemm& gemm);
+
+// Whether vectors should run over neighbouring pixels instead of over a group's result channels.
+bool vectors_are_pixels(const ConvGemm& gemm, const VectorShape& vector);
+
+// Rows of its micro-kernels, and vectors of the widest panel.
+constexpr int64_t kPixelRows = 6, kMaxPanelVectors = 4;
+
+// Vectors of the widest panel for blocks of up to `rows` result channels: few rows take more, to have eight
+// accumulators.
+constexpr int64_t pixel_panel_vectors(int64_t rows, const VectorShape& vector) {
+  return vector.max_vectors >= kMaxPanelVectors || rows <= 2 ? kMaxPanelVectors : rows <= 4 ? 3 : 2;
+}
+
+// Tiles of the driver with vectors over pixels: of one image each.
+struct PixelTiling {
+  int64_t tile_rows, tile_cols;
+  int64_t batch, tiles_h, tiles_w;
+  int64_t block_channels;
+  int64_t chunk_m, chunks_m;  // result channels of a work item
+  int64_t patch_elements, c_elements;
+  bool join_rows;        // the tile's rows continue one another in the patch
+  bool source_in_place;  // full panels are read from the source tensor
+  bool weight_in_place;  // weights are read from the weight tensor
+  bool direct;           // full panels are summed in the result tensor
+  int64_t tiles() const { return batch * tiles_h * tiles_w; }
+};
+PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
+                            int num_threads);
+
 // Whether vectors should run over groups instead of over one group's result channels (m of them, from `channels`).
 bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector);
 
@@ -143,6 +174,10 @@ struct ConvScratch {
   int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, patch, bytes;
 };
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
+struct PixelScratch {
+  int64_t tap_offsets, channel_offsets, zeros, bias, weight, c, patch, bytes;
+};
+PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector);
 struct WeightScratch {
   int64_t element_offsets, pixel_offsets, zeros, panel, patch, tile, total, bytes;
 };

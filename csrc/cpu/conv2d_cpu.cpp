@@ -62,7 +62,8 @@ Conv2dProblem with_bounded_strides(Conv2dProblem p) {
   return p;
 }
 
-ConvGemm forward_gemm(const Conv2dProblem& p) {
+ConvGemm forward_gemm(const Conv2dProblem& p, ConstTensorView input, ConstTensorView weight, const void* bias,
+                      int64_t bias_stride, TensorView output) {
   ConvGemm g{};
   g.batch = p.batch;
   g.groups = p.groups;
@@ -76,6 +77,24 @@ ConvGemm forward_gemm(const Conv2dProblem& p) {
   g.source_w = p.in_w;
   g.axis_h = p.rows();
   g.axis_w = p.cols();
+  g.source = input.data;
+  g.source_n = input.stride[0];
+  g.source_c = input.stride[1];
+  g.source_row = input.stride[2];
+  g.source_col = input.stride[3];
+  g.weight = weight.data;
+  g.weight_g = p.out_channels_per_group() * weight.stride[0];
+  g.weight_m = weight.stride[0];
+  g.weight_c = weight.stride[1];
+  g.weight_i = weight.stride[2];
+  g.weight_j = weight.stride[3];
+  g.bias = bias;
+  g.bias_stride = bias_stride;
+  g.destination = output.data;
+  g.destination_n = output.stride[0];
+  g.destination_m = output.stride[1];
+  g.destination_row = output.stride[2];
+  g.destination_col = output.stride[3];
   return g;
 }
 
@@ -167,25 +186,7 @@ void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, C
              int64_t bias_stride, TensorView output, const Executor& executor) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0) return;
-  ConvGemm g = forward_gemm(p);
-  g.source = input.data;
-  g.source_n = input.stride[0];
-  g.source_c = input.stride[1];
-  g.source_row = input.stride[2];
-  g.source_col = input.stride[3];
-  g.weight = weight.data;
-  g.weight_g = p.out_channels_per_group() * weight.stride[0];
-  g.weight_m = weight.stride[0];
-  g.weight_c = weight.stride[1];
-  g.weight_i = weight.stride[2];
-  g.weight_j = weight.stride[3];
-  g.bias = bias;
-  g.bias_stride = bias_stride;
-  g.destination = output.data;
-  g.destination_n = output.stride[0];
-  g.destination_m = output.stride[1];
-  g.destination_row = output.stride[2];
-  g.destination_col = output.stride[3];
+  const ConvGemm g = forward_gemm(p, input, weight, bias, bias_stride, output);
   engine().conv(dtype, g, executor);
 }
 
@@ -281,17 +282,22 @@ const char* compute_name(DType dtype) {
   }
 }
 
-void name_kernel(Explanation& e, DType dtype, const VectorShape& vector, int64_t chunk_vectors, bool over_groups) {
-  const int64_t width = cut_panels(chunk_vectors, vector.max_vectors).size(0) * vector.lanes;
-  e.micro_kernel = std::string("gemm_ukernel_") + compute_name(dtype) + "_" + std::to_string(engine().rows) + "x" +
+void name_kernel(Explanation& e, DType dtype, const char* family, int64_t rows, int64_t width) {
+  e.micro_kernel = std::string(family) + "_" + compute_name(dtype) + "_" + std::to_string(rows) + "x" +
                    std::to_string(width) + "__" + engine().isa;
-  e.engine = over_groups ? "implicit GEMM, vectors over groups" : "implicit GEMM, vectors over result channels";
   if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
     e.refused = "no native 16-bit micro-kernel in this build: widened to float32 in the packers, rounded once";
   } else if (dtype != DType::kFloat32 && dtype != DType::kFloat64 && dtype != DType::kComplex64 &&
              dtype != DType::kComplex128) {
     e.refused = "integers use the generic 128-bit micro-kernel";
   }
+}
+
+void name_gemm_ukernel(Explanation& e, DType dtype, const VectorShape& vector, int64_t chunk_vectors,
+                       bool over_groups) {
+  e.engine = over_groups ? "implicit GEMM, vectors over groups" : "implicit GEMM, vectors over result channels";
+  name_kernel(e, dtype, "gemm_ukernel", engine().rows,
+              cut_panels(chunk_vectors, vector.max_vectors).size(0) * vector.lanes);
 }
 
 // The chains that a sum is made of. Where segments end, chains do.
@@ -323,28 +329,50 @@ int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
   return chains;
 }
 
-void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_threads) {
+void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_threads) {
+  const ConvGemm g = join_rows_of_planes(problem);
   const VectorShape vector = engine().vector_shape(dtype);
-  const bool over_groups = lanes_are_groups(g.groups, g.m, g.channels, vector);
   const KBlocking k = block_k(g.channels, g.taps_h, g.taps_w, vector.limits);
-  const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
-  name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
   e.gemm_m = g.m;
   e.gemm_n = g.batch * g.rows * g.cols;
   e.gemm_k = g.channels * g.taps();
-  e.tile_pixels = t.pixels();
-  e.tile_images = t.tile_images;
-  e.tile_rows = t.tile_rows;
-  e.tile_cols = t.tile_cols;
   e.k_segments = count_chains(k, g);
   e.k_segment_length = k.chain;
-  e.work_items = t.tiles() * t.chunks_m * div_up(g.groups, over_groups ? vector.lanes : 1);
-  e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
+  const bool over_groups = lanes_are_groups(g.groups, g.m, g.channels, vector);
+  if (!over_groups && vectors_are_pixels(g, vector)) {
+    const PixelTiling t = tile_pixel_conv(g, k, vector, size_of(dtype), num_threads);
+    const int64_t block = cut_panels(t.chunk_m, kPixelRows).size(0);
+    const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;
+    e.engine = "implicit GEMM, vectors over pixels";
+    name_kernel(e, dtype, "pixel_ukernel", block,
+                cut_panels(div_up(run, vector.lanes), pixel_panel_vectors(block, vector)).size(0) * vector.lanes);
+    e.tile_images = 1;
+    e.tile_rows = t.tile_rows;
+    e.tile_cols = t.tile_cols;
+    e.work_items = t.tiles() * t.chunks_m * g.groups;
+    e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
+  } else {
+    const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
+    name_gemm_ukernel(e, dtype, vector, t.chunk_vectors, over_groups);
+    e.tile_images = t.tile_images;
+    e.tile_rows = t.tile_rows;
+    e.tile_cols = t.tile_cols;
+    e.work_items = t.tiles() * t.chunks_m * div_up(g.groups, over_groups ? vector.lanes : 1);
+    e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
+  }
+  e.tile_pixels = e.tile_images * e.tile_rows * e.tile_cols;
+}
+
+// A tensor without data, in one of the two formats that results have.
+TensorView result_view(int64_t channels, int64_t height, int64_t width, bool channels_last) {
+  if (channels_last) return {nullptr, {channels * height * width, 1, width * channels, channels}};
+  return {nullptr, {channels * height * width, height * width, width, 1}};
 }
 
 }  // namespace
 
-Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, int num_threads) {
+Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, ConstTensorView input,
+                    ConstTensorView weight, bool channels_last, int num_threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   Explanation e{};
   e.isa = engine().isa;
@@ -353,25 +381,28 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
       e.engine = "none: the result is empty";
       return e;
     }
-    explain_conv(e, forward_gemm(p), dtype, num_threads);
+    const TensorView output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
+    explain_conv(e, forward_gemm(p, input, weight, nullptr, 0, output), dtype, num_threads);
   } else if (direction == Direction::kGradInput) {
     if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) {
       e.engine = "none: the result is empty";
       return e;
     }
     // A strided problem is one GEMM for each phase of the stride; the one of the most products stands for them.
-    const int64_t strides[4] = {};
+    const TensorView grad_output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
+    const TensorView result = result_view(p.in_channels, p.in_h, p.in_w, channels_last);
     Explanation phase = e;
-    for_each_grad_input_gemm(p, strides, strides, strides, [&](const ConvGemm& g, int64_t, int64_t) {
-      explain_conv(phase, g, dtype, num_threads);
-      const int64_t items = e.work_items + phase.work_items;
-      const int64_t workspace = max64(e.workspace_bytes_per_thread, phase.workspace_bytes_per_thread);
-      if (e.engine.empty() || double(phase.gemm_n) * double(phase.gemm_k) > double(e.gemm_n) * double(e.gemm_k)) {
-        e = phase;
-      }
-      e.work_items = items;
-      e.workspace_bytes_per_thread = workspace;
-    });
+    for_each_grad_input_gemm(
+        p, grad_output.stride, weight.stride, result.stride, [&](const ConvGemm& g, int64_t, int64_t) {
+          explain_conv(phase, g, dtype, num_threads);
+          const int64_t items = e.work_items + phase.work_items;
+          const int64_t workspace = max64(e.workspace_bytes_per_thread, phase.workspace_bytes_per_thread);
+          if (e.engine.empty() || double(phase.gemm_n) * double(phase.gemm_k) > double(e.gemm_n) * double(e.gemm_k)) {
+            e = phase;
+          }
+          e.work_items = items;
+          e.workspace_bytes_per_thread = workspace;
+        });
   } else {
     if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) {
       e.engine = "none: the result is empty";
@@ -381,7 +412,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     const bool over_groups = lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
     const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
     const WeightTiling t = tile_grad_weight(p, pixels, vector, over_groups, num_threads);
-    name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
+    name_gemm_ukernel(e, dtype, vector, t.chunk_vectors, over_groups);
     e.gemm_m = p.out_channels_per_group();
     e.gemm_n = p.gemm_k();
     e.gemm_k = p.gemm_n();

@@ -11,7 +11,7 @@
 #include "../conv2d_checks.h"
 #include "../conv2d_format.h"
 #include "conv2d_cpu.h"
-#include "conv2d_cpu_dtype.h"
+#include "conv2d_cpu_tensors.h"
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -70,29 +70,6 @@ void run_items(int64_t items, void* context, void (*body)(void* context, int64_t
 }
 
 Executor executor() { return {available_threads(), run_items}; }
-
-// ---- tensors -> views
-
-// A 3-D tensor is a batch of one.
-void copy_strides(const Tensor& tensor, int64_t (&stride)[4]) {
-  const auto strides = tensor.strides();
-  stride[0] = 0;
-  std::copy(strides.begin(), strides.end(), stride + (4 - strides.size()));
-}
-
-ConstTensorView view(const Tensor& tensor) {
-  ConstTensorView view;
-  view.data = tensor.const_data_ptr();
-  copy_strides(tensor, view.stride);
-  return view;
-}
-
-TensorView mutable_view(const Tensor& tensor) {
-  TensorView view;
-  view.data = tensor.mutable_data_ptr();
-  copy_strides(tensor, view.stride);
-  return view;
-}
 
 // ---- the ops
 

@@ -191,16 +191,4 @@ struct ConvCall {
   }
 };
 
-template <class S>
-void run_conv(const ConvGemm& gemm, const Executor& executor) {
-  using T = ComputeType<S>;
-  if (lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector_shape<T>())) {
-    ConvCall<S, T, true> call(gemm, executor.num_threads);
-    run_items(executor, call.items(), &call, &ConvCall<S, T, true>::run);
-  } else {
-    ConvCall<S, T, false> call(gemm, executor.num_threads);
-    run_items(executor, call.items(), &call, &ConvCall<S, T, false>::run);
-  }
-}
-
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

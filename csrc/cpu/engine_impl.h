@@ -4,6 +4,8 @@
 #include "pack.h"
 #include "epilogue.h"
 #include "conv_driver.h"
+#include "pixel_ukernel.h"
+#include "pixel_driver.h"
 #include "grad_weight_driver.h"
 #include "grad_bias.h"
 
@@ -54,6 +56,26 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
       return call;                   \
     }                                \
   }
+
+template <class S>
+void run_conv(const ConvGemm& problem, const Executor& executor) {
+  using T = ComputeType<S>;
+  const ConvGemm gemm = join_rows_of_planes(problem);
+  if (lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector_shape<T>())) {
+    ConvCall<S, T, true> call(gemm, executor.num_threads);
+    run_items(executor, call.items(), &call, &ConvCall<S, T, true>::run);
+    return;
+  }
+  if constexpr (kHasTranspose<T>) {
+    if (vectors_are_pixels(gemm, vector_shape<T>())) {
+      PixelCall<S, T> call(gemm, executor.num_threads);
+      run_items(executor, call.items(), &call, &PixelCall<S, T>::run);
+      return;
+    }
+  }
+  ConvCall<S, T, false> call(gemm, executor.num_threads);
+  run_items(executor, call.items(), &call, &ConvCall<S, T, false>::run);
+}
 
 inline void conv(DType dtype, const ConvGemm& gemm, const Executor& executor) {
   CONV2D_DISPATCH(dtype, run_conv<S>(gemm, executor))

@@ -1,8 +1,11 @@
-// The engines' name of a torch dtype.
+// The engines' names of torch's dtypes, and their views of tensors.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+
+#include <algorithm>
 
 #include "conv2d_cpu.h"
 
@@ -35,6 +38,27 @@ inline DType to_dtype(c10::ScalarType dtype) {
     default:
       TORCH_INTERNAL_ASSERT(false, "conv2d_checks let pass ", dtype);
   }
+}
+
+// A 3-D tensor is a batch of one.
+inline void copy_strides(const at::Tensor& tensor, int64_t (&stride)[4]) {
+  const auto strides = tensor.strides();
+  stride[0] = 0;
+  std::copy(strides.begin(), strides.end(), stride + (4 - strides.size()));
+}
+
+inline ConstTensorView view(const at::Tensor& tensor) {
+  ConstTensorView view;
+  view.data = tensor.const_data_ptr();
+  copy_strides(tensor, view.stride);
+  return view;
+}
+
+inline TensorView mutable_view(const at::Tensor& tensor) {
+  TensorView view;
+  view.data = tensor.mutable_data_ptr();
+  copy_strides(tensor, view.stride);
+  return view;
 }
 
 }  // namespace conv2d_ext::cpu
