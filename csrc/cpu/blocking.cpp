@@ -210,8 +210,9 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
 
 ConvGemm join_rows_of_planes(const ConvGemm& gemm) {
   ConvGemm g = gemm;
-  const bool whole_planes = g.taps() == 1 && g.axis_h.step == 1 && g.axis_w.step == 1 && g.axis_h.source(0, 0) == 0 &&
-                            g.axis_w.source(0, 0) == 0 && g.rows == g.source_h && g.cols == g.source_w;
+  const bool whole_planes = g.taps() == 1 && g.result_taps() == 1 && g.axis_h.step == 1 && g.axis_w.step == 1 &&
+                            g.axis_h.source(0, 0) == 0 && g.axis_w.source(0, 0) == 0 && g.rows == g.source_h &&
+                            g.cols == g.source_w;
   if (!whole_planes || g.source_row != g.source_col * g.cols || g.destination_row != g.destination_col * g.cols) {
     return g;
   }
@@ -225,7 +226,7 @@ bool vectors_are_pixels(const ConvGemm& gemm, const VectorShape& vector) {
   // Along a row the pixels of a patch are neighbours unless there are taps that a stride skips between.
   const bool neighbours = gemm.axis_w.step == 1 || gemm.taps_w == 1;
   const int64_t depth = gemm.channels * gemm.taps();
-  if (vector.max_vectors < 2 || !neighbours || depth == 0) return false;
+  if (vector.max_vectors < 2 || !neighbours || depth == 0 || gemm.result_taps() != 1) return false;
   // Where a pixel's channels lie together, as in channels_last, a planar patch would be a transposition.
   if (gemm.source_c == 1 && gemm.channels > 1 && gemm.source_col != 1) return false;
   const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };

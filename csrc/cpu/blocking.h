@@ -54,7 +54,17 @@ struct ConvGemm {
   void* destination;
   int64_t destination_n, destination_m, destination_row, destination_col;
 
+  // The input gradient where no two taps meet at an input position (a stride no less than the kernel): one GEMM with a
+  // result channel for every (channel, tap), m = channels * result_taps(). Channel (c, i, j) of position (p, q) is
+  //   destination[n, g, c, place_h.source(p, i), place_w.source(q, j)],
+  // and is dropped where that lies outside destination_h x destination_w. weight_m and destination_m belong to c.
+  int64_t result_taps_h = 1, result_taps_w = 1;
+  int64_t weight_result_i = 0, weight_result_j = 0;
+  GatherAxis place_h{}, place_w{};
+  int64_t destination_h = 0, destination_w = 0;
+
   int64_t taps() const { return taps_h * taps_w; }
+  int64_t result_taps() const { return result_taps_h * result_taps_w; }
 };
 
 // The canonical cut of K = (c, i, j), c slowest. Up to 256 taps: segments of whole channels. More: each channel's
@@ -145,6 +155,9 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
 
 // Whether vectors should run over groups instead of over one group's result channels (m of them, from `channels`).
 bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector);
+inline bool lanes_are_groups(const ConvGemm& gemm, const VectorShape& vector) {
+  return gemm.result_taps() == 1 && lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector);
+}
 
 // Tiles of the driver for grad_weight: a work item owns chunk_vectors vectors of output channels times a block of
 // input channels (or, for kernels of many taps, a rectangle of one channel's taps).

@@ -98,11 +98,24 @@ ConvGemm forward_gemm(const Conv2dProblem& p, ConstTensorView input, ConstTensor
   return g;
 }
 
-// The GEMMs of grad_input, one for each phase of the stride that a tap meets. Where the stride jumps over input
-// positions, zeros belong there: one GEMM without products writes them, before the others.
+// How many input positions of an axis some output position meets at some tap. No two meet at the same one.
+int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t in_size) {
+  int64_t met = 0;
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    const int64_t first = axis.source(0, tap);
+    const int64_t skipped = first < 0 ? div_up(-first, axis.step) : 0;
+    const int64_t inside = in_size > first ? div_up(in_size - first, axis.step) : 0;
+    met += max64(0, min64(positions, inside) - skipped);
+  }
+  return met;
+}
+
+// The GEMMs of grad_input: one for each phase of the stride that a tap meets; a single one where every phase has a
+// single tap (ConvGemm, result_taps). Where no product belongs to an input position, a zero does: one GEMM without
+// products writes zeros, before the others.
 template <class Visit>
-void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const int64_t* w, const int64_t* gi,
-                              Visit visit) {
+void for_each_grad_input_gemm(const Conv2dProblem& p, const VectorShape& vector, const int64_t* go, const int64_t* w,
+                              const int64_t* gi, Visit visit) {
   ConvGemm g{};
   g.batch = p.batch;
   g.groups = p.groups;
@@ -121,6 +134,43 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const i
   g.destination_n = gi[0];
   g.destination_m = gi[1];
 
+  const auto fill_zero = [&] {
+    ConvGemm zeros = g;
+    zeros.rows = p.in_h;
+    zeros.cols = p.in_w;
+    zeros.destination_row = gi[2];
+    zeros.destination_col = gi[3];
+    visit(zeros, 0, 0);
+  };
+
+  // Patch layers. With fewer taps in a row, planes written with gaps cost less than pieces of rows so short.
+  constexpr int64_t kLeastTapsOfRow = 4;
+  const bool taps_are_apart = grad_input_tap_step(p.stride_h, p.dilation_h) >= p.kernel_h &&
+                              grad_input_tap_step(p.stride_w, p.dilation_w) >= p.kernel_w;
+  if (taps_are_apart && p.kernel_w >= kLeastTapsOfRow && !lanes_are_groups(g.groups, g.m, g.channels, vector)) {
+    if (count_met(p.rows(), p.kernel_h, p.out_h, p.in_h) < p.in_h ||
+        count_met(p.cols(), p.kernel_w, p.out_w, p.in_w) < p.in_w) {
+      fill_zero();
+    }
+    g.m *= p.taps();
+    g.taps_h = g.taps_w = 1;
+    g.rows = p.out_h;
+    g.cols = p.out_w;
+    g.axis_h = g.axis_w = {1, 0, 0};
+    g.result_taps_h = p.kernel_h;
+    g.result_taps_w = p.kernel_w;
+    g.weight_result_i = w[2];
+    g.weight_result_j = w[3];
+    g.place_h = p.rows();
+    g.place_w = p.cols();
+    g.destination_h = p.in_h;
+    g.destination_w = p.in_w;
+    g.destination_row = gi[2];
+    g.destination_col = gi[3];
+    visit(g, 0, 0);
+    return;
+  }
+
   const int64_t first_taps_h = min64(grad_input_tap_step(p.stride_h, p.dilation_h), p.kernel_h);
   const int64_t first_taps_w = min64(grad_input_tap_step(p.stride_w, p.dilation_w), p.kernel_w);
   const auto row_phase = [&](int64_t first_tap) {
@@ -132,13 +182,7 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const i
   int64_t met_h = 0, met_w = 0;
   for (int64_t tap = 0; tap < first_taps_h; ++tap) met_h += row_phase(tap).positions > 0;
   for (int64_t tap = 0; tap < first_taps_w; ++tap) met_w += col_phase(tap).positions > 0;
-  if (met_h < min64(p.stride_h, p.in_h) || met_w < min64(p.stride_w, p.in_w)) {
-    g.rows = p.in_h;
-    g.cols = p.in_w;
-    g.destination_row = gi[2];
-    g.destination_col = gi[3];
-    visit(g, 0, 0);
-  }
+  if (met_h < min64(p.stride_h, p.in_h) || met_w < min64(p.stride_w, p.in_w)) fill_zero();
 
   g.destination_row = gi[2] * p.stride_h;
   g.destination_col = gi[3] * p.stride_w;
@@ -195,7 +239,7 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) return;
   const int64_t size = size_of(dtype);
-  for_each_grad_input_gemm(p, grad_output.stride, weight.stride, grad_input.stride,
+  for_each_grad_input_gemm(p, engine().vector_shape(dtype), grad_output.stride, weight.stride, grad_input.stride,
                            [&](ConvGemm& g, int64_t weight_offset, int64_t destination_offset) {
                              g.source = grad_output.data;
                              g.weight = static_cast<const char*>(weight.data) + weight_offset * size;
@@ -338,7 +382,7 @@ void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_
   e.gemm_k = g.channels * g.taps();
   e.k_segments = count_chains(k, g);
   e.k_segment_length = k.chain;
-  const bool over_groups = lanes_are_groups(g.groups, g.m, g.channels, vector);
+  const bool over_groups = lanes_are_groups(g, vector);
   if (!over_groups && vectors_are_pixels(g, vector)) {
     const PixelTiling t = tile_pixel_conv(g, k, vector, size_of(dtype), num_threads);
     const int64_t block = cut_panels(t.chunk_m, kPixelRows).size(0);
@@ -393,7 +437,8 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     const TensorView result = result_view(p.in_channels, p.in_h, p.in_w, channels_last);
     Explanation phase = e;
     for_each_grad_input_gemm(
-        p, grad_output.stride, weight.stride, result.stride, [&](const ConvGemm& g, int64_t, int64_t) {
+        p, engine().vector_shape(dtype), grad_output.stride, weight.stride, result.stride,
+        [&](const ConvGemm& g, int64_t, int64_t) {
           explain_conv(phase, g, dtype, num_threads);
           const int64_t items = e.work_items + phase.work_items;
           const int64_t workspace = max64(e.workspace_bytes_per_thread, phase.workspace_bytes_per_thread);

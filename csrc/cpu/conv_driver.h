@@ -67,7 +67,7 @@ struct ConvCall {
 
     const S* const source =
         static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.channels * gemm.source_c;
-    const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
+    const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g;
 
     fill_zero(zeros, panels.size(0) * L);
     const bool bias_first = gemm.channels * gemm.taps() <= kBiasFirstProducts;
@@ -100,13 +100,17 @@ struct ConvCall {
             if (tiling.one_block) load_bias(group, groups, m0 + m, vectors, bias);
             for (int64_t s0 = 0; s0 < block_channels; s0 += k.segment_channels) {
               const int64_t segment = min64(k.segment_channels, block_channels - s0);
-              const S* const w =
-                  weight + m * gemm.weight_m + (c0 + s0) * gemm.weight_c + i0 * gemm.weight_i + j0 * gemm.weight_j;
+              const S* const segment_weight =
+                  weight + (c0 + s0) * gemm.weight_c + i0 * gemm.weight_i + j0 * gemm.weight_j;
+              const S* const w = segment_weight + (m0 + m) * gemm.weight_m;
               if constexpr (G) {
                 for (int64_t v = 0; v < vectors; ++v) {
                   pack_weight<S, T>(gemm, w + v * gemm.weight_m, gemm.weight_g, groups, segment, tap_rows, tap_cols,
                                     panel + v * L, width, L);
                 }
+              } else if (gemm.result_taps() > 1) {
+                pack_weight_of_taps<S, T>(gemm, segment_weight, m0 + m, min64(width, channels_m - m), segment, panel,
+                                          width);
               } else {
                 pack_weight<S, T>(gemm, w, gemm.weight_m, min64(width, channels_m - m), segment, tap_rows, tap_cols,
                                   panel, width, width);
@@ -168,8 +172,48 @@ struct ConvCall {
       for (int64_t v = 0; v < vectors; ++v) {
         store_lanes(r, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups, bias + v * L);
       }
+    } else if (gemm.result_taps() > 1) {
+      store_taps(r, c, width, m, min64(width, gemm.m - m));
     } else {
       store_lanes(r, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), bias);
+    }
+  }
+
+  // Lane l of the panel is (channel, tap) number m + l; the taps of a row of the kernel lie side by side.
+  void store_taps(const Result& r, const T* c, int64_t width, int64_t m, int64_t lanes) const {
+    const int64_t taps_w = gemm.result_taps_w, channels = gemm.m / gemm.result_taps();
+    S* const destination =
+        static_cast<S*>(gemm.destination) + r.image0 * gemm.destination_n + r.group * channels * gemm.destination_m;
+    for (int64_t lane = 0, run = 0; lane < lanes; lane += run) {
+      const int64_t tap_row = (m + lane) / taps_w, j = (m + lane) % taps_w;
+      run = min64(taps_w - j, lanes - lane);
+      S* const plane = destination + tap_row / gemm.result_taps_h * gemm.destination_m;
+      const T* from = c;
+      for (int64_t n = 0; n < r.images; ++n) {
+        for (int64_t p = r.row0; p < r.row0 + r.rows; ++p) {
+          const int64_t row = gemm.place_h.source(p, tap_row % gemm.result_taps_h);
+          if (row < 0 || row >= gemm.destination_h) {
+            from += r.cols * width;
+            continue;
+          }
+          S* const to = plane + n * gemm.destination_n + row * gemm.destination_row;
+          for (int64_t q = r.col0; q < r.col0 + r.cols; ++q, from += width) {
+            const int64_t col = gemm.place_w.source(q, j), step = gemm.place_w.tap;
+            const RunBounds in = clip_run(col, step, run, gemm.destination_w);
+            S* const first = to + col * gemm.destination_col;
+            // As with every other result a bias, here none, is added last.
+            for (int64_t t = in.low; t < in.high; ++t) {
+              T sum;
+              if constexpr (kHasTranspose<T>) {
+                sum = from[lane + t];
+              } else {
+                sum = get_lane(from + (lane + t) / L * L, int((lane + t) % L));
+              }
+              first[t * step * gemm.destination_col] = Narrow<S>::from(add_scalar(sum, T{}));
+            }
+          }
+        }
+      }
     }
   }
 

@@ -61,7 +61,7 @@ template <class S>
 void run_conv(const ConvGemm& problem, const Executor& executor) {
   using T = ComputeType<S>;
   const ConvGemm gemm = join_rows_of_planes(problem);
-  if (lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector_shape<T>())) {
+  if (lanes_are_groups(gemm, vector_shape<T>())) {
     ConvCall<S, T, true> call(gemm, executor.num_threads);
     run_items(executor, call.items(), &call, &ConvCall<S, T, true>::run);
     return;

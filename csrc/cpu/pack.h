@@ -260,4 +260,27 @@ void pack_weight(const ConvGemm& gemm, const S* weight, int64_t lane_step, int64
   }
 }
 
+// The same for result channels that are (channel, tap) pairs, number m and following (ConvGemm, result_taps).
+template <class S, class T>
+void pack_weight_of_taps(const ConvGemm& gemm, const S* weight, int64_t m, int64_t lanes, int64_t channels, T* dst,
+                         int64_t width) {
+  const int64_t taps_w = gemm.result_taps_w, taps = gemm.result_taps();
+  if (gemm.weight_result_i == taps_w * gemm.weight_result_j && gemm.weight_m == taps * gemm.weight_result_j) {
+    pack_lanes(weight + m * gemm.weight_result_j, gemm.weight_result_j, gemm.weight_c, lanes, channels, dst, width,
+               width, gemm.conj_weight);
+    return;
+  }
+  fill_zero(dst, channels * width);
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    const int64_t tap = (m + lane) % taps;
+    const S* const src = weight + (m + lane) / taps * gemm.weight_m + tap / taps_w * gemm.weight_result_i +
+                         tap % taps_w * gemm.weight_result_j;
+    for (int64_t k = 0; k < channels; ++k) {
+      const T value = widen_scalar(src[k * gemm.weight_c]);
+      set_lane(dst + k * width + lane / Vec<T>::kLanes * Vec<T>::kLanes, int(lane % Vec<T>::kLanes),
+               gemm.conj_weight ? conjugate(value) : value);
+    }
+  }
+}
+
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
