@@ -117,6 +117,20 @@ bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorS
   return double(groups) / double(round_up(groups, lanes)) > over_m;
 }
 
+bool takes_pairs(const ConvGemm& gemm, const VectorShape& vector) {
+  return gemm.channels > 1 && !lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector);
+}
+
+ConvGemm in_pairs(const ConvGemm& gemm) {
+  ConvGemm paired = gemm;
+  paired.pairs = true;
+  paired.lone = gemm.channels % 2 != 0;
+  paired.channels = div_up(gemm.channels, 2);
+  paired.source_c = 2 * gemm.source_c;
+  paired.weight_c = 2 * gemm.weight_c;
+  return paired;
+}
+
 namespace {
 
 // Pixel tile and channel block for a tile of about `target` pixels.

@@ -54,10 +54,22 @@ struct ConvGemm {
   void* destination;
   int64_t destination_n, destination_m, destination_row, destination_col;
 
+  // Where products are taken in pairs (in_pairs), `channels` counts pairs of neighbouring channels, and source_c and
+  // weight_c lead from pair to pair, half of them from a pair's first channel to its second. The last pair may lack it.
+  bool pairs, lone;
+
+  int64_t single_channels() const { return pairs ? 2 * channels - (lone ? 1 : 0) : channels; }
+  int64_t source_g() const { return single_channels() * (pairs ? source_c / 2 : source_c); }
   int64_t taps() const { return taps_h * taps_w; }
 };
 
-// The canonical cut of K = (c, i, j), c slowest. Up to 256 taps: segments of whole channels. More: each channel's
+// Whether a bfloat16 problem goes to the kernels that take products in pairs, on a CPU that has them. The order of
+// summation follows from it, so it may read no more than KBlocking may. `vector`: of the kernels that do not.
+struct VectorShape;
+bool takes_pairs(const ConvGemm& gemm, const VectorShape& vector);
+ConvGemm in_pairs(const ConvGemm& gemm);
+
+// The canonical cut of K = (c, i, j), c slowest, in products or pairs of them. Up to 256 taps: segments of whole channels. More: each channel's
 // taps are cut into rectangles, one segment each. A segment is summed in chains of `chain` products.
 struct KBlocking {
   int64_t segment_channels;    // channels in a full segment

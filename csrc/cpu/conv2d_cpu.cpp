@@ -21,6 +21,7 @@ const char* const kIsaVariable = "CONV2D_EXT_CPU_ISA";
 
 bool machine_has(const char* isa) {
 #if defined(__x86_64__)
+  if (std::strcmp(isa, "avx512_bf16") == 0) return __builtin_cpu_supports("avx512bf16") && machine_has("avx512");
   if (std::strcmp(isa, "avx512") == 0) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && machine_has("avx2");
@@ -36,7 +37,7 @@ bool machine_has(const char* isa) {
 }
 
 const Engine& choose_engine() {
-  const Engine* const engines[] = {avx512_engine(), avx2_engine(), portable_engine()};
+  const Engine* const engines[] = {avx512_bf16_engine(), avx512_engine(), avx2_engine(), portable_engine()};
   const char* const wanted = std::getenv(kIsaVariable);
   const bool forced = wanted != nullptr && *wanted != '\0';
   for (const Engine* engine : engines) {
@@ -52,6 +53,23 @@ const Engine& choose_engine() {
 const Engine& engine() {
   static const Engine& chosen = choose_engine();
   return chosen;
+}
+
+// The engine that takes a GEMM, and the GEMM as that engine takes it.
+struct Choice {
+  const Engine& engine;
+  ConvGemm gemm;
+};
+Choice choose(DType dtype, const ConvGemm& gemm) {
+  const Engine& widest = engine();
+  if (dtype == DType::kBFloat16 && widest.pairs != nullptr && takes_pairs(gemm, widest.vector_shape(dtype))) {
+    return {*widest.pairs, in_pairs(gemm)};
+  }
+  return {widest, gemm};
+}
+void run_conv(DType dtype, const ConvGemm& gemm, const Executor& executor) {
+  const Choice choice = choose(dtype, gemm);
+  choice.engine.conv(dtype, choice.gemm, executor);
 }
 
 // With one output row or column the stride is never taken: any value past the padded input means the same, and a small
@@ -186,7 +204,7 @@ void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, C
   g.destination_m = output.stride[1];
   g.destination_row = output.stride[2];
   g.destination_col = output.stride[3];
-  engine().conv(dtype, g, executor);
+  run_conv(dtype, g, executor);
 }
 
 void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
@@ -199,7 +217,7 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
                              g.source = grad_output.data;
                              g.weight = static_cast<const char*>(weight.data) + weight_offset * size;
                              g.destination = static_cast<char*>(grad_input.data) + destination_offset * size;
-                             engine().conv(dtype, g, executor);
+                             run_conv(dtype, g, executor);
                            });
 }
 
@@ -217,7 +235,7 @@ void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w
 
 const char* isa_name() { return engine().isa; }
 
-const char* compiled_isas() { return avx2_engine() != nullptr ? "portable, avx2, avx512" : "portable"; }
+const char* compiled_isas() { return avx2_engine() != nullptr ? "portable, avx2, avx512, avx512_bf16" : "portable"; }
 
 // ---- memory
 // ----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ constexpr VectorShape vector_shape() {
 template <class S, class T, bool G>
 struct ConvCall {
   static constexpr int L = Vec<T>::kLanes;
+  static constexpr bool kPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
+  static constexpr int kPerStep = kPairs ? 2 : 1;  // channels in a step of k
   const ConvGemm& gemm;
   const KBlocking k;
   const ConvTiling tiling;
@@ -29,7 +31,7 @@ struct ConvCall {
       : gemm(g),
         k(block_k(g.channels, g.taps_h, g.taps_w, vector_shape<T>().limits)),
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
-        order(patch_order(G, tiling.block_channels, g.source_c, g.source_col, g.source_w)),
+        order(patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())) {}
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
@@ -61,12 +63,12 @@ struct ConvCall {
     int64_t* const tap_offsets = reinterpret_cast<int64_t*>(memory + layout.tap_offsets);
     T* const zeros = reinterpret_cast<T*>(memory + layout.zeros);
     T* const bias = reinterpret_cast<T*>(memory + layout.bias);
-    T* const panel = reinterpret_cast<T*>(memory + layout.panel);
+    Operand<T>* const panel = reinterpret_cast<Operand<T>*>(memory + layout.panel);
     T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
-    T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
+    Operand<T>* const patch_data = reinterpret_cast<Operand<T>*>(memory + layout.patch);
 
     const S* const source =
-        static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.channels * gemm.source_c;
+        static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.source_g();
     const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
 
     fill_zero(zeros, panels.size(0) * L);
@@ -84,7 +86,8 @@ struct ConvCall {
                                             block_channels, L, sizeof(T));
           pack_patch(patch,
                      Source<S>{source + c0 * gemm.source_c, gemm.source_n, gemm.source_c, gemm.source_row,
-                               gemm.source_col, gemm.source_h, gemm.source_w, gemm.channels * gemm.source_c, groups},
+                               gemm.source_col, gemm.source_h, gemm.source_w, gemm.source_g(), groups,
+                               gemm.lone && c0 + block_channels == gemm.channels},
                      false, patch_data);
           int64_t pixel = 0;
           for (int64_t n = 0; n < images; ++n) {
@@ -107,6 +110,9 @@ struct ConvCall {
                   pack_weight<S, T>(gemm, w + v * gemm.weight_m, gemm.weight_g, groups, segment, tap_rows, tap_cols,
                                     panel + v * L, width, L);
                 }
+              } else if constexpr (kPairs) {
+                pack_weight_pairs(gemm, w, min64(width, channels_m - m), segment,
+                                  gemm.lone && c0 + s0 + segment == gemm.channels, tap_rows, tap_cols, panel, width);
               } else {
                 pack_weight<S, T>(gemm, w, gemm.weight_m, min64(width, channels_m - m), segment, tap_rows, tap_cols,
                                   panel, width, width);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "blocking.h"
 #include "conv2d_cpu.h"
@@ -10,16 +11,18 @@ namespace conv2d_ext::cpu {
 
 // One table for each instruction set; a null engine means "not compiled into this build".
 struct Engine {
-  const char* isa;
+  const char* isa;  // of the kernels
   void (*conv)(DType, const ConvGemm&, const Executor&);
   void (*grad_weight)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView, const Executor&);
   void (*grad_bias)(int64_t, int64_t, int64_t, int64_t, DType, ConstTensorView, void*, const Executor&);
   VectorShape (*vector_shape)(DType);
-  int rows;  // MR
+  int rows;             // MR
+  const Engine* pairs;  // for bfloat16 where takes_pairs: kernels that take products in pairs (only `conv`), or nullptr
 };
 const Engine* portable_engine();
 const Engine* avx2_engine();
 const Engine* avx512_engine();
+const Engine* avx512_bf16_engine();
 
 // This thread's scratch memory, at least `bytes` large, on a 64-byte border. It is kept for the thread's life, so that
 // calls of varying shapes don't churn the heap, and is at most 4 MiB: see blocking.cpp's limits.

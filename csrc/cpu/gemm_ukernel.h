@@ -32,9 +32,9 @@ constexpr int kMR = 6;
 template <class T>
 struct GemmOperands {
   int64_t depth, chain;
-  const T* a;
+  const Operand<T>* a;
   int64_t a_pitch;
-  const T* b;
+  const Operand<T>* b;
   const int64_t* j_offset;
   const int64_t* k_offset;
   const T* start;
@@ -47,14 +47,14 @@ template <class T, int MR, int NV, bool kLanesAreGroups>
 void gemm_ukernel(const GemmOperands<T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
-  const T* bj[MR];
+  const Operand<T>* bj[MR];
 #pragma GCC unroll 8
   for (int j = 0; j < MR; ++j) {
     bj[j] = operands.b + operands.j_offset[j];
     // Kept as a pointer: folded back into b + j_offset[j], each broadcast would cost an address computation more.
     __asm__("" : "+r"(bj[j]));
   }
-  const T* a = operands.a;
+  const Operand<T>* a = operands.a;
   const int64_t* k_offset = operands.k_offset;
   const int64_t* const k_end = k_offset + operands.depth;
   bool accumulate = operands.accumulate;
