@@ -25,10 +25,10 @@ int64_t even_piece(int64_t whole, int64_t target) {
   return div_up(whole, pieces);
 }
 
-// A kernel of more than kMaxSegment taps, cut into near-equal rectangles of at most as many: whole rows if they fit.
-void cut_taps(int64_t taps_h, int64_t taps_w, int64_t& rows, int64_t& cols) {
-  cols = even_piece(taps_w, kMaxSegment);
-  rows = taps_w > kMaxSegment ? 1 : even_piece(taps_h, kMaxSegment / taps_w);
+// A kernel of more than `limit` taps, cut into near-equal rectangles of at most as many: whole rows if they fit.
+void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int64_t& cols) {
+  cols = even_piece(taps_w, limit);
+  rows = taps_w > limit ? 1 : even_piece(taps_h, limit / taps_w);
 }
 
 // Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
@@ -43,14 +43,14 @@ KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainL
   KBlocking k{};
   const int64_t taps = taps_h * taps_w;
   // 1x1: every product reads its own cache line of a planar source, and 128 of them fit L1 beside the panel.
-  const int64_t limit = taps == 1 ? kMaxSegment / 2 : kMaxSegment;
+  const int64_t limit = taps == 1 ? min64(limits.segment, kMaxSegment / 2) : limits.segment;
   if (taps <= limit) {
     k.segment_channels = even_piece(channels, limit / max64(taps, 1));
     k.tap_rows = taps_h;
     k.tap_cols = taps_w;
   } else {
     k.segment_channels = 1;
-    cut_taps(taps_h, taps_w, k.tap_rows, k.tap_cols);
+    cut_taps(taps_h, taps_w, limit, k.tap_rows, k.tap_cols);
   }
   k.blocks_c = div_up(channels, k.segment_channels);
   k.blocks_h = taps_h ? div_up(taps_h, k.tap_rows) : 0;
@@ -230,7 +230,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   t.block_channels = 1;
   t.tap_rows = problem.kernel_h;
   t.tap_cols = problem.kernel_w;
-  if (taps > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, t.tap_rows, t.tap_cols);
+  if (taps > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, kMaxSegment, t.tap_rows, t.tap_cols);
   // The patch of one channel; rectangles of taps that scatter too far are cut further.
   const auto plane_of_taps = [&] {
     return odd_lines(make_patch_axis(problem.rows(), 0, pixels.rows, 0, t.tap_rows).size *

@@ -13,17 +13,22 @@
 
 namespace conv2d_ext::cpu {
 
+// Products in a segment, the piece of K whose weights are packed at once; taps of one channel, and output pixels of
+// grad_weight, that one patch covers.
+constexpr int64_t kMaxSegment = 256;
+
 // The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order. Long chains lose
 // accuracy (one over K = 2048 had 7 times the error of F.conv2d's); short ones cost the additions of their sums.
 struct ChainLimits {
   int64_t products;  // forward, grad_input
   int64_t pixels;    // grad_weight, whose long sums other libraries keep in many short chains
+  int64_t segment = kMaxSegment;  // forward, grad_input
 };
 // Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
 constexpr ChainLimits chain_limits(bool fused) { return fused ? ChainLimits{64, 32} : ChainLimits{32, 16}; }
-// Products in a segment, the piece of K whose weights are packed at once; taps of one channel, and output pixels of
-// grad_weight, that one patch covers.
-constexpr int64_t kMaxSegment = 256;
+// Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
+// a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel).
+constexpr ChainLimits kPairLimits{144, 0, 144};
 
 // Up to this many products the one chain there is starts from the bias, which saves a rounding. A longer sum is formed
 // first and the bias added last, so that a large bias can't swallow the low bits of every product.

@@ -12,15 +12,18 @@
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 template <class T>
+constexpr bool kTakesPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
+
+template <class T>
 constexpr VectorShape vector_shape() {
-  return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T)), chain_limits(kFusedMultiplyAdd)};
+  return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T)),
+          kTakesPairs<T> ? kPairLimits : chain_limits(kFusedMultiplyAdd)};
 }
 
 template <class S, class T, bool G>
 struct ConvCall {
   static constexpr int L = Vec<T>::kLanes;
-  static constexpr bool kPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
-  static constexpr int kPerStep = kPairs ? 2 : 1;  // channels in a step of k
+  static constexpr int kPerStep = kTakesPairs<T> ? 2 : 1;  // channels in a step of k
   const ConvGemm& gemm;
   const KBlocking k;
   const ConvTiling tiling;
@@ -110,7 +113,7 @@ struct ConvCall {
                   pack_weight<S, T>(gemm, w + v * gemm.weight_m, gemm.weight_g, groups, segment, tap_rows, tap_cols,
                                     panel + v * L, width, L);
                 }
-              } else if constexpr (kPairs) {
+              } else if constexpr (kTakesPairs<T>) {
                 pack_weight_pairs(gemm, w, min64(width, channels_m - m), segment,
                                   gemm.lone && c0 + s0 + segment == gemm.channels, tap_rows, tap_cols, panel, width);
               } else {
