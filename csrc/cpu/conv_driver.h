@@ -12,9 +12,6 @@
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 template <class T>
-constexpr bool kTakesPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
-
-template <class T>
 constexpr VectorShape vector_shape() {
   return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T)),
           kTakesPairs<T> ? kPairLimits : chain_limits(kFusedMultiplyAdd)};

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "blocking.h"
 #include "conv2d_cpu.h"

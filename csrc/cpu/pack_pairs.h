@@ -53,6 +53,26 @@ CONV2D_INLINE void copy_channels(const BFloat16* src, int64_t n, BFloat16Pair* d
   }
 }
 
+// `count` pixels of n < 32 channels, n odd, that lie together: as many as a vector takes, with their padding, at a time.
+CONV2D_INLINE void copy_odd_channels(const BFloat16* src, int64_t n, int64_t count, BFloat16Pair* dst) {
+  const int64_t pixels = 32 / (n + 1);
+  uint16_t words[32] = {};
+  uint32_t real = 0;
+  for (int64_t x = 0; x < pixels; ++x) {
+    for (int64_t c = 0; c < n; ++c) {
+      words[x * (n + 1) + c] = uint16_t(x * n + c);
+      real |= 1u << (x * (n + 1) + c);
+    }
+  }
+  const __m512i index = _mm512_loadu_si512(words);
+  for (int64_t x = 0; x < count; x += pixels, src += pixels * n, dst += pixels * (n + 1) / 2) {
+    const int64_t now = min64(pixels, count - x);
+    _mm512_mask_storeu_epi32(dst, pair_mask(now * (n + 1) / 2),
+                             _mm512_maskz_permutexvar_epi16(
+                                 real, index, _mm512_maskz_loadu_epi16(word_mask(now * n), src)));
+  }
+}
+
 // pack_patch's inner step: `count` pixels of a row, `step` apart. source.channel leads from pair to pair.
 CONV2D_INLINE void copy_pixels(const Patch& patch, const Source<BFloat16>& source, int64_t plane, const BFloat16* src,
                                int64_t step, int64_t count, BFloat16Pair* dst, bool) {
@@ -63,6 +83,8 @@ CONV2D_INLINE void copy_pixels(const Patch& patch, const Source<BFloat16>& sourc
     const int64_t channels = 2 * patch.channels - (source.lone ? 1 : 0);
     if (step == channels && !source.lone) {
       __builtin_memcpy(dst, src, size_t(count * patch.channels) * sizeof(BFloat16Pair));
+    } else if (step == channels && channels < 16) {
+      copy_odd_channels(src, channels, count, dst);
     } else {
       for (int64_t x = 0; x < count; ++x) copy_channels(src + x * step, channels, dst + x * patch.channels);
     }

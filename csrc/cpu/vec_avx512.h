@@ -116,14 +116,28 @@ CONV2D_INLINE __m512 widen(const Float16* p) {
 CONV2D_INLINE void narrow(Float16* p, __m512 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
-CONV2D_INLINE void narrow(BFloat16* p, __m512 v) {
-  // Not _mm512_cvtneps_pbh: it flushes denormals, and needs AVX512_BF16.
+CONV2D_INLINE __m256i narrow_to_bfloat16(__m512 v) {
+#if defined(CONV2D_BFLOAT16_PAIRS)
+  // The instruction would flush denormal numbers.
+  constexpr int kDenormal = 0x20;
+  if (__builtin_expect(_mm512_fpclass_ps_mask(v, kDenormal) == 0, 1)) return __m256i(_mm512_cvtneps_pbh(v));
+#endif
   const __m512i bits = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
   const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
+}
+CONV2D_INLINE void narrow(BFloat16* p, __m512 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_to_bfloat16(v));
+}
+// The first n lanes.
+CONV2D_INLINE void narrow_partial(BFloat16* p, __m512 v, int n) {
+  _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), narrow_to_bfloat16(v));
+}
+CONV2D_INLINE void narrow_partial(Float16* p, __m512 v, int n) {
+  _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -26,6 +26,8 @@ struct OperandOf<float> {
 #endif
 template <class T>
 using Operand = typename OperandOf<T>::type;
+template <class T>
+constexpr bool kTakesPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
 
 #if !defined(CONV2D_HAS_NATIVE_VEC)
 constexpr const char* kIsaName = "portable";
