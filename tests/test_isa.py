@@ -41,6 +41,8 @@ def test_the_best_is_chosen_by_itself():
         flags = pathlib.Path("/proc/cpuinfo").read_text()
         if "avx2" in COMPILED and " avx2 " in flags and " fma " in flags:
             assert best != "portable"
+        if "avx512_bf16" in COMPILED and " avx512_bf16 " in flags and " avx512bw " in flags:
+            assert best == "avx512_bf16"
 
 
 def test_an_unknown_name_is_refused():

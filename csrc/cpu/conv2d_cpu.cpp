@@ -299,12 +299,22 @@ const char* compute_name(DType dtype) {
   }
 }
 
-void name_kernel(Explanation& e, DType dtype, const VectorShape& vector, int64_t chunk_vectors, bool over_groups) {
-  const int64_t width = cut_panels(chunk_vectors, vector.max_vectors).size(0) * vector.lanes;
-  e.micro_kernel = std::string("gemm_ukernel_") + compute_name(dtype) + "_" + std::to_string(engine().rows) + "x" +
-                   std::to_string(width) + "__" + engine().isa;
+// `taken`: the engine whose kernels run; `pairs`: those that take bfloat16 products in pairs.
+void name_kernel(Explanation& e, DType dtype, const Engine& taken, bool pairs, int64_t chunk_vectors,
+                 bool over_groups) {
+  const VectorShape vector = taken.vector_shape(dtype);
+  const int64_t vectors = cut_panels(chunk_vectors, vector.max_vectors).size(0);
+  e.micro_kernel = std::string("gemm_ukernel_") + (pairs ? "bf16" : compute_name(dtype)) + "_" +
+                   std::to_string(taken.rows(vectors)) + "x" + std::to_string(vectors * vector.lanes) + "__" +
+                   taken.kernels;
   e.engine = over_groups ? "implicit GEMM, vectors over groups" : "implicit GEMM, vectors over result channels";
-  if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
+  if (pairs) {
+    e.engine += ", bfloat16 products in pairs";
+  } else if (dtype == DType::kBFloat16 && engine().pairs != nullptr) {
+    e.refused =
+        "bfloat16 products are taken in pairs only in forward and grad_input, of several channels a group and with "
+        "vectors over result channels: widened to float32 in the packers, rounded once";
+  } else if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
     e.refused = "no native 16-bit micro-kernel in this build: widened to float32 in the packers, rounded once";
   } else if (dtype != DType::kFloat32 && dtype != DType::kFloat64 && dtype != DType::kComplex64 &&
              dtype != DType::kComplex128) {
@@ -341,21 +351,23 @@ int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
   return chains;
 }
 
-void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_threads) {
-  const VectorShape vector = engine().vector_shape(dtype);
-  const bool over_groups = lanes_are_groups(g.groups, g.m, g.channels, vector);
+void explain_conv(Explanation& e, const ConvGemm& gemm, DType dtype, int num_threads) {
+  const Choice choice = choose(dtype, gemm);
+  const ConvGemm& g = choice.gemm;
+  const VectorShape vector = choice.engine.vector_shape(dtype);
+  const bool over_groups = !g.pairs && lanes_are_groups(g.groups, g.m, g.channels, vector);
   const KBlocking k = block_k(g.channels, g.taps_h, g.taps_w, vector.limits);
   const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
-  name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
+  name_kernel(e, dtype, choice.engine, g.pairs, t.chunk_vectors, over_groups);
   e.gemm_m = g.m;
   e.gemm_n = g.batch * g.rows * g.cols;
-  e.gemm_k = g.channels * g.taps();
+  e.gemm_k = g.single_channels() * g.taps();
   e.tile_pixels = t.pixels();
   e.tile_images = t.tile_images;
   e.tile_rows = t.tile_rows;
   e.tile_cols = t.tile_cols;
   e.k_segments = count_chains(k, g);
-  e.k_segment_length = k.chain;
+  e.k_segment_length = g.pairs ? 2 * k.chain : k.chain;
   e.work_items = t.tiles() * t.chunks_m * div_up(g.groups, over_groups ? vector.lanes : 1);
   e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
 }
@@ -399,7 +411,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     const bool over_groups = lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
     const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
     const WeightTiling t = tile_grad_weight(p, pixels, vector, over_groups, num_threads);
-    name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
+    name_kernel(e, dtype, engine(), false, t.chunk_vectors, over_groups);
     e.gemm_m = p.out_channels_per_group();
     e.gemm_n = p.gemm_k();
     e.gemm_k = p.gemm_n();

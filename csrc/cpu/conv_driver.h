@@ -17,6 +17,12 @@ constexpr VectorShape vector_shape() {
           kTakesPairs<T> ? kPairLimits : chain_limits(kFusedMultiplyAdd)};
 }
 
+// Pixels of a finished piece of the C tile: whole micro-kernels, and whole blocks of the epilogue's transposition.
+template <class T>
+constexpr int64_t store_pixels(int64_t vectors) {
+  return kTakesPairs<T> && vectors < 3 ? 144 : 48;
+}
+
 template <class S, class T, bool G>
 struct ConvCall {
   static constexpr int L = Vec<T>::kLanes;
@@ -123,11 +129,21 @@ struct ConvCall {
                   for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[depth++] = patch.tap_offset(s0 + s, i, j);
                 }
               }
-              gemm_panel<G, T>(pixels, vectors,
-                               {depth, k.chain, panel, width, patch_data, position_offsets, tap_offsets,
-                                bias_first ? bias : zeros, c, width, !(first && s0 == 0)});
+              // Sums that this segment completes leave scratch while they are still in L1; for planes of channels longer
+              // runs are the better.
+              const bool complete = tiling.one_block && segment == gemm.channels;
+              const int64_t step = complete && gemm.destination_m == 1 ? store_pixels<T>(vectors) : pixels;
+              for (int64_t x = 0; x < pixels; x += step) {
+                const int64_t now = min64(step, pixels - x);
+                gemm_panel<G, T>(now, vectors,
+                                 {depth, k.chain, panel, width, patch_data, position_offsets + x, tap_offsets,
+                                  bias_first ? bias : zeros, c, width, !(first && s0 == 0)});
+                if (complete) store(result, x, now, c, vectors, m0 + m, bias_first ? zeros : bias);
+              }
             }
-            if (tiling.one_block) store(result, c, vectors, m0 + m, bias_first ? zeros : bias);
+            if (tiling.one_block && k.segment_channels < gemm.channels) {
+              store(result, 0, pixels, c, vectors, m0 + m, bias_first ? zeros : bias);
+            }
           }
           first = false;
         }
@@ -139,7 +155,7 @@ struct ConvCall {
         T* const c = c_tile + pixels * start * L;
         if (first) fill_zero(c, pixels * vectors * L);  // an empty sum: no channels or no taps
         load_bias(group, groups, m0 + start * kPerVector, vectors, bias);
-        store(result, c, vectors, m0 + start * kPerVector, bias);
+        store(result, 0, pixels, c, vectors, m0 + start * kPerVector, bias);
       }
     }
   }
@@ -167,32 +183,35 @@ struct ConvCall {
     }
   }
 
-  // A finished panel of result channels from m on.
-  void store(const Result& r, const T* c, int64_t vectors, int64_t m, const T* bias) const {
+  // `count` finished pixels of the tile, from `first` on: a panel of result channels from m on.
+  void store(const Result& r, int64_t first, int64_t count, const T* c, int64_t vectors, int64_t m,
+             const T* bias) const {
     const int64_t width = vectors * L;
     if constexpr (G) {
       for (int64_t v = 0; v < vectors; ++v) {
-        store_lanes(r, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups, bias + v * L);
+        store_lanes(r, first, count, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups, bias + v * L);
       }
     } else {
-      store_lanes(r, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), bias);
+      store_lanes(r, first, count, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), bias);
     }
   }
 
   // Lane l of the panel is result channel `channel` + l * channel_step.
-  void store_lanes(const Result& r, const T* c, int64_t width, int64_t channel, int64_t channel_step, int64_t lanes,
-                   const T* bias) const {
+  void store_lanes(const Result& r, int64_t first, int64_t count, const T* c, int64_t width, int64_t channel,
+                   int64_t channel_step, int64_t lanes, const T* bias) const {
     // Rows that continue one another are stored as one run.
     const bool join_rows = r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols;
     const int64_t run = join_rows ? r.rows * r.cols : r.cols, runs = join_rows ? 1 : r.rows;
     S* const destination = static_cast<S*>(gemm.destination) + channel * gemm.destination_m +
                            r.image0 * gemm.destination_n + r.row0 * gemm.destination_row +
                            r.col0 * gemm.destination_col;
-    for (int64_t n = 0; n < r.images; ++n) {
-      for (int64_t y = 0; y < runs; ++y, c += run * width) {
-        store_tile<S, T>(c, width, run, lanes, bias, destination + n * gemm.destination_n + y * gemm.destination_row,
-                         gemm.destination_col, channel_step * gemm.destination_m);
-      }
+    for (int64_t x = first, end = first + count; x < end;) {
+      const int64_t at = x / run, n = at / runs, y = at % runs, begin = x - at * run, now = min64(run - begin, end - x);
+      store_tile<S, T>(c, width, now, lanes, bias,
+                       destination + n * gemm.destination_n + y * gemm.destination_row + begin * gemm.destination_col,
+                       gemm.destination_col, channel_step * gemm.destination_m);
+      c += now * width;
+      x += now;
     }
   }
 };

@@ -12,13 +12,15 @@ namespace conv2d_ext::cpu {
 
 // One table for each instruction set; a null engine means "not compiled into this build".
 struct Engine {
-  const char* isa;  // of the kernels
+  const char* isa;
+  const char* kernels;  // the instruction set that its kernels are compiled for: its own, or one that it includes
   void (*conv)(DType, const ConvGemm&, const Executor&);
   void (*grad_weight)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView, const Executor&);
   void (*grad_bias)(int64_t, int64_t, int64_t, int64_t, DType, ConstTensorView, void*, const Executor&);
   VectorShape (*vector_shape)(DType);
-  int rows;             // MR
-  const Engine* pairs;  // for bfloat16 where takes_pairs: kernels that take products in pairs (only `conv`), or nullptr
+  int (*rows)(int64_t vectors);  // MR, of the micro-kernels that many vectors wide
+  // What bfloat16 problems that take pairs (takes_pairs) go to: an engine with `conv` alone. Or nullptr.
+  const Engine* pairs;
 };
 const Engine* portable_engine();
 const Engine* avx2_engine();

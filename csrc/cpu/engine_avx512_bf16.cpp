@@ -29,7 +29,9 @@ inline void conv(DType, const ConvGemm& gemm, const Executor& executor) {
 }
 inline VectorShape shape_of(DType) { return vector_shape<float>(); }
 
-constexpr Engine kPairsEngine{kIsaName, conv, nullptr, nullptr, shape_of, kMR, nullptr};
+inline int rows_of(int64_t vectors) { return ukernels_for<float, false>(vectors).rows; }
+
+constexpr Engine kPairsEngine{kIsaName, kIsaName, conv, nullptr, nullptr, shape_of, rows_of, nullptr};
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
 
