@@ -62,7 +62,9 @@ def test_bfloat16_products_in_pairs(channels, groups):
     plan = _explain(problem, torch.bfloat16)
     native = plan.forward.isa == "avx512_bf16" and channels > 1 and groups == 1
     assert ("pairs" in plan.forward.engine) == native
-    assert plan.forward.micro_kernel.startswith("gemm_ukernel_bf16_" if native else "gemm_ukernel_f32_")
+    assert plan.forward.micro_kernel.startswith(
+        "gemm_ukernel_bf16_" if native else "gemm_ukernel_f32_"
+    )
     assert bool(plan.forward.refused) != native
     assert plan.grad_weight.refused
 

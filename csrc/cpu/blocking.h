@@ -20,8 +20,8 @@ constexpr int64_t kMaxSegment = 256;
 // The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order. Long chains lose
 // accuracy (one over K = 2048 had 7 times the error of F.conv2d's); short ones cost the additions of their sums.
 struct ChainLimits {
-  int64_t products;  // forward, grad_input
-  int64_t pixels;    // grad_weight, whose long sums other libraries keep in many short chains
+  int64_t products;               // forward, grad_input
+  int64_t pixels;                 // grad_weight, whose long sums other libraries keep in many short chains
   int64_t segment = kMaxSegment;  // forward, grad_input
 };
 // Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
@@ -74,8 +74,9 @@ struct VectorShape;
 bool takes_pairs(const ConvGemm& gemm, const VectorShape& vector);
 ConvGemm in_pairs(const ConvGemm& gemm);
 
-// The canonical cut of K = (c, i, j), c slowest, in products or pairs of them. Up to 256 taps: segments of whole channels. More: each channel's
-// taps are cut into rectangles, one segment each. A segment is summed in chains of `chain` products.
+// The canonical cut of K = (c, i, j), c slowest, in products or pairs of them. Up to 256 taps: segments of whole
+// channels. More: each channel's taps are cut into rectangles, one segment each. A segment is summed in chains of
+// `chain` products.
 struct KBlocking {
   int64_t segment_channels;    // channels in a full segment
   int64_t tap_rows, tap_cols;  // taps in a full segment's rectangle

@@ -73,8 +73,7 @@ struct ConvCall {
     T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
     Operand<T>* const patch_data = reinterpret_cast<Operand<T>*>(memory + layout.patch);
 
-    const S* const source =
-        static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.source_g();
+    const S* const source = static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.source_g();
     const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
 
     fill_zero(zeros, panels.size(0) * L);
@@ -129,8 +128,8 @@ struct ConvCall {
                   for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[depth++] = patch.tap_offset(s0 + s, i, j);
                 }
               }
-              // Sums that this segment completes leave scratch while they are still in L1; for planes of channels longer
-              // runs are the better.
+              // Sums that this segment completes leave scratch while they are still in L1; for planes of channels
+              // longer runs are the better.
               const bool complete = tiling.one_block && segment == gemm.channels;
               const int64_t step = complete && gemm.destination_m == 1 ? store_pixels<T>(vectors) : pixels;
               for (int64_t x = 0; x < pixels; x += step) {

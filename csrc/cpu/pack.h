@@ -180,7 +180,8 @@ inline RunBounds clip_run(int64_t first, int64_t step, int64_t length, int64_t e
   return {low, max64(low, high)};
 }
 
-// `count` pixels of a patch's row from source pixels `step` apart: of one plane, or of all channels where they are inner.
+// `count` pixels of a patch's row from source pixels `step` apart: of one plane, or of all channels where they are
+// inner.
 template <class S, class T>
 CONV2D_INLINE void copy_pixels(const Patch& patch, const Source<S>& source, int64_t, const S* src, int64_t step,
                                int64_t count, T* dst, bool conj) {

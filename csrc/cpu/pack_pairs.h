@@ -53,7 +53,8 @@ CONV2D_INLINE void copy_channels(const BFloat16* src, int64_t n, BFloat16Pair* d
   }
 }
 
-// `count` pixels of n < 32 channels, n odd, that lie together: as many as a vector takes, with their padding, at a time.
+// `count` pixels of n < 32 channels, n odd, that lie together: as many as a vector takes, with their padding, at a
+// time.
 CONV2D_INLINE void copy_odd_channels(const BFloat16* src, int64_t n, int64_t count, BFloat16Pair* dst) {
   const int64_t pixels = 32 / (n + 1);
   uint16_t words[32] = {};
@@ -67,9 +68,9 @@ CONV2D_INLINE void copy_odd_channels(const BFloat16* src, int64_t n, int64_t cou
   const __m512i index = _mm512_loadu_si512(words);
   for (int64_t x = 0; x < count; x += pixels, src += pixels * n, dst += pixels * (n + 1) / 2) {
     const int64_t now = min64(pixels, count - x);
-    _mm512_mask_storeu_epi32(dst, pair_mask(now * (n + 1) / 2),
-                             _mm512_maskz_permutexvar_epi16(
-                                 real, index, _mm512_maskz_loadu_epi16(word_mask(now * n), src)));
+    _mm512_mask_storeu_epi32(
+        dst, pair_mask(now * (n + 1) / 2),
+        _mm512_maskz_permutexvar_epi16(real, index, _mm512_maskz_loadu_epi16(word_mask(now * n), src)));
   }
 }
 
@@ -170,8 +171,7 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const BFloat16* weight, int6
       if (adjacent || alone) {
         const __mmask32 mask = word_mask(alone ? span : second + span), halves = alone ? 0x55555555u : ~0u;
         pack_transposed_pairs(lanes, n, rows + c * taps * width, width, width, [&](int64_t lane, int64_t, int64_t) {
-          return _mm512_maskz_permutexvar_epi16(halves, index,
-                                                _mm512_maskz_loadu_epi16(mask, src + lane * lane_step));
+          return _mm512_maskz_permutexvar_epi16(halves, index, _mm512_maskz_loadu_epi16(mask, src + lane * lane_step));
         });
       } else {
         const __mmask32 mask = word_mask(span);
