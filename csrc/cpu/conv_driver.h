@@ -32,13 +32,39 @@ struct ConvCall {
   const ConvTiling tiling;
   PatchOrder order;
   const ConvScratch layout;
+  bool in_place;  // the source is read where it lies
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         k(block_k(g.channels, g.taps_h, g.taps_w, vector_shape<T>().limits)),
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
         order(patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
-        layout(lay_out_scratch(tiling, k, vector_shape<T>())) {}
+        layout(lay_out_scratch(tiling, k, vector_shape<T>())),
+        in_place(source_is_patch()) {}
+
+  // One tap, no padding, channels together: the source itself is a patch, where its elements can be read as operands.
+  bool source_is_patch() const {
+    if (G || gemm.taps() != 1 || order != PatchOrder::kChannelInner || gemm.lone) return false;
+    const bool inside = gemm.axis_h.source(0, 0) >= 0 && gemm.axis_h.source(gemm.rows - 1, 0) < gemm.source_h &&
+                        gemm.axis_w.source(0, 0) >= 0 && gemm.axis_w.source(gemm.cols - 1, 0) < gemm.source_w;
+    if constexpr (kTakesPairs<T>) {
+      return inside && gemm.source_n % 2 == 0 && gemm.source_row % 2 == 0 && gemm.source_col % 2 == 0;
+    }
+    return inside && std::is_same_v<S, Operand<T>>;
+  }
+  Patch source_as_patch(int64_t images, int64_t channels) const {
+    Patch patch{};
+    patch.order = order;
+    patch.images = images;
+    patch.channels = channels;
+    patch.rows.position_pitch = gemm.axis_h.step;
+    patch.cols.position_pitch = gemm.axis_w.step;
+    patch.image_pitch = gemm.source_n / kPerStep;
+    patch.channel_pitch = 1;
+    patch.row_pitch = gemm.source_row / kPerStep;
+    patch.col_pitch = gemm.source_col / kPerStep;
+    return patch;
+  }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
 
@@ -86,14 +112,23 @@ struct ConvCall {
         const int64_t tap_rows = min64(k.tap_rows, gemm.taps_h - i0);
         for (int64_t j0 = 0; j0 < gemm.taps_w; j0 += k.tap_cols) {
           const int64_t tap_cols = min64(k.tap_cols, gemm.taps_w - j0);
-          const Patch patch = lay_out_patch(order, make_patch_axis(gemm.axis_h, row0, rows, i0, tap_rows),
-                                            make_patch_axis(gemm.axis_w, col0, cols, j0, tap_cols), images,
-                                            block_channels, L, sizeof(T));
-          pack_patch(patch,
-                     Source<S>{source + c0 * gemm.source_c, gemm.source_n, gemm.source_c, gemm.source_row,
-                               gemm.source_col, gemm.source_h, gemm.source_w, gemm.source_g(), groups,
-                               gemm.lone && c0 + block_channels == gemm.channels},
-                     false, patch_data);
+          const Operand<T>* operand = patch_data;
+          Patch patch;
+          if (in_place) {
+            patch = source_as_patch(images, block_channels);
+            operand = reinterpret_cast<const Operand<T>*>(source + c0 * gemm.source_c +
+                                                          gemm.axis_h.source(row0, 0) * gemm.source_row +
+                                                          gemm.axis_w.source(col0, 0) * gemm.source_col);
+          } else {
+            patch = lay_out_patch(order, make_patch_axis(gemm.axis_h, row0, rows, i0, tap_rows),
+                                  make_patch_axis(gemm.axis_w, col0, cols, j0, tap_cols), images, block_channels, L,
+                                  sizeof(T));
+            pack_patch(patch,
+                       Source<S>{source + c0 * gemm.source_c, gemm.source_n, gemm.source_c, gemm.source_row,
+                                 gemm.source_col, gemm.source_h, gemm.source_w, gemm.source_g(), groups,
+                                 gemm.lone && c0 + block_channels == gemm.channels},
+                       false, patch_data);
+          }
           int64_t pixel = 0;
           for (int64_t n = 0; n < images; ++n) {
             for (int64_t p = 0; p < rows; ++p) {
@@ -135,7 +170,7 @@ struct ConvCall {
               for (int64_t x = 0; x < pixels; x += step) {
                 const int64_t now = min64(step, pixels - x);
                 gemm_panel<G, T>(now, vectors,
-                                 {depth, k.chain, panel, width, patch_data, position_offsets + x, tap_offsets,
+                                 {depth, k.chain, panel, width, operand, position_offsets + x, tap_offsets,
                                   bias_first ? bias : zeros, c, width, !(first && s0 == 0)});
                 if (complete) store(result, x, now, c, vectors, m0 + m, bias_first ? zeros : bias);
               }
