@@ -24,6 +24,12 @@ ISA_ENVIRONMENT = {
     },
     "avx512": {
         "CONV2D_EXT_CPU_ISA": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
+    "avx512_bf16": {
+        "CONV2D_EXT_CPU_ISA": "avx512_bf16",
         "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
         "ATEN_CPU_CAPABILITY": "avx512",
         "MKL_ENABLE_INSTRUCTIONS": "AVX512",

@@ -238,6 +238,32 @@ class TestZeroPadding:
             if theirs is not None and name != "grad_input":
                 self._assert_same_kinds(ours, theirs)
 
+    @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+    @pytest.mark.parametrize("channels", [(3, 5), (17, 33)], ids=str)
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    def test_another_groups_infinities_stay_there(self, dtype, channels, layout, device):
+        """Odd numbers of channels: what lies behind a group's last one must not be multiplied."""
+        problem = Problem(
+            "odd", 1, 2 * channels[0], (6, 7), 2 * channels[1], (3, 2), (2, 1), (1, 1), groups=2
+        )
+        tensors = make_tensors(problem, dtype, device=device)
+        tensors = Tensors(*(t.to(memory_format=layout) if t.dim() == 4 else t for t in tensors))
+        expected = library_results(problem, tensors)
+        tensors.input[:, channels[0] :] = torch.inf
+        tensors.weight[channels[1] :] = torch.nan
+        tensors.grad_output[:, channels[1] :] = torch.inf
+        actual = library_results(problem, tensors)
+        for name, axis, first in (
+            ("output", 1, channels[1]),
+            ("grad_input", 1, channels[0]),
+            ("grad_weight", 0, channels[1]),
+            ("grad_bias", 0, channels[1]),
+        ):
+            ours, theirs = (
+                getattr(results, name).narrow(axis, 0, first) for results in (actual, expected)
+            )
+            assert torch.equal(ours, theirs), name
+
     def test_a_padding_zero_times_infinity_is_nan(self, device):
         weight = torch.full((1, 1, 3, 3), torch.inf, device=device)
         output = conv2d_ext.conv2d(torch.ones(1, 1, 3, 3, device=device), weight, padding=1)

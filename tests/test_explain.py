@@ -51,6 +51,24 @@ def test_each_direction(problem, dtype):
         assert pieces <= direction.gemm_k <= pieces * length
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 64])
+def test_bfloat16_products_in_pairs(channels, groups):
+    """Where the CPU has them, and only where a group has pairs of channels that lanes run beside;
+    everywhere else it says why not."""
+    problem = Problem(
+        "pairs", 1, groups * channels, (9, 11), 64 * (1 if groups > 1 else 2), (3, 3), groups=groups
+    )
+    plan = _explain(problem, torch.bfloat16)
+    native = plan.forward.isa == "avx512_bf16" and channels > 1 and groups == 1
+    assert ("pairs" in plan.forward.engine) == native
+    assert plan.forward.micro_kernel.startswith(
+        "gemm_ukernel_bf16_" if native else "gemm_ukernel_f32_"
+    )
+    assert bool(plan.forward.refused) != native
+    assert plan.grad_weight.refused
+
+
 def test_segments_follow_the_geometry_alone():
     """What fixes the bits is not moved by the thread count, nor the forward's by the batch."""
     problem = Problem("segments", 1, 300, (9, 11), 9, (3, 3))

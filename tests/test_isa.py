@@ -34,6 +34,25 @@ def test_every_instruction_set(isa):
     assert finished.stdout.strip() == isa
 
 
+_DENORMALS = """
+import torch, conv2d_ext
+input = torch.full((1, 2, 4, 4), 2.0**-130, dtype=torch.bfloat16)
+weight = torch.full((16, 2, 3, 3), 2.0**100, dtype=torch.bfloat16)
+print(conv2d_ext.conv2d(input, weight).unique().tolist() == [18 * 2.0**-30])
+print(conv2d_ext.conv2d(input.float(), weight.float()).unique().tolist() == [18 * 2.0**-30])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", COMPILED)
+def test_denormal_numbers_count(isa):
+    """Except where the CPU's bfloat16 instructions take them as zeros."""
+    finished = _run(isa, "-c", _DENORMALS)
+    if finished.returncode and "this CPU" in finished.stderr:
+        pytest.skip(f"this CPU has no {isa}")
+    assert finished.stdout.split() == [str(isa != "avx512_bf16"), "True"]
+
+
 def test_the_best_is_chosen_by_itself():
     best = conv2d_ext.build_config()["isa"]
     assert best in COMPILED
@@ -41,6 +60,8 @@ def test_the_best_is_chosen_by_itself():
         flags = pathlib.Path("/proc/cpuinfo").read_text()
         if "avx2" in COMPILED and " avx2 " in flags and " fma " in flags:
             assert best != "portable"
+        if "avx512_bf16" in COMPILED and " avx512_bf16 " in flags and " avx512bw " in flags:
+            assert best == "avx512_bf16"
 
 
 def test_an_unknown_name_is_refused():

@@ -28,7 +28,8 @@ _UKERNEL = re.compile(
     r"<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+)(?:, (?P<lanes_are_groups>true|false))?>\("
 )
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:[#<].*)?$")
-_FMA = re.compile(r"vfmadd\d+[ps][sd]$")
+# A dot product of pairs does two of them for each element.
+_FMA = re.compile(r"vfmadd\d+[ps][sd]$|vdpbf16ps$")
 # Instructions whose last operand is read, or is no memory that is accessed.
 _NO_STORE = re.compile(r"(cmp|test|prefetch|nop|j|lea|vucomi|vcomi|call)")
 
@@ -156,6 +157,20 @@ def objdump(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+# The sums of bfloat16 pairs are float32.
+FAMILIES = [
+    (isa, dtype, form)
+    for isa, dtypes, forms in (
+        ("avx2", ("float", "double"), FORMS.values()),
+        ("avx512", ("float", "double"), FORMS.values()),
+        ("avx512_bf16", ("float",), ["result channels"]),
+    )
+    if isa in COMPILED
+    for dtype in dtypes
+    for form in forms
+]
+
+
 @pytest.fixture(scope="module")
 def kernels() -> list[Kernel]:
     """Every vector micro-kernel in the module."""
@@ -192,21 +207,19 @@ def report(request):
 
 
 @pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
-@pytest.mark.parametrize("form", FORMS.values())
-@pytest.mark.parametrize("dtype", ["float", "double"])
-@pytest.mark.parametrize("isa", [isa for isa in ("avx2", "avx512") if isa in COMPILED])
+@pytest.mark.parametrize(("isa", "dtype", "form"), FAMILIES)
 def test_inner_loops_hold_their_accumulators_in_registers(isa, dtype, form, kernels, report):
     family = [k for k in kernels if (k.isa, k.dtype, k.form) == (isa, dtype, form)]
     assert family, "the module lacks this family of micro-kernels"
-    # The full number of rows, in all panel widths: what is left of an image takes the others. Where
-    # the rows are channels, a problem may have few: then each number of rows counts.
-    rows = max(kernel.rows for kernel in family)
-    tall = sorted((k for k in family if k.rows == rows), key=lambda k: k.vectors)
+    # The full number of rows in each panel width: what is left of an image takes the others.
+    by_width = {k.vectors: k for k in sorted(family, key=lambda k: k.rows)}
+    tall = [by_width[vectors] for vectors in sorted(by_width)]
     assert [k.vectors for k in tall] == list(range(1, tall[-1].vectors + 1))
     # Fewer chains than latency times units would leave the FMA units waiting.
     assert tall[-1].fmas >= 8
     if form == "pixels":
-        tall += [k for k in family if k.rows < rows]
+        # The rows are channels, of which a problem may have few.
+        tall = family
 
     slow = {}
     for kernel in tall:

@@ -9,6 +9,8 @@ namespace {
 constexpr int64_t kTilePixels = 384;
 // The same where vectors run over pixels and weights are not packed.
 constexpr int64_t kPanelPixels = 512;
+// Result channels that vectors over them should have, for bfloat16 pairs to pay.
+constexpr int64_t kLeastPairsChannels = 6;
 // A sum so short that the transposition of results takes a good part of the time.
 constexpr int64_t kShortSum = 64;
 // Patch and C tile together stay below a usual L2.
@@ -29,10 +31,10 @@ int64_t even_piece(int64_t whole, int64_t target) {
   return div_up(whole, pieces);
 }
 
-// A kernel of more than kMaxSegment taps, cut into near-equal rectangles of at most as many: whole rows if they fit.
-void cut_taps(int64_t taps_h, int64_t taps_w, int64_t& rows, int64_t& cols) {
-  cols = even_piece(taps_w, kMaxSegment);
-  rows = taps_w > kMaxSegment ? 1 : even_piece(taps_h, kMaxSegment / taps_w);
+// A kernel of more than `limit` taps, cut into near-equal rectangles of at most as many: whole rows if they fit.
+void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int64_t& cols) {
+  cols = even_piece(taps_w, limit);
+  rows = taps_w > limit ? 1 : even_piece(taps_h, limit / taps_w);
 }
 
 // Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
@@ -47,14 +49,14 @@ KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainL
   KBlocking k{};
   const int64_t taps = taps_h * taps_w;
   // 1x1: every product reads its own cache line of a planar source, and 128 of them fit L1 beside the panel.
-  const int64_t limit = taps == 1 ? kMaxSegment / 2 : kMaxSegment;
+  const int64_t limit = taps == 1 ? min64(limits.segment, kMaxSegment / 2) : limits.segment;
   if (taps <= limit) {
     k.segment_channels = even_piece(channels, limit / max64(taps, 1));
     k.tap_rows = taps_h;
     k.tap_cols = taps_w;
   } else {
     k.segment_channels = 1;
-    cut_taps(taps_h, taps_w, k.tap_rows, k.tap_cols);
+    cut_taps(taps_h, taps_w, limit, k.tap_rows, k.tap_cols);
   }
   k.blocks_c = div_up(channels, k.segment_channels);
   k.blocks_h = taps_h ? div_up(taps_h, k.tap_rows) : 0;
@@ -119,6 +121,22 @@ bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorS
   double over_m = double(m) / double(round_up(m, lanes));
   if (m <= lanes && vector.max_vectors > 1) over_m *= 0.75;
   return double(groups) / double(round_up(groups, lanes)) > over_m;
+}
+
+bool takes_pairs(const ConvGemm& gemm, const VectorShape& vector) {
+  // Few result channels are better off with vectors over pixels, patch layers' gradients with their own GEMM.
+  return gemm.channels > 1 && gemm.m >= kLeastPairsChannels && gemm.result_taps() == 1 &&
+         !lanes_are_groups(gemm, vector);
+}
+
+ConvGemm in_pairs(const ConvGemm& gemm) {
+  ConvGemm paired = gemm;
+  paired.pairs = true;
+  paired.lone = gemm.channels % 2 != 0;
+  paired.channels = div_up(gemm.channels, 2);
+  paired.source_c = 2 * gemm.source_c;
+  paired.weight_c = 2 * gemm.weight_c;
+  return paired;
 }
 
 namespace {
@@ -324,7 +342,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   t.block_channels = 1;
   t.tap_rows = problem.kernel_h;
   t.tap_cols = problem.kernel_w;
-  if (taps > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, t.tap_rows, t.tap_cols);
+  if (taps > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, kMaxSegment, t.tap_rows, t.tap_cols);
   // The patch of one channel; rectangles of taps that scatter too far are cut further.
   const auto plane_of_taps = [&] {
     return odd_lines(make_patch_axis(problem.rows(), 0, pixels.rows, 0, t.tap_rows).size *

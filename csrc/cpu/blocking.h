@@ -13,17 +13,22 @@
 
 namespace conv2d_ext::cpu {
 
-// The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order. Long chains lose
-// accuracy (one over K = 2048 had 7 times the error of F.conv2d's); short ones cost the additions of their sums.
-struct ChainLimits {
-  int64_t products;  // forward, grad_input
-  int64_t pixels;    // grad_weight, whose long sums other libraries keep in many short chains
-};
-// Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
-constexpr ChainLimits chain_limits(bool fused) { return fused ? ChainLimits{64, 32} : ChainLimits{32, 16}; }
 // Products in a segment, the piece of K whose weights are packed at once; taps of one channel, and output pixels of
 // grad_weight, that one patch covers.
 constexpr int64_t kMaxSegment = 256;
+
+// The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order. Long chains lose
+// accuracy (one over K = 2048 had 7 times the error of F.conv2d's); short ones cost the additions of their sums.
+struct ChainLimits {
+  int64_t products;               // forward, grad_input
+  int64_t pixels;                 // grad_weight, whose long sums other libraries keep in many short chains
+  int64_t segment = kMaxSegment;  // forward, grad_input
+};
+// Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
+constexpr ChainLimits chain_limits(bool fused) { return fused ? ChainLimits{64, 32} : ChainLimits{32, 16}; }
+// Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
+// a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel).
+constexpr ChainLimits kPairLimits{144, 0, 144};
 
 // Up to this many products the one chain there is starts from the bias, which saves a rounding. A longer sum is formed
 // first and the bias added last, so that a large bias can't swallow the low bits of every product.
@@ -63,12 +68,25 @@ struct ConvGemm {
   GatherAxis place_h{}, place_w{};
   int64_t destination_h = 0, destination_w = 0;
 
+  // Where products are taken in pairs (in_pairs), `channels` counts pairs of neighbouring channels, and source_c and
+  // weight_c lead from pair to pair, half of them from a pair's first channel to its second. The last pair may lack it.
+  bool pairs = false, lone = false;
+
+  int64_t single_channels() const { return pairs ? 2 * channels - (lone ? 1 : 0) : channels; }
+  int64_t source_g() const { return single_channels() * (pairs ? source_c / 2 : source_c); }
   int64_t taps() const { return taps_h * taps_w; }
   int64_t result_taps() const { return result_taps_h * result_taps_w; }
 };
 
-// The canonical cut of K = (c, i, j), c slowest. Up to 256 taps: segments of whole channels. More: each channel's
-// taps are cut into rectangles, one segment each. A segment is summed in chains of `chain` products.
+// Whether a bfloat16 problem goes to the kernels that take products in pairs, on a CPU that has them. The order of
+// summation follows from it, so it may read no more than KBlocking may. `vector`: of the kernels that do not.
+struct VectorShape;
+bool takes_pairs(const ConvGemm& gemm, const VectorShape& vector);
+ConvGemm in_pairs(const ConvGemm& gemm);
+
+// The canonical cut of K = (c, i, j), c slowest, in products or pairs of them. Up to 256 taps: segments of whole
+// channels. More: each channel's taps are cut into rectangles, one segment each. A segment is summed in chains of
+// `chain` products.
 struct KBlocking {
   int64_t segment_channels;    // channels in a full segment
   int64_t tap_rows, tap_cols;  // taps in a full segment's rectangle

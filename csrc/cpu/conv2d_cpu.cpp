@@ -21,6 +21,7 @@ const char* const kIsaVariable = "CONV2D_EXT_CPU_ISA";
 
 bool machine_has(const char* isa) {
 #if defined(__x86_64__)
+  if (std::strcmp(isa, "avx512_bf16") == 0) return __builtin_cpu_supports("avx512bf16") && machine_has("avx512");
   if (std::strcmp(isa, "avx512") == 0) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && machine_has("avx2");
@@ -36,7 +37,7 @@ bool machine_has(const char* isa) {
 }
 
 const Engine& choose_engine() {
-  const Engine* const engines[] = {avx512_engine(), avx2_engine(), portable_engine()};
+  const Engine* const engines[] = {avx512_bf16_engine(), avx512_engine(), avx2_engine(), portable_engine()};
   const char* const wanted = std::getenv(kIsaVariable);
   const bool forced = wanted != nullptr && *wanted != '\0';
   for (const Engine* engine : engines) {
@@ -52,6 +53,23 @@ const Engine& choose_engine() {
 const Engine& engine() {
   static const Engine& chosen = choose_engine();
   return chosen;
+}
+
+// The engine that takes a GEMM, and the GEMM as that engine takes it.
+struct Choice {
+  const Engine& engine;
+  ConvGemm gemm;
+};
+Choice choose(DType dtype, const ConvGemm& gemm) {
+  const Engine& widest = engine();
+  if (dtype == DType::kBFloat16 && widest.pairs != nullptr && takes_pairs(gemm, widest.vector_shape(dtype))) {
+    return {*widest.pairs, in_pairs(gemm)};
+  }
+  return {widest, gemm};
+}
+void run_conv(DType dtype, const ConvGemm& gemm, const Executor& executor) {
+  const Choice choice = choose(dtype, gemm);
+  choice.engine.conv(dtype, choice.gemm, executor);
 }
 
 // With one output row or column the stride is never taken: any value past the padded input means the same, and a small
@@ -231,7 +249,7 @@ void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, C
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0) return;
   const ConvGemm g = forward_gemm(p, input, weight, bias, bias_stride, output);
-  engine().conv(dtype, g, executor);
+  run_conv(dtype, g, executor);
 }
 
 void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
@@ -244,7 +262,7 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
                              g.source = grad_output.data;
                              g.weight = static_cast<const char*>(weight.data) + weight_offset * size;
                              g.destination = static_cast<char*>(grad_input.data) + destination_offset * size;
-                             engine().conv(dtype, g, executor);
+                             run_conv(dtype, g, executor);
                            });
 }
 
@@ -262,7 +280,7 @@ void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w
 
 const char* isa_name() { return engine().isa; }
 
-const char* compiled_isas() { return avx2_engine() != nullptr ? "portable, avx2, avx512" : "portable"; }
+const char* compiled_isas() { return avx2_engine() != nullptr ? "portable, avx2, avx512, avx512_bf16" : "portable"; }
 
 // ---- memory
 // ----------------------------------------------------------------------------------------------------------
@@ -326,10 +344,18 @@ const char* compute_name(DType dtype) {
   }
 }
 
-void name_kernel(Explanation& e, DType dtype, const char* family, int64_t rows, int64_t width) {
-  e.micro_kernel = std::string(family) + "_" + compute_name(dtype) + "_" + std::to_string(rows) + "x" +
-                   std::to_string(width) + "__" + engine().isa;
-  if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
+// `taken`: the engine whose kernels run; `pairs`: those that take bfloat16 products in pairs.
+void name_kernel(Explanation& e, DType dtype, const Engine& taken, bool pairs, const char* family, int64_t rows,
+                 int64_t width) {
+  e.micro_kernel = std::string(family) + "_" + (pairs ? "bf16" : compute_name(dtype)) + "_" + std::to_string(rows) +
+                   "x" + std::to_string(width) + "__" + taken.kernels;
+  if (pairs) {
+    e.engine += ", bfloat16 products in pairs";
+  } else if (dtype == DType::kBFloat16 && engine().pairs != nullptr) {
+    e.refused =
+        "bfloat16 products are taken in pairs only in forward and grad_input, of several channels a group and with "
+        "vectors over result channels: widened to float32 in the packers, rounded once";
+  } else if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
     e.refused = "no native 16-bit micro-kernel in this build: widened to float32 in the packers, rounded once";
   } else if (dtype != DType::kFloat32 && dtype != DType::kFloat64 && dtype != DType::kComplex64 &&
              dtype != DType::kComplex128) {
@@ -337,11 +363,12 @@ void name_kernel(Explanation& e, DType dtype, const char* family, int64_t rows, 
   }
 }
 
-void name_gemm_ukernel(Explanation& e, DType dtype, const VectorShape& vector, int64_t chunk_vectors,
+void name_gemm_ukernel(Explanation& e, DType dtype, const Engine& taken, bool pairs, int64_t chunk_vectors,
                        bool over_groups) {
+  const VectorShape vector = taken.vector_shape(dtype);
+  const int64_t vectors = cut_panels(chunk_vectors, vector.max_vectors).size(0);
   e.engine = over_groups ? "implicit GEMM, vectors over groups" : "implicit GEMM, vectors over result channels";
-  name_kernel(e, dtype, "gemm_ukernel", engine().rows,
-              cut_panels(chunk_vectors, vector.max_vectors).size(0) * vector.lanes);
+  name_kernel(e, dtype, taken, pairs, "gemm_ukernel", taken.rows(vectors), vectors * vector.lanes);
 }
 
 // The chains that a sum is made of. Where segments end, chains do.
@@ -374,21 +401,22 @@ int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
 }
 
 void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_threads) {
-  const ConvGemm g = join_rows_of_planes(problem);
-  const VectorShape vector = engine().vector_shape(dtype);
+  const Choice choice = choose(dtype, problem);
+  const ConvGemm g = choice.gemm.pairs ? choice.gemm : join_rows_of_planes(choice.gemm);
+  const VectorShape vector = choice.engine.vector_shape(dtype);
   const KBlocking k = block_k(g.channels, g.taps_h, g.taps_w, vector.limits);
   e.gemm_m = g.m;
   e.gemm_n = g.batch * g.rows * g.cols;
-  e.gemm_k = g.channels * g.taps();
+  e.gemm_k = g.single_channels() * g.taps();
   e.k_segments = count_chains(k, g);
-  e.k_segment_length = k.chain;
-  const bool over_groups = lanes_are_groups(g, vector);
-  if (!over_groups && vectors_are_pixels(g, vector)) {
+  e.k_segment_length = g.pairs ? 2 * k.chain : k.chain;
+  const bool over_groups = !g.pairs && lanes_are_groups(g, vector);
+  if (!g.pairs && !over_groups && vectors_are_pixels(g, vector)) {
     const PixelTiling t = tile_pixel_conv(g, k, vector, size_of(dtype), num_threads);
     const int64_t block = cut_panels(t.chunk_m, kPixelRows).size(0);
     const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;
     e.engine = "implicit GEMM, vectors over pixels";
-    name_kernel(e, dtype, "pixel_ukernel", block,
+    name_kernel(e, dtype, choice.engine, false, "pixel_ukernel", block,
                 cut_panels(div_up(run, vector.lanes), pixel_panel_vectors(block, vector)).size(0) * vector.lanes);
     e.tile_images = 1;
     e.tile_rows = t.tile_rows;
@@ -397,7 +425,7 @@ void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_
     e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
   } else {
     const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
-    name_gemm_ukernel(e, dtype, vector, t.chunk_vectors, over_groups);
+    name_gemm_ukernel(e, dtype, choice.engine, g.pairs, t.chunk_vectors, over_groups);
     e.tile_images = t.tile_images;
     e.tile_rows = t.tile_rows;
     e.tile_cols = t.tile_cols;
@@ -457,7 +485,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     const bool over_groups = lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
     const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
     const WeightTiling t = tile_grad_weight(p, pixels, vector, over_groups, num_threads);
-    name_gemm_ukernel(e, dtype, vector, t.chunk_vectors, over_groups);
+    name_gemm_ukernel(e, dtype, engine(), false, t.chunk_vectors, over_groups);
     e.gemm_m = p.out_channels_per_group();
     e.gemm_n = p.gemm_k();
     e.gemm_k = p.gemm_n();

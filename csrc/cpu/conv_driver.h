@@ -13,24 +13,58 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 template <class T>
 constexpr VectorShape vector_shape() {
-  return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T)), chain_limits(kFusedMultiplyAdd)};
+  return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T)),
+          kTakesPairs<T> ? kPairLimits : chain_limits(kFusedMultiplyAdd)};
+}
+
+// Pixels of a finished piece of the C tile: whole micro-kernels, and whole blocks of the epilogue's transposition.
+template <class T>
+constexpr int64_t store_pixels(int64_t vectors) {
+  return kTakesPairs<T> && vectors < 3 ? 144 : 48;
 }
 
 template <class S, class T, bool G>
 struct ConvCall {
   static constexpr int L = Vec<T>::kLanes;
+  static constexpr int kPerStep = kTakesPairs<T> ? 2 : 1;  // channels in a step of k
   const ConvGemm& gemm;
   const KBlocking k;
   const ConvTiling tiling;
   PatchOrder order;
   const ConvScratch layout;
+  bool in_place;  // the source is read where it lies
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         k(block_k(g.channels, g.taps_h, g.taps_w, vector_shape<T>().limits)),
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
-        order(patch_order(G, tiling.block_channels, g.source_c, g.source_col, g.source_w)),
-        layout(lay_out_scratch(tiling, k, vector_shape<T>())) {}
+        order(patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
+        layout(lay_out_scratch(tiling, k, vector_shape<T>())),
+        in_place(source_is_patch()) {}
+
+  // One tap, no padding, channels together: the source itself is a patch, where its elements can be read as operands.
+  bool source_is_patch() const {
+    if (G || gemm.taps() != 1 || order != PatchOrder::kChannelInner || gemm.lone) return false;
+    const bool inside = gemm.axis_h.source(0, 0) >= 0 && gemm.axis_h.source(gemm.rows - 1, 0) < gemm.source_h &&
+                        gemm.axis_w.source(0, 0) >= 0 && gemm.axis_w.source(gemm.cols - 1, 0) < gemm.source_w;
+    if constexpr (kTakesPairs<T>) {
+      return inside && gemm.source_n % 2 == 0 && gemm.source_row % 2 == 0 && gemm.source_col % 2 == 0;
+    }
+    return inside && std::is_same_v<S, Operand<T>>;
+  }
+  Patch source_as_patch(int64_t images, int64_t channels) const {
+    Patch patch{};
+    patch.order = order;
+    patch.images = images;
+    patch.channels = channels;
+    patch.rows.position_pitch = gemm.axis_h.step;
+    patch.cols.position_pitch = gemm.axis_w.step;
+    patch.image_pitch = gemm.source_n / kPerStep;
+    patch.channel_pitch = 1;
+    patch.row_pitch = gemm.source_row / kPerStep;
+    patch.col_pitch = gemm.source_col / kPerStep;
+    return patch;
+  }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
 
@@ -61,12 +95,11 @@ struct ConvCall {
     int64_t* const tap_offsets = reinterpret_cast<int64_t*>(memory + layout.tap_offsets);
     T* const zeros = reinterpret_cast<T*>(memory + layout.zeros);
     T* const bias = reinterpret_cast<T*>(memory + layout.bias);
-    T* const panel = reinterpret_cast<T*>(memory + layout.panel);
+    Operand<T>* const panel = reinterpret_cast<Operand<T>*>(memory + layout.panel);
     T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
-    T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
+    Operand<T>* const patch_data = reinterpret_cast<Operand<T>*>(memory + layout.patch);
 
-    const S* const source =
-        static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.channels * gemm.source_c;
+    const S* const source = static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.source_g();
     const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g;
 
     fill_zero(zeros, panels.size(0) * L);
@@ -79,13 +112,23 @@ struct ConvCall {
         const int64_t tap_rows = min64(k.tap_rows, gemm.taps_h - i0);
         for (int64_t j0 = 0; j0 < gemm.taps_w; j0 += k.tap_cols) {
           const int64_t tap_cols = min64(k.tap_cols, gemm.taps_w - j0);
-          const Patch patch = lay_out_patch(order, make_patch_axis(gemm.axis_h, row0, rows, i0, tap_rows),
-                                            make_patch_axis(gemm.axis_w, col0, cols, j0, tap_cols), images,
-                                            block_channels, L, sizeof(T));
-          pack_patch(patch,
-                     Source<S>{source + c0 * gemm.source_c, gemm.source_n, gemm.source_c, gemm.source_row,
-                               gemm.source_col, gemm.source_h, gemm.source_w, gemm.channels * gemm.source_c, groups},
-                     false, patch_data);
+          const Operand<T>* operand = patch_data;
+          Patch patch;
+          if (in_place) {
+            patch = source_as_patch(images, block_channels);
+            operand = reinterpret_cast<const Operand<T>*>(source + c0 * gemm.source_c +
+                                                          gemm.axis_h.source(row0, 0) * gemm.source_row +
+                                                          gemm.axis_w.source(col0, 0) * gemm.source_col);
+          } else {
+            patch = lay_out_patch(order, make_patch_axis(gemm.axis_h, row0, rows, i0, tap_rows),
+                                  make_patch_axis(gemm.axis_w, col0, cols, j0, tap_cols), images, block_channels, L,
+                                  sizeof(T));
+            pack_patch(patch,
+                       Source<S>{source + c0 * gemm.source_c, gemm.source_n, gemm.source_c, gemm.source_row,
+                                 gemm.source_col, gemm.source_h, gemm.source_w, gemm.source_g(), groups,
+                                 gemm.lone && c0 + block_channels == gemm.channels},
+                       false, patch_data);
+          }
           int64_t pixel = 0;
           for (int64_t n = 0; n < images; ++n) {
             for (int64_t p = 0; p < rows; ++p) {
@@ -108,6 +151,9 @@ struct ConvCall {
                   pack_weight<S, T>(gemm, w + v * gemm.weight_m, gemm.weight_g, groups, segment, tap_rows, tap_cols,
                                     panel + v * L, width, L);
                 }
+              } else if constexpr (kTakesPairs<T>) {
+                pack_weight_pairs(gemm, w, min64(width, channels_m - m), segment,
+                                  gemm.lone && c0 + s0 + segment == gemm.channels, tap_rows, tap_cols, panel, width);
               } else if (gemm.result_taps() > 1) {
                 pack_weight_of_taps<S, T>(gemm, segment_weight, m0 + m, min64(width, channels_m - m), segment, panel,
                                           width);
@@ -121,11 +167,22 @@ struct ConvCall {
                   for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[depth++] = patch.tap_offset(s0 + s, i, j);
                 }
               }
-              gemm_panel<G, T>(pixels, vectors,
-                               {depth, k.chain, panel, width, patch_data, position_offsets, tap_offsets,
-                                bias_first ? bias : zeros, c, width, !(first && s0 == 0)});
+              // Sums that this segment completes leave scratch while they are still in L1; for planes of channels
+              // longer runs are the better.
+              const bool complete = tiling.one_block && segment == gemm.channels;
+              const bool piecewise = complete && gemm.destination_m == 1 && gemm.result_taps() == 1;
+              const int64_t step = piecewise ? store_pixels<T>(vectors) : pixels;
+              for (int64_t x = 0; x < pixels; x += step) {
+                const int64_t now = min64(step, pixels - x);
+                gemm_panel<G, T>(now, vectors,
+                                 {depth, k.chain, panel, width, operand, position_offsets + x, tap_offsets,
+                                  bias_first ? bias : zeros, c, width, !(first && s0 == 0)});
+                if (complete) store(result, x, now, c, vectors, m0 + m, bias_first ? zeros : bias);
+              }
             }
-            if (tiling.one_block) store(result, c, vectors, m0 + m, bias_first ? zeros : bias);
+            if (tiling.one_block && k.segment_channels < gemm.channels) {
+              store(result, 0, pixels, c, vectors, m0 + m, bias_first ? zeros : bias);
+            }
           }
           first = false;
         }
@@ -137,7 +194,7 @@ struct ConvCall {
         T* const c = c_tile + pixels * start * L;
         if (first) fill_zero(c, pixels * vectors * L);  // an empty sum: no channels or no taps
         load_bias(group, groups, m0 + start * kPerVector, vectors, bias);
-        store(result, c, vectors, m0 + start * kPerVector, bias);
+        store(result, 0, pixels, c, vectors, m0 + start * kPerVector, bias);
       }
     }
   }
@@ -165,17 +222,18 @@ struct ConvCall {
     }
   }
 
-  // A finished panel of result channels from m on.
-  void store(const Result& r, const T* c, int64_t vectors, int64_t m, const T* bias) const {
+  // `count` finished pixels of the tile, from `first` on: a panel of result channels from m on.
+  void store(const Result& r, int64_t first, int64_t count, const T* c, int64_t vectors, int64_t m,
+             const T* bias) const {
     const int64_t width = vectors * L;
     if constexpr (G) {
       for (int64_t v = 0; v < vectors; ++v) {
-        store_lanes(r, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups, bias + v * L);
+        store_lanes(r, first, count, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups, bias + v * L);
       }
     } else if (gemm.result_taps() > 1) {
       store_taps(r, c, width, m, min64(width, gemm.m - m));
     } else {
-      store_lanes(r, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), bias);
+      store_lanes(r, first, count, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), bias);
     }
   }
 
@@ -218,19 +276,21 @@ struct ConvCall {
   }
 
   // Lane l of the panel is result channel `channel` + l * channel_step.
-  void store_lanes(const Result& r, const T* c, int64_t width, int64_t channel, int64_t channel_step, int64_t lanes,
-                   const T* bias) const {
+  void store_lanes(const Result& r, int64_t first, int64_t count, const T* c, int64_t width, int64_t channel,
+                   int64_t channel_step, int64_t lanes, const T* bias) const {
     // Rows that continue one another are stored as one run.
     const bool join_rows = r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols;
     const int64_t run = join_rows ? r.rows * r.cols : r.cols, runs = join_rows ? 1 : r.rows;
     S* const destination = static_cast<S*>(gemm.destination) + channel * gemm.destination_m +
                            r.image0 * gemm.destination_n + r.row0 * gemm.destination_row +
                            r.col0 * gemm.destination_col;
-    for (int64_t n = 0; n < r.images; ++n) {
-      for (int64_t y = 0; y < runs; ++y, c += run * width) {
-        store_tile<S, T>(c, width, run, lanes, bias, destination + n * gemm.destination_n + y * gemm.destination_row,
-                         gemm.destination_col, channel_step * gemm.destination_m);
-      }
+    for (int64_t x = first, end = first + count; x < end;) {
+      const int64_t at = x / run, n = at / runs, y = at % runs, begin = x - at * run, now = min64(run - begin, end - x);
+      store_tile<S, T>(c, width, now, lanes, bias,
+                       destination + n * gemm.destination_n + y * gemm.destination_row + begin * gemm.destination_col,
+                       gemm.destination_col, channel_step * gemm.destination_m);
+      c += now * width;
+      x += now;
     }
   }
 };

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "blocking.h"
 #include "conv2d_cpu.h"
@@ -11,15 +13,19 @@ namespace conv2d_ext::cpu {
 // One table for each instruction set; a null engine means "not compiled into this build".
 struct Engine {
   const char* isa;
+  const char* kernels;  // the instruction set that its kernels are compiled for: its own, or one that it includes
   void (*conv)(DType, const ConvGemm&, const Executor&);
   void (*grad_weight)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView, const Executor&);
   void (*grad_bias)(int64_t, int64_t, int64_t, int64_t, DType, ConstTensorView, void*, const Executor&);
   VectorShape (*vector_shape)(DType);
-  int rows;  // MR
+  int (*rows)(int64_t vectors);  // MR, of the micro-kernels that many vectors wide
+  // What bfloat16 problems that take pairs (takes_pairs) go to: an engine with `conv` alone. Or nullptr.
+  const Engine* pairs;
 };
 const Engine* portable_engine();
 const Engine* avx2_engine();
 const Engine* avx512_engine();
+const Engine* avx512_bf16_engine();
 
 // This thread's scratch memory, at least `bytes` large, on a 64-byte border. It is kept for the thread's life, so that
 // calls of varying shapes don't churn the heap, and is at most 4 MiB: see blocking.cpp's limits.

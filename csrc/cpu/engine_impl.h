@@ -90,6 +90,8 @@ inline void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_
 }
 inline VectorShape shape_of(DType dtype) { CONV2D_DISPATCH(dtype, vector_shape<ComputeType<S>>()) }
 
-constexpr Engine kEngine{kIsaName, conv, grad_weight, grad_bias, shape_of, kMR};
+inline int rows_of(int64_t) { return kMR; }
+
+constexpr Engine kEngine{kIsaName, kIsaName, conv, grad_weight, grad_bias, shape_of, rows_of, nullptr};
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -11,21 +11,23 @@ template <class T>
 CONV2D_INLINE void store_as_partial(T* p, typename Vec<T>::reg v, int n) {
   Vec<T>::store_partial(p, v, n);
 }
+#if defined(CONV2D_HAS_NATIVE_VEC)
+CONV2D_INLINE void store_as(BFloat16* p, Vec<float>::reg v) { narrow(p, v); }
+CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { narrow(p, v); }
+CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
+CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
+#else
 template <class S>
 CONV2D_INLINE void store_narrowed(S* p, Vec<float>::reg v, int n) {
   float values[Vec<float>::kLanes];
   Vec<float>::store(values, v);
   for (int i = 0; i < n; ++i) p[i] = Narrow<S>::from(values[i]);
 }
-#if defined(CONV2D_HAS_NATIVE_VEC)
-CONV2D_INLINE void store_as(BFloat16* p, Vec<float>::reg v) { narrow(p, v); }
-CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { narrow(p, v); }
-#else
 CONV2D_INLINE void store_as(BFloat16* p, Vec<float>::reg v) { store_narrowed(p, v, Vec<float>::kLanes); }
 CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { store_narrowed(p, v, Vec<float>::kLanes); }
-#endif
 CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
 CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
+#endif
 
 // dst[x * x_step + m * m_step] = c[x * c_pitch + m] + bias[m] for x < count, m < channels.
 // `bias`: whole vectors, in the panel's form. Sums start from +0 and adding +0 changes no bit of them, so "no bias" is

@@ -29,12 +29,20 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 constexpr int kMR = 6;
 
+// Rows of a micro-kernel. The dot products of pairs have a latency of 6 cycles (Zen 5), not 4: two units want 12
+// chains, which narrow panels reach with more rows, up to where their pointers fill the general registers.
+template <class T, int NV>
+constexpr int kRows = kTakesPairs<T> ? (NV >= 4   ? kMR
+                                        : NV == 3 ? 8
+                                                  : 9)
+                                     : kMR;
+
 template <class T>
 struct GemmOperands {
   int64_t depth, chain;
-  const T* a;
+  const Operand<T>* a;
   int64_t a_pitch;
-  const T* b;
+  const Operand<T>* b;
   const int64_t* j_offset;
   const int64_t* k_offset;
   const T* start;
@@ -47,14 +55,14 @@ template <class T, int MR, int NV, bool kLanesAreGroups>
 void gemm_ukernel(const GemmOperands<T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
-  const T* bj[MR];
-#pragma GCC unroll 8
+  const Operand<T>* bj[MR];
+#pragma GCC unroll 16
   for (int j = 0; j < MR; ++j) {
     bj[j] = operands.b + operands.j_offset[j];
     // Kept as a pointer: folded back into b + j_offset[j], each broadcast would cost an address computation more.
     __asm__("" : "+r"(bj[j]));
   }
-  const T* a = operands.a;
+  const Operand<T>* a = operands.a;
   const int64_t* k_offset = operands.k_offset;
   const int64_t* const k_end = k_offset + operands.depth;
   bool accumulate = operands.accumulate;
@@ -62,7 +70,7 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
   while (k_offset != k_end) {
     const int64_t* const chain_end = k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end;
     reg acc[MR][NV];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int j = 0; j < MR; ++j) {
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) acc[j][v] = V::load(operands.start + v * V::kLanes);
@@ -73,7 +81,7 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
       reg av[NV];
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) av[v] = V::load(a + v * V::kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int j = 0; j < MR; ++j) {
         const reg bv = kLanesAreGroups ? V::load(bj[j] + offset) : V::broadcast(bj[j] + offset);
 #pragma GCC unroll 4
@@ -83,13 +91,13 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
 
     T* c = operands.c;
     if (accumulate) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int j = 0; j < MR; ++j, c += operands.c_pitch) {
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) V::store(c + v * V::kLanes, V::add(V::load(c + v * V::kLanes), acc[j][v]));
       }
     } else {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int j = 0; j < MR; ++j, c += operands.c_pitch) {
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) V::store(c + v * V::kLanes, acc[j][v]);
@@ -103,33 +111,43 @@ template <class T>
 using GemmUkernel = void (*)(const GemmOperands<T>&);
 
 // The micro-kernels of one panel width, by rows - 1.
-template <class T, int NV, bool G>
-struct UkernelRow {
-  static constexpr GemmUkernel<T> by_rows[kMR] = {gemm_ukernel<T, 1, NV, G>, gemm_ukernel<T, 2, NV, G>,
-                                                  gemm_ukernel<T, 3, NV, G>, gemm_ukernel<T, 4, NV, G>,
-                                                  gemm_ukernel<T, 5, NV, G>, gemm_ukernel<T, 6, NV, G>};
+template <class T, int NV, bool G, class Rows>
+struct UkernelRow;
+template <class T, int NV, bool G, int... kRow>
+struct UkernelRow<T, NV, G, std::integer_sequence<int, kRow...>> {
+  static constexpr GemmUkernel<T> by_rows[] = {gemm_ukernel<T, kRow + 1, NV, G>...};
 };
+template <class T>
+struct Ukernels {
+  const GemmUkernel<T>* by_rows;
+  int rows;
+};
+template <class T, int NV, bool G>
+CONV2D_INLINE Ukernels<T> ukernels_of() {
+  constexpr int rows = kRows<T, NV>;
+  return {UkernelRow<T, NV, G, std::make_integer_sequence<int, rows>>::by_rows, rows};
+}
 template <class T, bool G>
-CONV2D_INLINE const GemmUkernel<T>* ukernels_for(int64_t vectors) {
+CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors) {
   constexpr int max = Vec<T>::kMaxVectors;
   if constexpr (max >= 4) {
-    if (vectors == 4) return UkernelRow<T, 4, G>::by_rows;
-    if (vectors == 3) return UkernelRow<T, 3, G>::by_rows;
+    if (vectors == 4) return ukernels_of<T, 4, G>();
+    if (vectors == 3) return ukernels_of<T, 3, G>();
   }
   if constexpr (max >= 2) {
-    if (vectors == 2) return UkernelRow<T, 2, G>::by_rows;
+    if (vectors == 2) return ukernels_of<T, 2, G>();
   }
-  return UkernelRow<T, 1, G>::by_rows;
+  return ukernels_of<T, 1, G>();
 }
 
-// C (rows x NR) for any number of rows, kMR at a time.
+// C (rows x NR) for any number of rows, as many at a time as the micro-kernel takes.
 template <bool G, class T>
 CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, GemmOperands<T> operands) {
-  const GemmUkernel<T>* const by_rows = ukernels_for<T, G>(vectors);
-  for (int64_t row = 0; row < rows; row += kMR) {
-    by_rows[min64(rows - row, kMR) - 1](operands);
-    operands.j_offset += kMR;
-    operands.c += kMR * operands.c_pitch;
+  const Ukernels<T> ukernels = ukernels_for<T, G>(vectors);
+  for (int64_t row = 0; row < rows; row += ukernels.rows) {
+    ukernels.by_rows[min64(rows - row, ukernels.rows) - 1](operands);
+    operands.j_offset += ukernels.rows;
+    operands.c += ukernels.rows * operands.c_pitch;
   }
 }
 

@@ -11,6 +11,10 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 };
+// Two bfloat16 numbers that one instruction multiplies and adds together; the first is the low half.
+struct BFloat16Pair {
+  uint32_t bits;
+};
 template <class R>
 struct Complex {
   R re, im;

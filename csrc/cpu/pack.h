@@ -150,6 +150,7 @@ struct Source {
   int64_t image, channel, row, col;
   int64_t height, width;
   int64_t group, lanes;  // kLanes: the distance between groups, and how many there are
+  bool lone = false;     // pairs of channels: the last one has no second
 };
 
 inline Patch lay_out_patch(PatchOrder order, const PatchAxis& rows, const PatchAxis& cols, int64_t images,
@@ -179,6 +180,24 @@ inline RunBounds clip_run(int64_t first, int64_t step, int64_t length, int64_t e
   return {low, max64(low, high)};
 }
 
+// `count` pixels of a patch's row from source pixels `step` apart: of one plane, or of all channels where they are
+// inner.
+template <class S, class T>
+CONV2D_INLINE void copy_pixels(const Patch& patch, const Source<S>& source, int64_t, const S* src, int64_t step,
+                               int64_t count, T* dst, bool conj) {
+  if (patch.order == PatchOrder::kPlanar) {
+    copy_run(src, step, count, dst, conj);
+  } else if (patch.order == PatchOrder::kLanes) {
+    pack_lanes(src, source.group, step, source.lanes, count, dst, patch.col_pitch, patch.col_pitch, conj);
+  } else if (step == patch.channels && source.channel == 1) {
+    copy_run(src, 1, count * patch.channels, dst, conj);
+  } else {
+    for (int64_t x = 0; x < count; ++x) {
+      copy_run(src + x * step, source.channel, patch.channels, dst + x * patch.channels, conj);
+    }
+  }
+}
+
 template <class S, class T>
 void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) {
   const PatchAxis &rows = patch.rows, &cols = patch.cols;
@@ -206,17 +225,7 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
             const S* const s = src_row + (first + in.low * cols.run_step) * source.col;
             const int64_t step = cols.run_step * source.col, count = in.high - in.low;
             d += in.low * patch.col_pitch;
-            if (patch.order == PatchOrder::kPlanar) {
-              copy_run(s, step, count, d, conj);
-            } else if (patch.order == PatchOrder::kLanes) {
-              pack_lanes(s, source.group, step, source.lanes, count, d, patch.col_pitch, patch.col_pitch, conj);
-            } else if (step == patch.channels && source.channel == 1) {
-              copy_run(s, 1, count * patch.channels, d, conj);
-            } else {
-              for (int64_t x = 0; x < count; ++x) {
-                copy_run(s + x * step, source.channel, patch.channels, d + x * patch.channels, conj);
-              }
-            }
+            copy_pixels(patch, source, plane, s, step, count, d, conj);
           }
         }
       }

@@ -94,5 +94,12 @@ CONV2D_INLINE void narrow(BFloat16* p, __m256 v) {
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
+// The first n lanes.
+template <class S>
+CONV2D_INLINE void narrow_partial(S* p, __m256 v, int n) {
+  S lanes[8];
+  narrow(lanes, v);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,9 +1,19 @@
 // Vectors of AVX-512 (F, BW, DQ, VL). What a Vec<T> is: see vec_portable.h.
+//
+// With CONV2D_BFLOAT16_PAIRS they are those of AVX512_BF16: an operand of float32 sums is a pair of bfloat16, and
+//   fma(a, b, c)  =  a.first * b.first + (a.second * b.second + c),
+// two fused multiply-adds one after the other, each rounded to nearest even, with denormal numbers (operands,
+// intermediate and final sums) taken as zeros whatever the thread's setting. That is Intel's definition of VDPBF16PS;
+// Zen 5 was seen to follow it to the bit.
 #pragma once
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
+#if defined(CONV2D_BFLOAT16_PAIRS)
+constexpr const char* kIsaName = "avx512_bf16";
+#else
 constexpr const char* kIsaName = "avx512";
+#endif
 constexpr bool kFusedMultiplyAdd = true;
 
 template <class T>
@@ -19,7 +29,18 @@ struct Vec<float> {
   static CONV2D_INLINE void store(float* p, reg v) { _mm512_storeu_ps(p, v); }
   static CONV2D_INLINE reg broadcast(const float* p) { return _mm512_set1_ps(*p); }
   static CONV2D_INLINE reg add(reg a, reg b) { return _mm512_add_ps(a, b); }
+#if defined(CONV2D_BFLOAT16_PAIRS)
+  // Pairs travel in registers of the same width; nothing computes with their bits as float32.
+  static CONV2D_INLINE reg load(const BFloat16Pair* p) { return _mm512_loadu_ps(p); }
+  static CONV2D_INLINE reg broadcast(const BFloat16Pair* p) {
+    int bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
+  }
+  static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_dpbf16_ps(c, __m512bh(a), __m512bh(b)); }
+#else
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
+#endif
   static CONV2D_INLINE __mmask16 mask(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
   static CONV2D_INLINE reg load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
   static CONV2D_INLINE void store_partial(float* p, reg v, int n) { _mm512_mask_storeu_ps(p, mask(n), v); }
@@ -95,14 +116,28 @@ CONV2D_INLINE __m512 widen(const Float16* p) {
 CONV2D_INLINE void narrow(Float16* p, __m512 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
-CONV2D_INLINE void narrow(BFloat16* p, __m512 v) {
-  // Not _mm512_cvtneps_pbh: it flushes denormals, and needs AVX512_BF16.
+CONV2D_INLINE __m256i narrow_to_bfloat16(__m512 v) {
+#if defined(CONV2D_BFLOAT16_PAIRS)
+  // The instruction would flush denormal numbers.
+  constexpr int kDenormal = 0x20;
+  if (__builtin_expect(_mm512_fpclass_ps_mask(v, kDenormal) == 0, 1)) return __m256i(_mm512_cvtneps_pbh(v));
+#endif
   const __m512i bits = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
   const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
+}
+CONV2D_INLINE void narrow(BFloat16* p, __m512 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_to_bfloat16(v));
+}
+// The first n lanes.
+CONV2D_INLINE void narrow_partial(BFloat16* p, __m512 v, int n) {
+  _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), narrow_to_bfloat16(v));
+}
+CONV2D_INLINE void narrow_partial(Float16* p, __m512 v, int n) {
+  _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

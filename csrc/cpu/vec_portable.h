@@ -13,6 +13,22 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
+// What the elements of packed panels and patches are: T itself, or (where a step of k takes two products) a pair.
+template <class T>
+struct OperandOf {
+  using type = T;
+};
+#if defined(CONV2D_BFLOAT16_PAIRS)
+template <>
+struct OperandOf<float> {
+  using type = BFloat16Pair;
+};
+#endif
+template <class T>
+using Operand = typename OperandOf<T>::type;
+template <class T>
+constexpr bool kTakesPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
+
 #if !defined(CONV2D_HAS_NATIVE_VEC)
 constexpr const char* kIsaName = "portable";
 #if defined(__ARM_FEATURE_FMA)
