@@ -192,7 +192,7 @@ struct ConvCall {
 };
 
 template <class S>
-void run_conv(const ConvGemm& gemm, const Executor& executor) {
+void run_gemm(const ConvGemm& gemm, const Executor& executor) {
   using T = ComputeType<S>;
   if (lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector_shape<T>())) {
     ConvCall<S, T, true> call(gemm, executor.num_threads);

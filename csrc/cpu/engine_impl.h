@@ -4,6 +4,7 @@
 #include "pack.h"
 #include "epilogue.h"
 #include "conv_driver.h"
+#include "depthwise_driver.h"
 #include "grad_weight_driver.h"
 #include "grad_bias.h"
 
@@ -54,6 +55,20 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
       return call;                   \
     }                                \
   }
+
+// The driver for a ConvGemm. Which one it is changes no bit.
+template <class S>
+void run_conv(const ConvGemm& gemm, const Executor& executor) {
+  using T = ComputeType<S>;
+  if constexpr (kHasTranspose<T>) {
+    if (is_depthwise_inner(gemm, vector_shape<T>())) {
+      DepthwiseCall<S, T> call(gemm, executor.num_threads);
+      run_items(executor, call.tiling.items(), &call, &DepthwiseCall<S, T>::run);
+      return;
+    }
+  }
+  run_gemm<S>(gemm, executor);
+}
 
 inline void conv(DType dtype, const ConvGemm& gemm, const Executor& executor) {
   CONV2D_DISPATCH(dtype, run_conv<S>(gemm, executor))

@@ -1,0 +1,34 @@
+// Depthwise problems whose channels are innermost in source and destination: which ones they are, and their tiles.
+// The driver is depthwise_driver.h.
+#pragma once
+
+#include "blocking.h"
+
+namespace conv2d_ext::cpu {
+
+// Pixels that the widest micro-kernel of the driver takes: widths of 7 * 2^n are common, and 7 accumulators leave
+// AVX2's 16 registers room for the weights of a row of 7 taps.
+constexpr int kDepthwisePixels = 7;
+
+// Whether the depthwise driver takes the problem: one channel in and one out of each group, groups one element apart
+// on both sides and at least a vector of them, and all taps in one segment.
+bool is_depthwise_inner(const ConvGemm& gemm, const VectorShape& vector);
+
+struct DepthwiseTiling {
+  int64_t block_vectors;  // whole vectors of groups in a block; the last block takes what is left, too
+  int64_t blocks;
+  int64_t tile_images, tile_rows, tile_cols;
+  int64_t tiles_n, tiles_h, tiles_w;
+  int64_t patch_elements;
+  int64_t pixels() const { return tile_rows * tile_cols; }  // that are computed at a time: one image's
+  int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
+  int64_t items() const { return tiles() * blocks; }
+};
+DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads);
+
+struct DepthwiseScratch {
+  int64_t position_offsets, tap_offsets, start, bias, weights, c_tile, patch, bytes;
+};
+DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& gemm, const VectorShape& vector);
+
+}  // namespace conv2d_ext::cpu
