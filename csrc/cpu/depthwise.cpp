@@ -78,7 +78,8 @@ DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& 
   s.start = take(block);
   s.bias = take(block);
   s.weights = take(gemm.taps() * block);
-  s.c_tile = take(tiling.pixels() * vector.lanes * vector.element_size);
+  // One vector of all pixels, or all vectors of a row's.
+  s.c_tile = take(max64(tiling.pixels() * vector.lanes * vector.element_size, tiling.tile_cols * block));
   s.patch = take(tiling.patch_elements * vector.element_size);
   s.bytes = bytes;
   return s;

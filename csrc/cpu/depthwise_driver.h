@@ -21,16 +21,19 @@ struct DepthwiseView {
   int64_t position_row, position_col, tap_row, tap_col;
 };
 
-// A micro-kernel's operands: MR neighbouring pixels of one vector of groups.
+// A micro-kernel's operands: `blocks` blocks of MR neighbouring pixels, in all vectors of a block of groups.
 template <class T>
 struct DepthwiseOperands {
-  const T* source;  // the first pixel's first tap
-  int64_t tap_row, tap_col;
+  const T* source;  // the first pixel's first tap, the first group
+  int64_t position, tap_row, tap_col;
   int64_t taps_h;
-  const T* weights;       // [i][j][lane]
-  const T *start, *bias;  // added first and last
+  const T* weights;       // [vector][i][j][lane]
+  const T *start, *bias;  // [vector][lane], added first and last
+  int64_t vectors;
+  int64_t last_lane;  // of the first group of the last vector; the others are whole vectors from zero on
   T* dst;
   int64_t dst_step;
+  int64_t blocks;
 };
 
 // The micro-kernel family depthwise_ukernel_<dtype>_<MR>x<KW>s<STEP>__<isa>: rows of KW taps, positions STEP taps
@@ -43,35 +46,49 @@ template <class T, int MR, int KW, int STEP>
 void depthwise_ukernel(const DepthwiseOperands<T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
-  reg acc[MR];
+  const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col, dst_step = operands.dst_step;
+  const int64_t depth = operands.taps_h * KW * V::kLanes, last = operands.vectors - 1;
+  const T* block_source = operands.source;
+  T* block_dst = operands.dst;
+  for (int64_t block = operands.blocks; block > 0; --block) {
+    const T* weights = operands.weights;
+    for (int64_t v = 0; v <= last; ++v) {
+      const int64_t lane = v < last ? v * V::kLanes : operands.last_lane;
+      reg acc[MR];
 #pragma GCC unroll 8
-  for (int q = 0; q < MR; ++q) acc[q] = V::load(operands.start);
-  const T* row = operands.source;
-  const T* weights = operands.weights;
-  const T* const weights_end = weights + operands.taps_h * KW * V::kLanes;
-  for (const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col; weights != weights_end;
-       row += tap_row, weights += KW * V::kLanes) {
-    reg w[KW];
+      for (int q = 0; q < MR; ++q) acc[q] = V::load(operands.start + v * V::kLanes);
+      const T* row = block_source + lane;
+      for (const T* const weights_end = weights + depth; weights != weights_end;
+           row += tap_row, weights += KW * V::kLanes) {
+        reg w[KW];
 #pragma GCC unroll 8
-    for (int j = 0; j < KW; ++j) w[j] = V::load(weights + j * V::kLanes);
-    const T* column = row;
+        for (int j = 0; j < KW; ++j) w[j] = V::load(weights + j * V::kLanes);
+        const T* column = row;
 #pragma GCC unroll 32
-    for (int x = 0; x < (MR - 1) * STEP + KW; ++x) {
-      const reg s = V::load(column);
+        for (int x = 0; x < (MR - 1) * STEP + KW; ++x) {
+          reg s = V::load(column);
+#if defined(CONV2D_HAS_NATIVE_VEC)
+          // Loaded once: compilers would rather make the load a part of each multiply-add.
+          __asm__("" : "+v"(s));
+#endif
 #pragma GCC unroll 8
-      for (int j = 0; j < KW; ++j) {
-        const int q = (x - j) / STEP;
-        if (x >= j && q * STEP == x - j && q < MR) acc[q] = V::fma(w[j], s, acc[q]);
+          for (int j = 0; j < KW; ++j) {
+            const int q = (x - j) / STEP;
+            if (x >= j && q * STEP == x - j && q < MR) acc[q] = V::fma(w[j], s, acc[q]);
+          }
+          column += tap_col;
+          // Kept as one pointer that advances: as many multiples of tap_col would not fit the registers.
+          __asm__("" : "+r"(column));
+        }
       }
-      column += tap_col;
-      // Kept as one pointer that advances: as many multiples of tap_col would not fit the registers.
-      __asm__("" : "+r"(column));
-    }
-  }
-  const reg bias = V::load(operands.bias);
-  T* dst = operands.dst;
+      const reg bias = V::load(operands.bias + v * V::kLanes);
+      T* dst = block_dst + lane;
 #pragma GCC unroll 8
-  for (int q = 0; q < MR; ++q, dst += operands.dst_step) V::store(dst, V::add(acc[q], bias));
+      for (int q = 0; q < MR; ++q, dst += dst_step) V::store(dst, V::add(acc[q], bias));
+    }
+    block_source += MR * operands.position;
+    block_dst += MR * dst_step;
+  }
 }
 
 template <class T>
@@ -196,7 +213,7 @@ struct DepthwiseCall {
     const Rectangle inner{row_low, row_high - row_low, col_low, col_high - col_low};
     for (int64_t n = image0, end = min64(image0 + tiling.tile_images, gemm.batch); n < end; ++n) {
       // Strips of the border cost a patch each; where they are most of the tile, one patch is cheaper.
-      if (!kInPlace || 2 * inner.area() < whole.area()) {
+      if (!kInPlace || 4 * inner.area() < 3 * whole.area()) {
         compute_packed(block, n, whole);
         continue;
       }
@@ -268,48 +285,56 @@ struct DepthwiseCall {
       compute_by_table(block, r, view, dst);
       return;
     }
-    const auto pixels = [&](DepthwiseUkernel<T> ukernel, int64_t row, int64_t col, int64_t count) {
-      // Where taps run against the positions, so do the pixels, from the last one on.
-      const int64_t first = tap_col < 0 ? col + count - 1 : col;
-      const T* const source = view.data + row * view.position_row + first * view.position_col;
-      S* const d = dst + row * gemm.destination_row + first * gemm.destination_col;
-      const int64_t dst_step = tap_col < 0 ? -gemm.destination_col : gemm.destination_col;
-      for (int64_t v = 0; v < block.vectors(); ++v) {
-        const int64_t lane = block.lane(v);
-        DepthwiseOperands<T> operands{source + lane,
-                                      view.tap_row,
-                                      tap_col,
-                                      gemm.taps_h,
-                                      block.weights + v * gemm.taps() * L,
-                                      block.start + v * L,
-                                      block.bias + v * L,
-                                      nullptr,
-                                      0};
-        if constexpr (kInPlace) {
-          operands.dst = d + lane;
-          operands.dst_step = dst_step;
-          ukernel(operands);
-        } else {
-          operands.dst = block.c_tile;
-          operands.dst_step = L;
-          ukernel(operands);
-          for (int64_t q = 0; q < count; ++q) store_as(d + lane + q * dst_step, Vec<T>::load(block.c_tile + q * L));
+    // Where taps run against the positions, so do the pixels, from the last one on.
+    const bool backwards = tap_col < 0;
+    const int64_t position = backwards ? -view.position_col : view.position_col;
+    const int64_t dst_step = backwards ? -gemm.destination_col : gemm.destination_col;
+    const int64_t last_lane = block.lane(block.vectors() - 1);
+    const auto pixels = [&](DepthwiseUkernel<T> ukernel, int64_t width, int64_t row, int64_t at, int64_t blocks) {
+      const int64_t col = backwards ? r.cols - 1 - at : at;
+      DepthwiseOperands<T> operands{view.data + row * view.position_row + col * view.position_col,
+                                    position,
+                                    view.tap_row,
+                                    tap_col,
+                                    gemm.taps_h,
+                                    block.weights,
+                                    block.start,
+                                    block.bias,
+                                    block.vectors(),
+                                    last_lane,
+                                    nullptr,
+                                    0,
+                                    blocks};
+      S* const d = dst + row * gemm.destination_row + col * gemm.destination_col;
+      if constexpr (kInPlace) {
+        operands.dst = d;
+        operands.dst_step = dst_step;
+        ukernel(operands);
+      } else {
+        const int64_t count = width * blocks;
+        operands.dst = block.c_tile;
+        operands.dst_step = block.groups;
+        ukernel(operands);
+        for (int64_t q = 0; q < count; ++q) {
+          for (int64_t v = 0; v < block.vectors(); ++v) {
+            const int64_t lane = block.lane(v);
+            store_as(d + q * dst_step + lane, Vec<T>::load(block.c_tile + q * block.groups + lane));
+          }
         }
       }
     };
     // What seven or four don't divide overlaps the pixels before: computed twice, to the same bits.
     constexpr int64_t kSeven = kDepthwisePixels;
+    const int64_t sevens = r.cols / kSeven, left = r.cols % kSeven;
     for (int64_t row = 0; row < r.rows; ++row) {
-      int64_t col = 0;
-      for (; col + kSeven <= r.cols; col += kSeven) pixels(ukernels->by_seven, row, col, kSeven);
-      const int64_t left = r.cols - col;
-      if (left > 4 && col > 0) {
-        pixels(ukernels->by_seven, row, r.cols - kSeven, kSeven);
+      if (sevens > 0) pixels(ukernels->by_seven, kSeven, row, 0, sevens);
+      if (left > 4 && sevens > 0) {
+        pixels(ukernels->by_seven, kSeven, row, r.cols - kSeven, 1);
       } else if (left > 1 && r.cols >= 4) {
-        if (left > 4) pixels(ukernels->by_four, row, col, 4);
-        pixels(ukernels->by_four, row, r.cols - 4, 4);
-      } else {
-        for (; col < r.cols; ++col) pixels(ukernels->one, row, col, 1);
+        if (left > 4) pixels(ukernels->by_four, 4, row, 0, 1);
+        pixels(ukernels->by_four, 4, row, r.cols - 4, 1);
+      } else if (left > 0) {
+        pixels(ukernels->one, 1, row, r.cols - left, left);
       }
     }
   }
