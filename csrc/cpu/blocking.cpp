@@ -180,11 +180,17 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
 
   // Result channels: all of them in one work item while the C tile fits, fewer where threads would idle.
   t.one_block = gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
+  // The number of result channels of a group that interleave.h takes; a power of two cuts into panels of one width.
+  t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 && gemm.m >= 2 &&
+                  gemm.m <= 16 && (gemm.m & (gemm.m - 1)) == 0 && vector.interleaves;
+  if (t.interleaved) t.one_block = false;
   const int64_t fit_vectors =
       t.one_block ? vectors : max64(vector.max_vectors, kTileBytes / (t.pixels() * vector.lanes * vector.element_size));
   int64_t chunks = div_up(vectors, fit_vectors);
   const int64_t tiles = t.tiles() * groups;
-  if (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0) {
+  if (t.interleaved) {
+    chunks = 1;
+  } else if (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0) {
     // Rounds of the threads over the items, weighted by an item's share, decide between a few finer cuts.
     double best_cost = 1e300;
     int64_t best = chunks;

@@ -99,7 +99,8 @@ struct ConvTiling {
   int64_t block_channels;           // channels whose patch lies in scratch together (whole segments)
   int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
   int64_t patch_elements;           // scratch for the patch
-  bool one_block;                   // the whole of K passes in one block of channels
+  bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
+  bool interleaved;                 // lanes are groups, and all result channels of them are stored together
   int64_t pixels() const { return tile_images * tile_rows * tile_cols; }
   int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
 };
@@ -107,6 +108,7 @@ struct VectorShape {
   int64_t lanes;         // result channels in a vector
   int64_t max_vectors;   // vectors in the widest panel
   int64_t element_size;  // bytes of the compute type
+  bool interleaves;      // has interleave.h's stores
   ChainLimits limits;
 };
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,

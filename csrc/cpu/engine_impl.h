@@ -3,6 +3,7 @@
 #include "gemm_ukernel.h"
 #include "pack.h"
 #include "epilogue.h"
+#include "interleave.h"
 #include "conv_driver.h"
 #include "depthwise_driver.h"
 #include "grad_weight_driver.h"

@@ -121,6 +121,13 @@ struct GradWeightCall {
           for (int64_t r = 0; r < runs; ++r, dst += run * width) {
             const S* const s = source + n * go[0] + r * go[2];
             if constexpr (G) {
+              if constexpr (kHasTranspose<T>) {
+                if (go[1] == 1 && can_interleave(problem.out_channels_per_group())) {
+                  load_interleaved(problem.out_channels_per_group(), s - (t.m0 + m), go[3], run, t.groups, t.m0 + m,
+                                   vectors, dst, width, L);
+                  continue;
+                }
+              }
               for (int64_t v = 0; v < vectors; ++v) {
                 pack_lanes(s + v * go[1], problem.out_channels_per_group() * go[1], go[3], t.groups, run, dst + v * L,
                            width, L, false);
