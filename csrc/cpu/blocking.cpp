@@ -17,6 +17,8 @@ constexpr int64_t kTileBytes = 1024 * 1024;
 constexpr int64_t kWeightTileBytes = 512 * 1024;
 constexpr int64_t kWeightTileColumns = 72;
 constexpr int64_t kPartialBytes = 1024 * 1024;
+// Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
+constexpr int64_t kInnerGroupsBytes = 256;
 
 // `whole` cut into near-equal pieces of at most about `target`: the size of a piece.
 int64_t even_piece(int64_t whole, int64_t target) {
@@ -211,10 +213,20 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
 }
 
 WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
-                              bool lanes_are_groups, int num_threads) {
+                              WeightLanes lanes, int num_threads) {
   WeightTiling t{};
-  const int64_t patch_lanes = lanes_are_groups ? vector.lanes : 1;
-  const int64_t groups = div_up(problem.groups, patch_lanes);
+  const bool lanes_are_groups = lanes != WeightLanes::kChannels;
+  int64_t patch_lanes = lanes_are_groups ? vector.lanes : 1;
+  int64_t groups = div_up(problem.groups, patch_lanes);
+  if (lanes == WeightLanes::kInnerGroups) {
+    // The rest of the groups overlaps the last whole vector. A few vectors together read whole cache lines.
+    const int64_t whole = problem.groups / vector.lanes;
+    const int64_t most = max64(1, kInnerGroupsBytes / (vector.lanes * vector.element_size));
+    t.group_vectors = even_piece(whole, min64(most, max64(1, whole / num_threads)));
+    groups = div_up(whole, t.group_vectors);
+    patch_lanes = (t.group_vectors + 1) * vector.lanes;
+  }
+  t.group_blocks = groups;
   const int64_t vectors = div_up(problem.out_channels_per_group(), lanes_are_groups ? 1 : vector.lanes);
   const int64_t channels = problem.in_channels_per_group();
 
@@ -265,7 +277,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   // Still too few: chunks of pixels in parallel, as many as fit the workspace.
   t.slots = 1;
   if (items() < num_threads && pixels.chunks() > 1) {
-    const int64_t partial = t.chunk_vectors * vector.lanes * t.max_elements() * vector.element_size * items();
+    const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * items();
     t.slots =
         min64(pixels.chunks(), max64(div_up(num_threads, items()), num_threads * kPartialBytes / max64(partial, 1)));
   }

@@ -124,13 +124,18 @@ struct WeightTiling {
   int64_t block_channels, tap_rows, tap_cols;
   int64_t blocks_c, blocks_h, blocks_w;
   int64_t patch_elements;
+  // Where lanes are groups: vectors of groups in an item (the last item's last one may take fewer groups), and items.
+  int64_t group_vectors, group_blocks;
   int64_t slots;  // chunks of pixels summed in parallel, each into a partial of its own; 1: one after the other
   int64_t max_elements() const { return block_channels * tap_rows * tap_cols; }
   int64_t tiles() const { return chunks_m * blocks_c * blocks_h * blocks_w; }
-  int64_t tile_size(int64_t lanes) const { return chunk_vectors * lanes * max_elements(); }
+  int64_t tile_size(int64_t lanes) const {
+    return chunk_vectors * lanes * max_elements() * (group_vectors > 0 ? group_vectors + 1 : 1);
+  }
 };
+enum class WeightLanes { kChannels, kGroups, kInnerGroups };  // the last: is_depthwise_inner of depthwise.h
 WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
-                              bool lanes_are_groups, int num_threads);
+                              WeightLanes lanes, int num_threads);
 
 // How many vectors each panel of a chunk takes: near-equal, at most max_vectors.
 struct Panels {

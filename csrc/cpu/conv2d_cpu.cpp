@@ -380,7 +380,8 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     const VectorShape vector = engine().vector_shape(dtype);
     const bool over_groups = lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
     const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
-    const WeightTiling t = tile_grad_weight(p, pixels, vector, over_groups, num_threads);
+    const WeightTiling t =
+        tile_grad_weight(p, pixels, vector, over_groups ? WeightLanes::kGroups : WeightLanes::kChannels, num_threads);
     name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
     e.gemm_m = p.out_channels_per_group();
     e.gemm_n = p.gemm_k();
@@ -391,7 +392,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     e.tile_cols = pixels.cols;
     e.k_segments = count_chains(pixels, p);
     e.k_segment_length = pixels.chain;
-    const int64_t owners = t.tiles() * div_up(p.groups, over_groups ? vector.lanes : 1);
+    const int64_t owners = t.tiles() * t.group_blocks;
     e.work_items = owners * t.slots;
     e.workspace_bytes_per_thread = lay_out_scratch(t, pixels, vector).bytes;
     if (t.slots > 1) {

@@ -30,6 +30,13 @@ bool is_depthwise_inner(const ConvGemm& gemm, const VectorShape& vector) {
          gemm.source_w > 0;
 }
 
+bool is_depthwise_inner(const Conv2dProblem& problem, const int64_t* input, const int64_t* grad_output,
+                        const VectorShape& vector) {
+  return problem.out_channels_per_group() == 1 && problem.in_channels_per_group() == 1 &&
+         problem.groups >= vector.lanes && vector.lanes > 1 && input[1] == 1 && grad_output[1] == 1 &&
+         problem.taps() <= kMaxSegment && problem.in_h > 0 && problem.in_w > 0;
+}
+
 DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads) {
   DepthwiseTiling t{};
   const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them

@@ -14,6 +14,10 @@ constexpr int kDepthwisePixels = 7;
 // on both sides and at least a vector of them, and all taps in one segment.
 bool is_depthwise_inner(const ConvGemm& gemm, const VectorShape& vector);
 
+// The same for grad_weight, with the strides of input and grad_output.
+bool is_depthwise_inner(const Conv2dProblem& problem, const int64_t* input, const int64_t* grad_output,
+                        const VectorShape& vector);
+
 struct DepthwiseTiling {
   int64_t block_vectors;  // whole vectors of groups in a block; the last block takes what is left, too
   int64_t blocks;

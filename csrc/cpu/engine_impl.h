@@ -6,6 +6,7 @@
 #include "interleave.h"
 #include "conv_driver.h"
 #include "depthwise_driver.h"
+#include "depthwise_weight_ukernel.h"
 #include "grad_weight_driver.h"
 #include "grad_bias.h"
 
