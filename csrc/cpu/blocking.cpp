@@ -19,6 +19,7 @@ constexpr int64_t kWeightTileColumns = 72;
 constexpr int64_t kPartialBytes = 1024 * 1024;
 // Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
 constexpr int64_t kInnerGroupsBytes = 256;
+constexpr int64_t kInnerPatchBytes = 256 * 1024;
 
 // `whole` cut into near-equal pieces of at most about `target`: the size of a piece.
 int64_t even_piece(int64_t whole, int64_t target) {
@@ -236,8 +237,9 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   t.tap_cols = problem.kernel_w;
   if (taps > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, t.tap_rows, t.tap_cols);
   // The patch of one channel; rectangles of taps that scatter too far are cut further.
+  t.patch_segments = 1;
   const auto plane_of_taps = [&] {
-    return odd_lines(make_patch_axis(problem.rows(), 0, pixels.rows, 0, t.tap_rows).size *
+    return odd_lines(make_patch_axis(problem.rows(), 0, t.patch_segments * pixels.rows, 0, t.tap_rows).size *
                          make_patch_axis(problem.cols(), 0, pixels.cols, 0, t.tap_cols).size * patch_lanes,
                      vector.element_size) *
            pixels.images;
@@ -245,6 +247,14 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   while (plane_of_taps() * vector.element_size > kMaxPatchBytes && t.tap_rows * t.tap_cols > 1) {
     int64_t& longer = t.tap_rows >= t.tap_cols ? t.tap_rows : t.tap_cols;
     longer = div_up(longer, 2);
+  }
+  if (lanes == WeightLanes::kInnerGroups && pixels.images == 1 && pixels.blocks_w == 1) {
+    while (t.patch_segments < min64(pixels.blocks_h, PixelBlocking::kSegmentsPerChunk)) {
+      ++t.patch_segments;
+      if (plane_of_taps() * vector.element_size <= kInnerPatchBytes) continue;
+      --t.patch_segments;
+      break;
+    }
   }
   const int64_t plane = plane_of_taps();
   const int64_t tile_taps = t.tap_rows * t.tap_cols;

@@ -126,6 +126,7 @@ struct WeightTiling {
   int64_t patch_elements;
   // Where lanes are groups: vectors of groups in an item (the last item's last one may take fewer groups), and items.
   int64_t group_vectors, group_blocks;
+  int64_t patch_segments;  // segments, rows of one image below one another, that a patch serves: they share its rows
   int64_t slots;  // chunks of pixels summed in parallel, each into a partial of its own; 1: one after the other
   int64_t max_elements() const { return block_channels * tap_rows * tap_cols; }
   int64_t tiles() const { return chunks_m * blocks_c * blocks_h * blocks_w; }

@@ -84,6 +84,8 @@ struct GradWeightCall {
     const PatchOrder order =
         kInner ? PatchOrder::kChannelInner : patch_order(G, t.channels, in[1], in[3], problem.in_w);
 
+    Patch patch{};
+    int64_t next_patch = first, patch_row = 0;
     for (int64_t segment = first; segment < last; ++segment) {
       const int64_t n0 = segment / (pixels.blocks_h * pixels.blocks_w) * pixels.images;
       const int64_t p0 = segment / pixels.blocks_w % pixels.blocks_h * pixels.rows;
@@ -92,15 +94,24 @@ struct GradWeightCall {
       const int64_t rows = min64(pixels.rows, problem.out_h - p0);
       const int64_t cols = min64(pixels.cols, problem.out_w - q0);
 
-      const Patch patch = lay_out_patch(order, make_patch_axis(problem.rows(), p0, rows, t.i0, t.tap_rows),
-                                        make_patch_axis(problem.cols(), q0, cols, t.j0, t.tap_cols), images,
-                                        kInner ? t.groups : t.channels, L, sizeof(T));
-      pack_patch(patch,
-                 Source<S>{static_cast<const S*>(input.data) + n0 * in[0] +
-                               (t.group * problem.in_channels_per_group() + t.c0) * in[1],
-                           in[0], in[1], in[2], in[3], problem.in_h, problem.in_w,
-                           problem.in_channels_per_group() * in[1], t.groups},
-                 true, patch_data);
+      // The patch, of this segment or of several.
+      if (segment == next_patch) {
+        const int64_t below = min64(min64(tiling.patch_segments, last - segment),
+                                    pixels.blocks_h - segment / pixels.blocks_w % pixels.blocks_h);
+        next_patch = segment + below;
+        patch_row = p0;
+        patch = lay_out_patch(
+            order,
+            make_patch_axis(problem.rows(), p0, min64(below * pixels.rows, problem.out_h - p0), t.i0, t.tap_rows),
+            make_patch_axis(problem.cols(), q0, cols, t.j0, t.tap_cols), images, kInner ? t.groups : t.channels, L,
+            sizeof(T));
+        pack_patch(patch,
+                   Source<S>{static_cast<const S*>(input.data) + n0 * in[0] +
+                                 (t.group * problem.in_channels_per_group() + t.c0) * in[1],
+                             in[0], in[1], in[2], in[3], problem.in_h, problem.in_w,
+                             problem.in_channels_per_group() * in[1], t.groups},
+                   true, patch_data);
+      }
       int64_t e = 0;
       for (int64_t c = 0; c < t.channels; ++c) {
         for (int64_t i = 0; i < t.tap_rows; ++i) {
@@ -110,7 +121,7 @@ struct GradWeightCall {
       int64_t depth = 0;
       for (int64_t n = 0; n < images; ++n) {
         for (int64_t p = 0; p < rows; ++p) {
-          for (int64_t q = 0; q < cols; ++q) pixel_offsets[depth++] = patch.position_offset(n, p, q);
+          for (int64_t q = 0; q < cols; ++q) pixel_offsets[depth++] = patch.position_offset(n, p0 - patch_row + p, q);
         }
       }
 
