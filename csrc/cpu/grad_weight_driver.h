@@ -128,32 +128,38 @@ struct GradWeightCall {
       if constexpr (kInner) {
         const S* const source =
             static_cast<const S*>(grad_output.data) + n0 * go[0] + t.group + p0 * go[2] + q0 * go[3];
-        const DepthwiseWeightOperands<T> operands{depth,
-                                                  pixels.chain,
-                                                  nullptr,
-                                                  0,
-                                                  patch_data + patch.tap_offset(0, 0, 0),
-                                                  pixel_offsets,
-                                                  patch.tap_offset(0, 1, 0) - patch.tap_offset(0, 0, 0),
-                                                  patch.tap_offset(0, 0, 1) - patch.tap_offset(0, 0, 0),
-                                                  nullptr,
-                                                  segment != first};
-        // Pixels that lie evenly are read in place.
-        const bool even = (rows == 1 || go[2] == cols * go[3]) && (images == 1 || go[0] == rows * cols * go[3]);
-        for (int64_t v = 0; v * L < t.groups; ++v) {
-          const int64_t lane = inner_lane(t, v);
-          const T* a = nullptr;
-          if constexpr (sizeof(S) == sizeof(T)) {
-            if (even) a = source + lane;
-          }
-          if (a == nullptr) {
-            for (int64_t x = 0; x < images * rows; ++x) {
-              pack_lanes(source + lane + x / rows * go[0] + x % rows * go[2], 1, go[3], L, cols, panel + x * cols * L,
-                         L, L, false);
+        DepthwiseWeightOperands<T> operands{depth,
+                                            pixels.chain,
+                                            nullptr,
+                                            0,
+                                            patch_data + patch.tap_offset(0, 0, 0),
+                                            pixel_offsets,
+                                            patch.tap_offset(0, 1, 0) - patch.tap_offset(0, 0, 0),
+                                            patch.tap_offset(0, 0, 1) - patch.tap_offset(0, 0, 0),
+                                            nullptr,
+                                            segment != first};
+        const auto multiply = [&](int64_t v, const T* a, int64_t a_pitch) {
+          depthwise_weight_panel<T>(t.tap_rows, t.tap_cols, element_offsets, zeros, operands, inner_lane(t, v), a,
+                                    a_pitch, c_tile + v * t.elements() * L);
+        };
+        // Pixels that lie evenly are read in place, a chain in all vectors after the other.
+        if constexpr (sizeof(S) == sizeof(T)) {
+          if ((rows == 1 || go[2] == cols * go[3]) && (images == 1 || go[0] == rows * cols * go[3])) {
+            for (int64_t k = 0; k < depth; k += pixels.chain) {
+              operands.depth = min64(pixels.chain, depth - k);
+              operands.k_offset = pixel_offsets + k;
+              for (int64_t v = 0; v * L < t.groups; ++v) multiply(v, source + inner_lane(t, v) + k * go[3], go[3]);
+              operands.accumulate = true;
             }
+            continue;
           }
-          depthwise_weight_panel<T>(t.tap_rows, t.tap_cols, element_offsets, zeros, operands, lane,
-                                    a == nullptr ? panel : a, a == nullptr ? L : go[3], c_tile + v * t.elements() * L);
+        }
+        for (int64_t v = 0; v * L < t.groups; ++v) {
+          for (int64_t x = 0; x < images * rows; ++x) {
+            pack_lanes(source + inner_lane(t, v) + x / rows * go[0] + x % rows * go[2], 1, go[3], L, cols,
+                       panel + x * cols * L, L, L, false);
+          }
+          multiply(v, panel, L);
         }
         continue;
       }
