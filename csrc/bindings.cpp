@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "conv2d_checks.h"
+#include "conv2d_format.h"
 #include "conv2d_ops.h"
 #include "cpu/conv2d_cpu.h"
 #include "cpu/conv2d_cpu_dtype.h"
@@ -148,9 +149,10 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
   if (input.device().is_cpu() && problem.in_channels != 0) {
     const int threads = at::get_num_threads();
     const auto dtype = cpu::to_dtype(input.scalar_type());
-    result["forward"] = describe(cpu::explain(problem, dtype, cpu::Direction::kForward, threads));
-    result["grad_input"] = describe(cpu::explain(problem, dtype, cpu::Direction::kGradInput, threads));
-    result["grad_weight"] = describe(cpu::explain(problem, dtype, cpu::Direction::kGradWeight, threads));
+    const cpu::InnerChannels inner{input.stride(-3) == 1, output_is_channels_last(input, weight)};
+    result["forward"] = describe(cpu::explain(problem, dtype, cpu::Direction::kForward, inner, threads));
+    result["grad_input"] = describe(cpu::explain(problem, dtype, cpu::Direction::kGradInput, inner, threads));
+    result["grad_weight"] = describe(cpu::explain(problem, dtype, cpu::Direction::kGradWeight, inner, threads));
   }
   return result;
 }

@@ -132,7 +132,7 @@ void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& ve
   t.tile_images = 1;
   t.tile_rows = min64(max_rows, gemm.rows);
   if (gemm.rows <= max_rows && t.tiles_w == 1) {
-    t.tile_images = even_piece(gemm.batch, max64(1, target / (gemm.rows * gemm.cols)));
+    t.tile_images = even_piece(gemm.batch, max64(1, target * 4 / 3 / (gemm.rows * gemm.cols)));
     // No fewer tiles than threads while there are images.
     if (div_up(gemm.batch, t.tile_images) * groups < num_threads) {
       t.tile_images = even_piece(gemm.batch, max64(1, gemm.batch * groups / num_threads));

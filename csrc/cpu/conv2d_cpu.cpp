@@ -281,6 +281,8 @@ const char* compute_name(DType dtype) {
   }
 }
 
+const char* const kInnerGroupsEngine = "depthwise, vectors over groups as they lie in memory";
+
 void name_kernel(Explanation& e, DType dtype, const VectorShape& vector, int64_t chunk_vectors, bool over_groups) {
   const int64_t width = cut_panels(chunk_vectors, vector.max_vectors).size(0) * vector.lanes;
   e.micro_kernel = std::string("gemm_ukernel_") + compute_name(dtype) + "_" + std::to_string(engine().rows) + "x" +
@@ -323,28 +325,50 @@ int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
   return chains;
 }
 
+std::string ukernel_suffix(DType dtype, int64_t rows, int64_t cols) {
+  return std::string("_") + compute_name(dtype) + "_" + std::to_string(rows) + "x" + std::to_string(cols);
+}
+
 void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_threads) {
   const VectorShape vector = engine().vector_shape(dtype);
   const bool over_groups = lanes_are_groups(g.groups, g.m, g.channels, vector);
   const KBlocking k = block_k(g.channels, g.taps_h, g.taps_w, vector.limits);
-  const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
-  name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
   e.gemm_m = g.m;
   e.gemm_n = g.batch * g.rows * g.cols;
   e.gemm_k = g.channels * g.taps();
+  e.k_segments = count_chains(k, g);
+  e.k_segment_length = k.chain;
+  if (vector.interleaves && is_depthwise_inner(g, vector)) {
+    const DepthwiseTiling d = tile_depthwise(g, vector, num_threads);
+    name_kernel(e, dtype, vector, 1, true);
+    e.engine = kInnerGroupsEngine;
+    const int64_t step = g.taps_w == 1 ? 1 : depthwise_step(g.axis_w.step, g.axis_w.tap);
+    if (g.taps() <= k.chain && has_depthwise_ukernel(g.taps_w, step)) {
+      e.micro_kernel = "depthwise_ukernel" + ukernel_suffix(dtype, kDepthwisePixels, g.taps_w) + "s" +
+                       std::to_string(step) + "__" + engine().isa;
+    }
+    e.tile_pixels = d.pixels() * d.tile_images;
+    e.tile_images = d.tile_images;
+    e.tile_rows = d.tile_rows;
+    e.tile_cols = d.tile_cols;
+    e.work_items = d.items();
+    e.workspace_bytes_per_thread = lay_out_scratch(d, g, vector).bytes;
+    return;
+  }
+  const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
+  name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
   e.tile_pixels = t.pixels();
   e.tile_images = t.tile_images;
   e.tile_rows = t.tile_rows;
   e.tile_cols = t.tile_cols;
-  e.k_segments = count_chains(k, g);
-  e.k_segment_length = k.chain;
   e.work_items = t.tiles() * t.chunks_m * div_up(g.groups, over_groups ? vector.lanes : 1);
   e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
 }
 
 }  // namespace
 
-Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, int num_threads) {
+Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, InnerChannels inner,
+                    int num_threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   Explanation e{};
   e.isa = engine().isa;
@@ -353,16 +377,19 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
       e.engine = "none: the result is empty";
       return e;
     }
-    explain_conv(e, forward_gemm(p), dtype, num_threads);
+    ConvGemm g = forward_gemm(p);
+    g.source_c = inner.input;
+    g.destination_m = inner.output;
+    explain_conv(e, g, dtype, num_threads);
   } else if (direction == Direction::kGradInput) {
     if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) {
       e.engine = "none: the result is empty";
       return e;
     }
     // A strided problem is one GEMM for each phase of the stride; the one of the most products stands for them.
-    const int64_t strides[4] = {};
+    const int64_t go[4] = {0, inner.output, 0, 0}, w[4] = {}, gi[4] = {0, inner.input, 0, 0};
     Explanation phase = e;
-    for_each_grad_input_gemm(p, strides, strides, strides, [&](const ConvGemm& g, int64_t, int64_t) {
+    for_each_grad_input_gemm(p, go, w, gi, [&](const ConvGemm& g, int64_t, int64_t) {
       explain_conv(phase, g, dtype, num_threads);
       const int64_t items = e.work_items + phase.work_items;
       const int64_t workspace = max64(e.workspace_bytes_per_thread, phase.workspace_bytes_per_thread);
@@ -380,9 +407,22 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     const VectorShape vector = engine().vector_shape(dtype);
     const bool over_groups = lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
     const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
-    const WeightTiling t =
-        tile_grad_weight(p, pixels, vector, over_groups ? WeightLanes::kGroups : WeightLanes::kChannels, num_threads);
-    name_kernel(e, dtype, vector, t.chunk_vectors, over_groups);
+    const int64_t in[4] = {0, inner.input, 0, 0}, go[4] = {0, inner.output, 0, 0};
+    const bool inner_groups = vector.interleaves && is_depthwise_inner(p, in, go, vector);
+    const WeightTiling t = tile_grad_weight(p, pixels, vector,
+                                            inner_groups  ? WeightLanes::kInnerGroups
+                                            : over_groups ? WeightLanes::kGroups
+                                                          : WeightLanes::kChannels,
+                                            num_threads);
+    name_kernel(e, dtype, vector, t.chunk_vectors, over_groups || inner_groups);
+    if (inner_groups) {
+      e.engine = kInnerGroupsEngine;
+      if (has_depthwise_weight_ukernel(p.kernel_w)) {
+        const int64_t rows = depthwise_weight_rows(p.kernel_w, vector.max_vectors * engine().rows);
+        e.micro_kernel = "depthwise_weight_ukernel" + ukernel_suffix(dtype, min64(rows, p.kernel_h), p.kernel_w) +
+                         "__" + engine().isa;
+      }
+    }
     e.gemm_m = p.out_channels_per_group();
     e.gemm_n = p.gemm_k();
     e.gemm_k = p.gemm_n();

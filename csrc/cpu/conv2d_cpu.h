@@ -75,7 +75,12 @@ struct Explanation {
   int64_t workspace_bytes_per_thread;
   std::string refused;  // why a faster path is not taken; empty where none exists
 };
-Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, int num_threads);
+// Whether channels are innermost (channels_last) in the input and in the output, and so in their gradients.
+struct InnerChannels {
+  bool input, output;
+};
+Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, InnerChannels inner,
+                    int num_threads);
 
 // The instruction set in use: the best of this machine, or a lower one named by the environment variable
 // CONV2D_EXT_CPU_ISA ("portable", "avx2", "avx512").

@@ -18,6 +18,23 @@ bool is_depthwise_inner(const ConvGemm& gemm, const VectorShape& vector);
 bool is_depthwise_inner(const Conv2dProblem& problem, const int64_t* input, const int64_t* grad_output,
                         const VectorShape& vector);
 
+// How many taps neighbouring positions are apart along a row, by the distances of positions and of taps; 0: unevenly.
+inline int64_t depthwise_step(int64_t position, int64_t tap) {
+  const int64_t distance = tap < 0 ? -tap : tap;
+  return distance > 0 && position % distance == 0 ? position / distance : 0;
+}
+// The rows of taps that depthwise_ukernel is compiled for; others go through gemm_ukernel.
+inline bool has_depthwise_ukernel(int64_t taps_w, int64_t step) {
+  if (taps_w == 3 || taps_w == 5 || taps_w == 7) return step == 1 || step == 2;
+  return step == 1 && (taps_w == 1 || taps_w == 2 || taps_w == 4);
+}
+// The same for depthwise_weight_ukernel, and the rows of taps it takes at once where accumulators allow `vectors`
+// vectors of gemm_ukernel's kMR rows.
+inline bool has_depthwise_weight_ukernel(int64_t taps_w) { return taps_w == 3 || taps_w == 5 || taps_w == 7; }
+constexpr int64_t depthwise_weight_rows(int64_t taps_w, int64_t accumulators) {
+  return accumulators / taps_w < 1 ? 1 : accumulators / taps_w > 4 ? 4 : accumulators / taps_w;
+}
+
 struct DepthwiseTiling {
   int64_t block_vectors;  // whole vectors of groups in a block; the last block takes what is left, too
   int64_t blocks;

@@ -104,40 +104,23 @@ constexpr DepthwiseUkernels<T> kDepthwiseUkernels = {depthwise_ukernel<T, kDepth
                                                      depthwise_ukernel<T, 4, KW, STEP>,
                                                      depthwise_ukernel<T, 1, KW, STEP>};
 
-// nullptr: no micro-kernel for such rows.
+// For rows that has_depthwise_ukernel (depthwise.h).
 template <class T>
-const DepthwiseUkernels<T>* depthwise_ukernels(int64_t taps_w, int64_t step) {
-  if (step == 1) {
-    switch (taps_w) {
-      case 1:
-        return &kDepthwiseUkernels<T, 1, 1>;
-      case 2:
-        return &kDepthwiseUkernels<T, 2, 1>;
-      case 3:
-        return &kDepthwiseUkernels<T, 3, 1>;
-      case 4:
-        return &kDepthwiseUkernels<T, 4, 1>;
-      case 5:
-        return &kDepthwiseUkernels<T, 5, 1>;
-      case 7:
-        return &kDepthwiseUkernels<T, 7, 1>;
-      default:
-        return nullptr;
-    }
+const DepthwiseUkernels<T>& depthwise_ukernels(int64_t taps_w, int64_t step) {
+  switch (taps_w) {
+    case 1:
+      return kDepthwiseUkernels<T, 1, 1>;
+    case 2:
+      return kDepthwiseUkernels<T, 2, 1>;
+    case 3:
+      return step == 1 ? kDepthwiseUkernels<T, 3, 1> : kDepthwiseUkernels<T, 3, 2>;
+    case 4:
+      return kDepthwiseUkernels<T, 4, 1>;
+    case 5:
+      return step == 1 ? kDepthwiseUkernels<T, 5, 1> : kDepthwiseUkernels<T, 5, 2>;
+    default:
+      return step == 1 ? kDepthwiseUkernels<T, 7, 1> : kDepthwiseUkernels<T, 7, 2>;
   }
-  if (step == 2) {
-    switch (taps_w) {
-      case 3:
-        return &kDepthwiseUkernels<T, 3, 2>;
-      case 5:
-        return &kDepthwiseUkernels<T, 5, 2>;
-      case 7:
-        return &kDepthwiseUkernels<T, 7, 2>;
-      default:
-        return nullptr;
-    }
-  }
-  return nullptr;
 }
 
 template <class S, class T>
@@ -277,14 +260,12 @@ struct DepthwiseCall {
     S* const dst = static_cast<S*>(gemm.destination) + image * gemm.destination_n + r.row * gemm.destination_row +
                    r.col * gemm.destination_col + block.group;
     const int64_t tap_col = gemm.taps_w == 1 ? view.position_col : view.tap_col;
-    const int64_t distance = tap_col < 0 ? -tap_col : tap_col;
-    const int64_t step = distance > 0 && view.position_col % distance == 0 ? view.position_col / distance : 0;
-    const DepthwiseUkernels<T>* const ukernels =
-        gemm.taps() <= chain ? depthwise_ukernels<T>(gemm.taps_w, step) : nullptr;
-    if (ukernels == nullptr) {
+    const int64_t step = depthwise_step(view.position_col, tap_col);
+    if (gemm.taps() > chain || !has_depthwise_ukernel(gemm.taps_w, step)) {
       compute_by_table(block, r, view, dst);
       return;
     }
+    const DepthwiseUkernels<T>& ukernels = depthwise_ukernels<T>(gemm.taps_w, step);
     // Where taps run against the positions, so do the pixels, from the last one on.
     const bool backwards = tap_col < 0;
     const int64_t position = backwards ? -view.position_col : view.position_col;
@@ -327,14 +308,14 @@ struct DepthwiseCall {
     constexpr int64_t kSeven = kDepthwisePixels;
     const int64_t sevens = r.cols / kSeven, left = r.cols % kSeven;
     for (int64_t row = 0; row < r.rows; ++row) {
-      if (sevens > 0) pixels(ukernels->by_seven, kSeven, row, 0, sevens);
+      if (sevens > 0) pixels(ukernels.by_seven, kSeven, row, 0, sevens);
       if (left > 4 && sevens > 0) {
-        pixels(ukernels->by_seven, kSeven, row, r.cols - kSeven, 1);
+        pixels(ukernels.by_seven, kSeven, row, r.cols - kSeven, 1);
       } else if (left > 1 && r.cols >= 4) {
-        if (left > 4) pixels(ukernels->by_four, 4, row, 0, 1);
-        pixels(ukernels->by_four, 4, row, r.cols - 4, 1);
+        if (left > 4) pixels(ukernels.by_four, 4, row, 0, 1);
+        pixels(ukernels.by_four, 4, row, r.cols - 4, 1);
       } else if (left > 0) {
-        pixels(ukernels->one, 1, row, r.cols - left, left);
+        pixels(ukernels.one, 1, row, r.cols - left, left);
       }
     }
   }

@@ -64,10 +64,10 @@ void depthwise_weight_ukernel(const DepthwiseWeightOperands<T>& operands) {
 template <class T>
 using DepthwiseWeightUkernel = void (*)(const DepthwiseWeightOperands<T>&);
 
-// By rows of taps - 1; as many accumulators as the panels of gemm_ukernel have.
+// The micro-kernel for as many of `rows` rows of taps as fit one, and how many those are.
 template <class T, int TJ>
-CONV2D_INLINE int64_t depthwise_weight_rows(int64_t rows, DepthwiseWeightUkernel<T>& ukernel) {
-  constexpr int kMost = Vec<T>::kMaxVectors * kMR / TJ < 1 ? 1 : Vec<T>::kMaxVectors * kMR / TJ;
+CONV2D_INLINE int64_t choose_depthwise_weight_ukernel(int64_t rows, DepthwiseWeightUkernel<T>& ukernel) {
+  constexpr int64_t kMost = depthwise_weight_rows(TJ, Vec<T>::kMaxVectors * kMR);
   if constexpr (kMost >= 4) {
     if (rows >= 4) {
       ukernel = depthwise_weight_ukernel<T, 4, TJ>;
@@ -99,7 +99,7 @@ void depthwise_weight_panel(int64_t tap_rows, int64_t tap_cols, const int64_t* e
   operands.a_pitch = a_pitch;
   operands.b += lane;
   operands.c = c;
-  if (tap_cols != 3 && tap_cols != 5 && tap_cols != 7) {
+  if (!has_depthwise_weight_ukernel(tap_cols)) {
     gemm_panel<true, T>(tap_rows * tap_cols, 1,
                         {operands.depth, operands.chain, a, a_pitch, operands.b - element_offsets[0], element_offsets,
                          operands.k_offset, zeros, c, L, operands.accumulate});
@@ -107,9 +107,9 @@ void depthwise_weight_panel(int64_t tap_rows, int64_t tap_cols, const int64_t* e
   }
   for (int64_t i = 0; i < tap_rows;) {
     DepthwiseWeightUkernel<T> ukernel;
-    const int64_t rows = tap_cols == 3   ? depthwise_weight_rows<T, 3>(tap_rows - i, ukernel)
-                         : tap_cols == 5 ? depthwise_weight_rows<T, 5>(tap_rows - i, ukernel)
-                                         : depthwise_weight_rows<T, 7>(tap_rows - i, ukernel);
+    const int64_t rows = tap_cols == 3   ? choose_depthwise_weight_ukernel<T, 3>(tap_rows - i, ukernel)
+                         : tap_cols == 5 ? choose_depthwise_weight_ukernel<T, 5>(tap_rows - i, ukernel)
+                                         : choose_depthwise_weight_ukernel<T, 7>(tap_rows - i, ukernel);
     ukernel(operands);
     operands.b += rows * operands.tap_row;
     operands.c += rows * tap_cols * L;
