@@ -188,9 +188,9 @@ class TestFlushDenormal:
             assert zeros == (result.numel() if flush else 0), name
 
 
-# Depthwise and grouped problems whose channels are innermost have drivers and packers of their own: every row of taps
-# that a micro-kernel is compiled for and one that none is, more than one chain, borders wider than the image, groups
-# that are no multiple of a vector.
+# Depthwise and grouped problems whose channels are innermost have drivers and packers of their own:
+# every row of taps that a micro-kernel is compiled for and one that none is, more than one chain,
+# borders wider than the image, groups that are no multiple of a vector.
 _INNER = [
     Problem("k3", 2, 72, (15, 23), 72, (3, 3), padding=(1, 1), groups=72),
     Problem("k3s2", 2, 40, (15, 22), 40, (3, 3), (2, 2), (1, 1), groups=40),
