@@ -186,3 +186,47 @@ class TestFlushDenormal:
         for name, result in zip(Results._fields[:3], results[:3], strict=True):
             zeros = (result == 0).sum().item()
             assert zeros == (result.numel() if flush else 0), name
+
+
+# Depthwise and grouped problems whose channels are innermost have drivers and packers of their own:
+# every row of taps that a micro-kernel is compiled for and one that none is, more than one chain,
+# borders wider than the image, groups that are no multiple of a vector.
+_INNER = [
+    Problem("k3", 2, 72, (15, 23), 72, (3, 3), padding=(1, 1), groups=72),
+    Problem("k3s2", 2, 40, (15, 22), 40, (3, 3), (2, 2), (1, 1), groups=40),
+    Problem("k5s2", 3, 21, (9, 30), 21, (5, 5), (2, 2), (2, 2), groups=21),
+    Problem("k7", 1, 64, (7, 7), 64, (7, 7), padding=(3, 3), groups=64),
+    Problem("k7s2", 1, 17, (14, 33), 17, (7, 7), (2, 2), (3, 3), groups=17),
+    Problem("k2", 2, 33, (6, 11), 33, (2, 2), groups=33),
+    Problem("k4", 2, 33, (8, 11), 33, (4, 4), padding=(1, 2), groups=33),
+    Problem("k6", 1, 16, (9, 12), 16, (6, 6), padding=(5, 5), groups=16),
+    Problem("1x3", 1, 24, (9, 12), 24, (1, 3), (1, 2), groups=24),
+    Problem("3x1", 1, 24, (9, 12), 24, (3, 1), (2, 1), groups=24),
+    Problem("dilated", 2, 32, (12, 17), 32, (3, 3), (1, 1), (2, 2), (2, 2), groups=32),
+    Problem("dilated and strided", 2, 32, (12, 17), 32, (3, 3), (2, 2), (2, 2), (2, 2), groups=32),
+    Problem("two chains", 1, 20, (12, 17), 20, (9, 9), padding=(4, 4), groups=20),
+    Problem("one pixel", 2, 48, (3, 3), 48, (3, 3), groups=48),
+    Problem("wide rows", 1, 16, (3, 300), 16, (3, 3), padding=(1, 1), groups=16),
+    Problem("32 groups of 4", 2, 128, (9, 11), 128, (3, 3), padding=(1, 1), groups=32),
+    Problem("32 groups of 8", 1, 256, (7, 9), 256, (3, 3), (2, 2), (1, 1), groups=32),
+    Problem("32 groups of 16", 1, 512, (5, 6), 512, (3, 3), padding=(1, 1), groups=32),
+    Problem("20 groups of 2 to 4", 2, 40, (9, 11), 80, (2, 2), groups=20),
+    Problem("20 groups of 1 to 2", 2, 20, (9, 11), 40, (2, 3), groups=20),
+    Problem("20 groups of 3 to 4", 2, 60, (9, 11), 80, (3, 3), groups=20),
+    Problem("17 groups of 8 to 2", 1, 136, (6, 7), 34, (1, 1), groups=17),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("problem", _INNER, ids=str)
+def test_groups_in_either_format(problem, dtype, device):
+    tensors = make_tensors(problem, dtype, device=device)
+    expected = library_results(problem, tensors)
+    inner = Tensors(
+        *(t if t is None else VIEWS["channels_last"](t) if t.dim() == 4 else t for t in tensors)
+    )
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        assert_same_bits(
+            library_results(problem, inner), expected, f"channels_last, {threads} threads"
+        )

@@ -85,6 +85,32 @@ def test_segments_follow_the_geometry_alone():
     assert one.forward.k_segments > 1
 
 
+@pytest.mark.parametrize("kernel", [3, 4, 6, 7])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise_follows_the_memory_format(kernel, stride):
+    """Which engine runs may follow the layout, and the text says it; the order of summation not."""
+    problem = Problem(
+        "depthwise", 2, 72, (20, 21), 72, (kernel, kernel), (stride, stride), groups=72
+    )
+    input, weight, bias, _ = make_tensors(problem, torch.float32)
+    planar = conv2d_ext.explain(input, weight, bias, **problem.call_args())
+    input = input.to(memory_format=torch.channels_last)
+    inner = conv2d_ext.explain(input, weight, bias, **problem.call_args())
+    for name in DIRECTIONS:
+        one, other = getattr(planar, name), getattr(inner, name)
+        assert one.engine == "implicit GEMM, vectors over groups"
+        assert other.engine == "depthwise, vectors over groups as they lie in memory"
+        assert (one.k_segments, one.k_segment_length) == (other.k_segments, other.k_segment_length)
+        assert other.work_items > 0
+        assert 0 < other.workspace_bytes_per_thread <= 4 * 2**20
+    assert inner.forward.micro_kernel.startswith("depthwise_ukernel_f32_7x") == (
+        (kernel in (3, 7) or (kernel == 4 and stride == 1)) and inner.forward.k_segments == 1
+    )
+    assert inner.grad_weight.micro_kernel.startswith("depthwise_weight_ukernel_f32_") == (
+        kernel in (3, 7)
+    )
+
+
 def test_nothing_is_computed():
     """An explanation of a convolution that would take hours comes at once."""
     input = torch.ones(1).expand(64, 512, 2**12, 2**12)

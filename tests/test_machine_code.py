@@ -27,6 +27,11 @@ _UKERNEL = re.compile(
     r"cpu::(?P<isa>\w+)::(?P<family>gemm_ukernel|pixel_ukernel)"
     r"<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+)(?:, (?P<lanes_are_groups>true|false))?>\("
 )
+# Of depthwise problems: 'rows' pixels by 'columns' taps, and 'rows' by 'columns' taps.
+_DEPTHWISE = re.compile(
+    r"cpu::(?P<isa>\w+)::depthwise_(?P<weight>weight_)?ukernel<(?P<dtype>\w+), (?P<rows>\d+), "
+    r"(?P<columns>\d+)(?:, (?P<step>\d+))?>\("
+)
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:[#<].*)?$")
 # A dot product of pairs does two of them for each element.
 _FMA = re.compile(r"vfmadd\d+[ps][sd]$|vdpbf16ps$")
@@ -235,6 +240,58 @@ def test_inner_loops_hold_their_accumulators_in_registers(isa, dtype, form, kern
             report.append(f"  {fma_share(loop):4.0%} of {len(loop):3} instructions: {kernel.name}")
         if found := faults(code, kernel):
             slow[kernel.name] = found
+    assert not slow
+
+
+@pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
+@pytest.mark.parametrize("weight", [False, True], ids=["pixels", "taps"])
+@pytest.mark.parametrize("dtype", ["float", "double"])
+@pytest.mark.parametrize("isa", [isa for isa in ("avx2", "avx512") if isa in COMPILED])
+def test_depthwise_inner_loops_hold_their_accumulators_in_registers(isa, dtype, weight, report):
+    """The same for the micro-kernels of depthwise problems: no spills, each operand loaded once."""
+    found = {}
+    for line in objdump("--syms", "--demangle").splitlines():
+        symbol = _SYMBOL.match(line)
+        match = symbol and _DEPTHWISE.search(symbol[3])
+        if match and (match["isa"], match["dtype"], bool(match["weight"])) == (isa, dtype, weight):
+            rows, columns = int(match["rows"]), int(match["columns"])
+            found[rows, columns, int(match["step"] or 1)] = int(symbol[1], 16), int(symbol[2], 16)
+    assert found, "the module lacks this family of micro-kernels"
+    slow = {}
+    for (rows, columns, step), (address, size) in found.items():
+        code = parse(
+            objdump(
+                "--disassemble",
+                "--no-show-raw-insn",
+                f"--start-address={address}",
+                f"--stop-address={address + size}",
+            )
+        )
+        name = f"depthwise {'weight ' if weight else ''}{dtype} {rows} x {columns} / {step}, {isa}"
+        accumulators = rows * columns if weight else rows
+        loops = innermost_fma_loops(code)
+        faults = [] if loops else ["no loop with FMAs"]
+        for loop in loops:
+            fmas = [i for i in loop if i.is_fma]
+            report.append(f"  {fma_share(loop):4.0%} of {len(loop):3} instructions: {name}")
+            if len(fmas) % (rows * columns):
+                faults.append(f"{len(fmas)} FMAs, which is no multiple of {rows * columns}")
+            if len({i.destination for i in fmas}) < accumulators:
+                faults.append(f"fewer than {accumulators} accumulators")
+            for i in loop:
+                vector = re.search(r"%[yz]mm", i.operands)
+                if vector and re.search(r"\(%rsp|\(%rbp\)", i.operands):
+                    faults.append(f"uses the stack: {i.mnemonic} {i.operands}")
+            # Each column of the source is loaded once, each weight once; taps of a weight's
+            # gradient are loaded where they are multiplied.
+            loads = sum(
+                "(" in i.operands and bool(re.search(r"%[xyz]mm", i.operands)) for i in loop
+            )
+            most = rows * columns + 1 if weight else columns + (rows - 1) * step + columns
+            if loads > most * (len(fmas) // (rows * columns)):
+                faults.append(f"{loads} loads instead of {most}")
+        if faults:
+            slow[name] = faults
     assert not slow
 
 

@@ -23,6 +23,9 @@ constexpr int64_t kTileBytes = 1024 * 1024;
 constexpr int64_t kWeightTileBytes = 512 * 1024;
 constexpr int64_t kWeightTileColumns = 72;
 constexpr int64_t kPartialBytes = 1024 * 1024;
+// Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
+constexpr int64_t kInnerGroupsBytes = 256;
+constexpr int64_t kInnerPatchBytes = 256 * 1024;
 
 // `whole` cut into near-equal pieces of at most about `target`: the size of a piece.
 int64_t even_piece(int64_t whole, int64_t target) {
@@ -151,7 +154,7 @@ void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& ve
   t.tile_images = 1;
   t.tile_rows = min64(max_rows, gemm.rows);
   if (gemm.rows <= max_rows && t.tiles_w == 1) {
-    t.tile_images = even_piece(gemm.batch, max64(1, target / (gemm.rows * gemm.cols)));
+    t.tile_images = even_piece(gemm.batch, max64(1, target * 4 / 3 / (gemm.rows * gemm.cols)));
     // No fewer tiles than threads while there are images.
     if (div_up(gemm.batch, t.tile_images) * groups < num_threads) {
       t.tile_images = even_piece(gemm.batch, max64(1, gemm.batch * groups / num_threads));
@@ -202,11 +205,17 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
 
   // Result channels: all of them in one work item while the C tile fits, fewer where threads would idle.
   t.one_block = gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
+  // The number of result channels of a group that interleave.h takes; a power of two cuts into panels of one width.
+  t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 && gemm.m >= 2 &&
+                  gemm.m <= 16 && (gemm.m & (gemm.m - 1)) == 0 && vector.interleaves;
+  if (t.interleaved) t.one_block = false;
   const int64_t fit_vectors =
       t.one_block ? vectors : max64(vector.max_vectors, kTileBytes / (t.pixels() * vector.lanes * vector.element_size));
   int64_t chunks = div_up(vectors, fit_vectors);
   const int64_t tiles = t.tiles() * groups;
-  if (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0) {
+  if (t.interleaved) {
+    chunks = 1;
+  } else if (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0) {
     // Rounds of the threads over the items, weighted by an item's share, decide between a few finer cuts.
     double best_cost = 1e300;
     int64_t best = chunks;
@@ -331,10 +340,20 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
 }
 
 WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
-                              bool lanes_are_groups, int num_threads) {
+                              WeightLanes lanes, int num_threads) {
   WeightTiling t{};
-  const int64_t patch_lanes = lanes_are_groups ? vector.lanes : 1;
-  const int64_t groups = div_up(problem.groups, patch_lanes);
+  const bool lanes_are_groups = lanes != WeightLanes::kChannels;
+  int64_t patch_lanes = lanes_are_groups ? vector.lanes : 1;
+  int64_t groups = div_up(problem.groups, patch_lanes);
+  if (lanes == WeightLanes::kInnerGroups) {
+    // The rest of the groups overlaps the last whole vector. A few vectors together read whole cache lines.
+    const int64_t whole = problem.groups / vector.lanes;
+    const int64_t most = max64(1, kInnerGroupsBytes / (vector.lanes * vector.element_size));
+    t.group_vectors = even_piece(whole, min64(most, max64(1, whole / num_threads)));
+    groups = div_up(whole, t.group_vectors);
+    patch_lanes = (t.group_vectors + 1) * vector.lanes;
+  }
+  t.group_blocks = groups;
   const int64_t vectors = div_up(problem.out_channels_per_group(), lanes_are_groups ? 1 : vector.lanes);
   const int64_t channels = problem.in_channels_per_group();
 
@@ -344,8 +363,9 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   t.tap_cols = problem.kernel_w;
   if (taps > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, kMaxSegment, t.tap_rows, t.tap_cols);
   // The patch of one channel; rectangles of taps that scatter too far are cut further.
+  t.patch_segments = 1;
   const auto plane_of_taps = [&] {
-    return odd_lines(make_patch_axis(problem.rows(), 0, pixels.rows, 0, t.tap_rows).size *
+    return odd_lines(make_patch_axis(problem.rows(), 0, t.patch_segments * pixels.rows, 0, t.tap_rows).size *
                          make_patch_axis(problem.cols(), 0, pixels.cols, 0, t.tap_cols).size * patch_lanes,
                      vector.element_size) *
            pixels.images;
@@ -353,6 +373,14 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   while (plane_of_taps() * vector.element_size > kMaxPatchBytes && t.tap_rows * t.tap_cols > 1) {
     int64_t& longer = t.tap_rows >= t.tap_cols ? t.tap_rows : t.tap_cols;
     longer = div_up(longer, 2);
+  }
+  if (lanes == WeightLanes::kInnerGroups && pixels.images == 1 && pixels.blocks_w == 1) {
+    while (t.patch_segments < min64(pixels.blocks_h, PixelBlocking::kSegmentsPerChunk)) {
+      ++t.patch_segments;
+      if (plane_of_taps() * vector.element_size <= kInnerPatchBytes) continue;
+      --t.patch_segments;
+      break;
+    }
   }
   const int64_t plane = plane_of_taps();
   const int64_t tile_taps = t.tap_rows * t.tap_cols;
@@ -385,7 +413,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   // Still too few: chunks of pixels in parallel, as many as fit the workspace.
   t.slots = 1;
   if (items() < num_threads && pixels.chunks() > 1) {
-    const int64_t partial = t.chunk_vectors * vector.lanes * t.max_elements() * vector.element_size * items();
+    const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * items();
     t.slots =
         min64(pixels.chunks(), max64(div_up(num_threads, items()), num_threads * kPartialBytes / max64(partial, 1)));
   }

@@ -127,7 +127,8 @@ struct ConvTiling {
   int64_t block_channels;           // channels whose patch lies in scratch together (whole segments)
   int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
   int64_t patch_elements;           // scratch for the patch
-  bool one_block;                   // the whole of K passes in one block of channels
+  bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
+  bool interleaved;                 // lanes are groups, and all result channels of them are stored together
   int64_t pixels() const { return tile_images * tile_rows * tile_cols; }
   int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
 };
@@ -135,6 +136,7 @@ struct VectorShape {
   int64_t lanes;         // result channels in a vector
   int64_t max_vectors;   // vectors in the widest panel
   int64_t element_size;  // bytes of the compute type
+  bool interleaves;      // has interleave.h's stores
   ChainLimits limits;
 };
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
@@ -184,13 +186,19 @@ struct WeightTiling {
   int64_t block_channels, tap_rows, tap_cols;
   int64_t blocks_c, blocks_h, blocks_w;
   int64_t patch_elements;
+  // Where lanes are groups: vectors of groups in an item (the last item's last one may take fewer groups), and items.
+  int64_t group_vectors, group_blocks;
+  int64_t patch_segments;  // segments, rows of one image below one another, that a patch serves: they share its rows
   int64_t slots;  // chunks of pixels summed in parallel, each into a partial of its own; 1: one after the other
   int64_t max_elements() const { return block_channels * tap_rows * tap_cols; }
   int64_t tiles() const { return chunks_m * blocks_c * blocks_h * blocks_w; }
-  int64_t tile_size(int64_t lanes) const { return chunk_vectors * lanes * max_elements(); }
+  int64_t tile_size(int64_t lanes) const {
+    return chunk_vectors * lanes * max_elements() * (group_vectors > 0 ? group_vectors + 1 : 1);
+  }
 };
+enum class WeightLanes { kChannels, kGroups, kInnerGroups };  // the last: is_depthwise_inner of depthwise.h
 WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
-                              bool lanes_are_groups, int num_threads);
+                              WeightLanes lanes, int num_threads);
 
 // How many vectors each panel of a chunk takes: near-equal, at most max_vectors.
 struct Panels {

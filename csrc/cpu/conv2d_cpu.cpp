@@ -344,6 +344,8 @@ const char* compute_name(DType dtype) {
   }
 }
 
+const char* const kInnerGroupsEngine = "depthwise, vectors over groups as they lie in memory";
+
 // `taken`: the engine whose kernels run; `pairs`: those that take bfloat16 products in pairs.
 void name_kernel(Explanation& e, DType dtype, const Engine& taken, bool pairs, const char* family, int64_t rows,
                  int64_t width) {
@@ -400,6 +402,10 @@ int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
   return chains;
 }
 
+std::string ukernel_suffix(DType dtype, int64_t rows, int64_t cols) {
+  return std::string("_") + compute_name(dtype) + "_" + std::to_string(rows) + "x" + std::to_string(cols);
+}
+
 void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_threads) {
   const Choice choice = choose(dtype, problem);
   const ConvGemm g = choice.gemm.pairs ? choice.gemm : join_rows_of_planes(choice.gemm);
@@ -423,6 +429,20 @@ void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_
     e.tile_cols = t.tile_cols;
     e.work_items = t.tiles() * t.chunks_m * g.groups;
     e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
+  } else if (over_groups && vector.interleaves && is_depthwise_inner(g, vector)) {
+    const DepthwiseTiling d = tile_depthwise(g, vector, num_threads);
+    name_gemm_ukernel(e, dtype, choice.engine, false, 1, true);
+    e.engine = kInnerGroupsEngine;
+    const int64_t step = g.taps_w == 1 ? 1 : depthwise_step(g.axis_w.step, g.axis_w.tap);
+    if (g.taps() <= k.chain && has_depthwise_ukernel(g.taps_w, step)) {
+      e.micro_kernel = "depthwise_ukernel" + ukernel_suffix(dtype, kDepthwisePixels, g.taps_w) + "s" +
+                       std::to_string(step) + "__" + choice.engine.kernels;
+    }
+    e.tile_images = d.tile_images;
+    e.tile_rows = d.tile_rows;
+    e.tile_cols = d.tile_cols;
+    e.work_items = d.items();
+    e.workspace_bytes_per_thread = lay_out_scratch(d, g, vector).bytes;
   } else {
     const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
     name_gemm_ukernel(e, dtype, choice.engine, g.pairs, t.chunk_vectors, over_groups);
@@ -484,8 +504,22 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     const VectorShape vector = engine().vector_shape(dtype);
     const bool over_groups = lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
     const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
-    const WeightTiling t = tile_grad_weight(p, pixels, vector, over_groups, num_threads);
-    name_gemm_ukernel(e, dtype, engine(), false, t.chunk_vectors, over_groups);
+    const TensorView grad_output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
+    const bool inner_groups = vector.interleaves && is_depthwise_inner(p, input.stride, grad_output.stride, vector);
+    const WeightTiling t = tile_grad_weight(p, pixels, vector,
+                                            inner_groups  ? WeightLanes::kInnerGroups
+                                            : over_groups ? WeightLanes::kGroups
+                                                          : WeightLanes::kChannels,
+                                            num_threads);
+    name_gemm_ukernel(e, dtype, engine(), false, t.chunk_vectors, over_groups || inner_groups);
+    if (inner_groups) {
+      e.engine = kInnerGroupsEngine;
+      if (has_depthwise_weight_ukernel(p.kernel_w)) {
+        const int64_t rows = depthwise_weight_rows(p.kernel_w, vector.max_vectors * engine().rows(1));
+        e.micro_kernel = "depthwise_weight_ukernel" + ukernel_suffix(dtype, min64(rows, p.kernel_h), p.kernel_w) +
+                         "__" + engine().kernels;
+      }
+    }
     e.gemm_m = p.out_channels_per_group();
     e.gemm_n = p.gemm_k();
     e.gemm_k = p.gemm_n();
@@ -495,7 +529,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     e.tile_cols = pixels.cols;
     e.k_segments = count_chains(pixels, p);
     e.k_segment_length = pixels.chain;
-    const int64_t owners = t.tiles() * div_up(p.groups, over_groups ? vector.lanes : 1);
+    const int64_t owners = t.tiles() * t.group_blocks;
     e.work_items = owners * t.slots;
     e.workspace_bytes_per_thread = lay_out_scratch(t, pixels, vector).bytes;
     if (t.slots > 1) {

@@ -13,7 +13,7 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 template <class T>
 constexpr VectorShape vector_shape() {
-  return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T)),
+  return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T)), kHasTranspose<T>,
           kTakesPairs<T> ? kPairLimits : chain_limits(kFusedMultiplyAdd)};
 }
 
@@ -140,7 +140,7 @@ struct ConvCall {
             const int64_t vectors = panels.size(at), width = vectors * L, start = panels.start(at);
             const int64_t m = start * kPerVector;
             T* const c = tiling.one_block ? c_tile : c_tile + pixels * start * L;
-            if (tiling.one_block) load_bias(group, groups, m0 + m, vectors, bias);
+            if (tiling.one_block || bias_first) load_bias(group, groups, m0 + m, vectors, bias);
             for (int64_t s0 = 0; s0 < block_channels; s0 += k.segment_channels) {
               const int64_t segment = min64(k.segment_channels, block_channels - s0);
               const S* const segment_weight =
@@ -186,6 +186,12 @@ struct ConvCall {
           }
           first = false;
         }
+      }
+    }
+    if constexpr (G && kHasTranspose<T>) {
+      if (tiling.interleaved) {
+        store_groups(result, panels, c_tile, bias_first);
+        return;
       }
     }
     if (!tiling.one_block) {
@@ -271,6 +277,31 @@ struct ConvCall {
             }
           }
         }
+      }
+    }
+  }
+
+  // All panels of whole groups whose channels lie side by side.
+  void store_groups(const Result& r, const Panels& panels, const T* c_tile, bool bias_added) const {
+    const int64_t pixels = r.images * r.rows * r.cols;
+    T bias[kMaxInterleaved * L];
+    if (bias_added) {
+      fill_zero(bias, gemm.m * L);
+    } else {
+      load_bias(r.group, r.groups, 0, gemm.m, bias);
+    }
+    S* const destination = static_cast<S*>(gemm.destination) + r.group * gemm.m + r.image0 * gemm.destination_n +
+                           r.row0 * gemm.destination_row + r.col0 * gemm.destination_col;
+    // A power of two of channels is cut into panels of one width.
+    const int64_t width = panels.size(0) * L;
+    const T* planes[kMaxInterleaved];
+    for (int64_t v = 0; v < gemm.m; ++v)
+      planes[v] = c_tile + v / panels.size(0) * pixels * width + v % panels.size(0) * L;
+    for (int64_t n = 0; n < r.images; ++n) {
+      for (int64_t y = 0; y < r.rows; ++y) {
+        store_interleaved(gemm.m, planes, width, r.cols, r.groups, bias,
+                          destination + n * gemm.destination_n + y * gemm.destination_row, gemm.destination_col);
+        for (int64_t v = 0; v < gemm.m; ++v) planes[v] += r.cols * width;
       }
     }
   }

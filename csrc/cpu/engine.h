@@ -7,6 +7,7 @@
 
 #include "blocking.h"
 #include "conv2d_cpu.h"
+#include "depthwise.h"
 
 namespace conv2d_ext::cpu {
 

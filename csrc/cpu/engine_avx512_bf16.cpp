@@ -19,6 +19,7 @@
 #include "pack.h"
 #include "pack_pairs.h"
 #include "epilogue.h"
+#include "interleave.h"
 #include "conv_driver.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {

@@ -3,9 +3,12 @@
 #include "gemm_ukernel.h"
 #include "pack.h"
 #include "epilogue.h"
+#include "interleave.h"
 #include "conv_driver.h"
 #include "pixel_ukernel.h"
 #include "pixel_driver.h"
+#include "depthwise_driver.h"
+#include "depthwise_weight_ukernel.h"
 #include "grad_weight_driver.h"
 #include "grad_bias.h"
 
@@ -57,10 +60,18 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
     }                                \
   }
 
+// The driver for a ConvGemm. Which one it is changes no bit.
 template <class S>
 void run_conv(const ConvGemm& problem, const Executor& executor) {
   using T = ComputeType<S>;
   const ConvGemm gemm = join_rows_of_planes(problem);
+  if constexpr (kHasTranspose<T>) {
+    if (is_depthwise_inner(gemm, vector_shape<T>())) {
+      DepthwiseCall<S, T> call(gemm, executor.num_threads);
+      run_items(executor, call.tiling.items(), &call, &DepthwiseCall<S, T>::run);
+      return;
+    }
+  }
   if (lanes_are_groups(gemm, vector_shape<T>())) {
     ConvCall<S, T, true> call(gemm, executor.num_threads);
     run_items(executor, call.items(), &call, &ConvCall<S, T, true>::run);

@@ -54,6 +54,44 @@ void store_tile(const T* c, int64_t c_pitch, int64_t count, int64_t channels, co
       }
       return;
     }
+    if constexpr (sizeof(S) == sizeof(T)) {
+      // A phase of grad_input with stride 2: the columns between belong to another phase, which is computed before or
+      // after this one, and are stored back as they were.
+      if (x_step == 2 && m_step >= 2 * count) {
+        for (int64_t m = 0; m < channels; m += L) {
+          const typename V::reg b = bias ? V::load(bias + m) : V::zero();
+          const int64_t valid = min64(channels - m, L);
+          for (int64_t x = 0; x < count; x += L) {
+            const int64_t n = min64(count - x, L);
+            // Elements of the row from the first to the last pixel, in two vectors.
+            const int64_t span = 2 * n - 1, n0 = min64(span, L), n1 = span - n0;
+            typename V::reg r[L];
+#pragma GCC unroll 16
+            for (int i = 0; i < L; ++i) r[i] = i < n ? V::add(V::load(c + (x + i) * c_pitch + m), b) : V::zero();
+            V::transpose(r);
+#pragma GCC unroll 16
+            for (int i = 0; i < L; ++i) {
+              if (i >= valid) continue;
+              S* const d = dst + (m + i) * m_step + 2 * x;
+              const bool within = n == L && x + L < count;
+              typename V::reg low, high, even, between;
+              low = within ? V::load(d) : V::load_partial(d, int(n0));
+              high = within ? V::load(d + L) : V::load_partial(d + L, int(n1));
+              V::unzip(low, high, even, between);
+              V::zip(r[i], between, low, high);
+              if (within) {
+                V::store(d, low);
+                V::store(d + L, high);
+              } else {
+                V::store_partial(d, low, int(n0));
+                V::store_partial(d + L, high, int(n1));
+              }
+            }
+          }
+        }
+        return;
+      }
+    }
     if (x_step == 1) {
       // Channel blocks outside, so that each destination plane is written as one stream.
       for (int64_t m = 0; m < channels; m += L) {

@@ -12,8 +12,11 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-template <class S, class T, bool G>
+template <class S, class T, WeightLanes kLanes>
 struct GradWeightCall {
+  static constexpr bool G = kLanes != WeightLanes::kChannels;
+  // Neighbouring groups of a channels_last depthwise problem: several vectors of them in an item (depthwise.h).
+  static constexpr bool kInner = kLanes == WeightLanes::kInnerGroups;
   const Conv2dProblem& problem;
   ConstTensorView grad_output, input;
   TensorView grad_weight;
@@ -34,11 +37,11 @@ struct GradWeightCall {
         input(in),
         grad_weight(gw),
         pixels(block_pixels(p.batch, p.out_h, p.out_w, vector_shape<T>().limits)),
-        tiling(tile_grad_weight(p, pixels, vector_shape<T>(), G, num_threads)),
+        tiling(tile_grad_weight(p, pixels, vector_shape<T>(), kLanes, num_threads)),
         layout(lay_out_scratch(tiling, pixels, vector_shape<T>())) {}
 
   int64_t tile_size() const { return tiling.tile_size(L); }
-  int64_t items() const { return div_up(problem.groups, G ? L : 1) * tiling.tiles(); }
+  int64_t items() const { return tiling.group_blocks * tiling.tiles(); }
 
   // The tile of weights that an item owns.
   struct Tile {
@@ -54,8 +57,10 @@ struct GradWeightCall {
     t.c0 = item % tiling.blocks_c * tiling.block_channels;
     item /= tiling.blocks_c;
     t.m0 = item % tiling.chunks_m * tiling.chunk_vectors * kPerVector;
-    t.group = item / tiling.chunks_m * (G ? L : 1);
-    t.groups = G ? min64(L, problem.groups - t.group) : 1;
+    const int64_t block = item / tiling.chunks_m, block_groups = kInner ? tiling.group_vectors * L : G ? L : 1;
+    t.group = block * block_groups;
+    t.groups = kInner && block + 1 == tiling.group_blocks ? problem.groups - t.group
+                                                          : min64(block_groups, problem.groups - t.group);
     t.channels_m = min64(tiling.chunk_vectors * kPerVector, problem.out_channels_per_group() - t.m0);
     t.channels = min64(tiling.block_channels, problem.in_channels_per_group() - t.c0);
     t.tap_rows = min64(tiling.tap_rows, problem.kernel_h - t.i0);
@@ -76,8 +81,11 @@ struct GradWeightCall {
     const Panels panels = cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
     const int64_t* const go = grad_output.stride;
     const int64_t* const in = input.stride;
-    const PatchOrder order = patch_order(G, t.channels, in[1], in[3], problem.in_w);
+    const PatchOrder order =
+        kInner ? PatchOrder::kChannelInner : patch_order(G, t.channels, in[1], in[3], problem.in_w);
 
+    Patch patch{};
+    int64_t next_patch = first, patch_row = 0;
     for (int64_t segment = first; segment < last; ++segment) {
       const int64_t n0 = segment / (pixels.blocks_h * pixels.blocks_w) * pixels.images;
       const int64_t p0 = segment / pixels.blocks_w % pixels.blocks_h * pixels.rows;
@@ -86,15 +94,24 @@ struct GradWeightCall {
       const int64_t rows = min64(pixels.rows, problem.out_h - p0);
       const int64_t cols = min64(pixels.cols, problem.out_w - q0);
 
-      const Patch patch =
-          lay_out_patch(order, make_patch_axis(problem.rows(), p0, rows, t.i0, t.tap_rows),
-                        make_patch_axis(problem.cols(), q0, cols, t.j0, t.tap_cols), images, t.channels, L, sizeof(T));
-      pack_patch(patch,
-                 Source<S>{static_cast<const S*>(input.data) + n0 * in[0] +
-                               (t.group * problem.in_channels_per_group() + t.c0) * in[1],
-                           in[0], in[1], in[2], in[3], problem.in_h, problem.in_w,
-                           problem.in_channels_per_group() * in[1], t.groups},
-                 true, patch_data);
+      // The patch, of this segment or of several.
+      if (segment == next_patch) {
+        const int64_t below = min64(min64(tiling.patch_segments, last - segment),
+                                    pixels.blocks_h - segment / pixels.blocks_w % pixels.blocks_h);
+        next_patch = segment + below;
+        patch_row = p0;
+        patch = lay_out_patch(
+            order,
+            make_patch_axis(problem.rows(), p0, min64(below * pixels.rows, problem.out_h - p0), t.i0, t.tap_rows),
+            make_patch_axis(problem.cols(), q0, cols, t.j0, t.tap_cols), images, kInner ? t.groups : t.channels, L,
+            sizeof(T));
+        pack_patch(patch,
+                   Source<S>{static_cast<const S*>(input.data) + n0 * in[0] +
+                                 (t.group * problem.in_channels_per_group() + t.c0) * in[1],
+                             in[0], in[1], in[2], in[3], problem.in_h, problem.in_w,
+                             problem.in_channels_per_group() * in[1], t.groups},
+                   true, patch_data);
+      }
       int64_t e = 0;
       for (int64_t c = 0; c < t.channels; ++c) {
         for (int64_t i = 0; i < t.tap_rows; ++i) {
@@ -104,10 +121,48 @@ struct GradWeightCall {
       int64_t depth = 0;
       for (int64_t n = 0; n < images; ++n) {
         for (int64_t p = 0; p < rows; ++p) {
-          for (int64_t q = 0; q < cols; ++q) pixel_offsets[depth++] = patch.position_offset(n, p, q);
+          for (int64_t q = 0; q < cols; ++q) pixel_offsets[depth++] = patch.position_offset(n, p0 - patch_row + p, q);
         }
       }
 
+      if constexpr (kInner) {
+        const S* const source =
+            static_cast<const S*>(grad_output.data) + n0 * go[0] + t.group + p0 * go[2] + q0 * go[3];
+        DepthwiseWeightOperands<T> operands{depth,
+                                            pixels.chain,
+                                            nullptr,
+                                            0,
+                                            patch_data + patch.tap_offset(0, 0, 0),
+                                            pixel_offsets,
+                                            patch.tap_offset(0, 1, 0) - patch.tap_offset(0, 0, 0),
+                                            patch.tap_offset(0, 0, 1) - patch.tap_offset(0, 0, 0),
+                                            nullptr,
+                                            segment != first};
+        const auto multiply = [&](int64_t v, const T* a, int64_t a_pitch) {
+          depthwise_weight_panel<T>(t.tap_rows, t.tap_cols, element_offsets, zeros, operands, inner_lane(t, v), a,
+                                    a_pitch, c_tile + v * t.elements() * L);
+        };
+        // Pixels that lie evenly are read in place, a chain in all vectors after the other.
+        if constexpr (sizeof(S) == sizeof(T)) {
+          if ((rows == 1 || go[2] == cols * go[3]) && (images == 1 || go[0] == rows * cols * go[3])) {
+            for (int64_t k = 0; k < depth; k += pixels.chain) {
+              operands.depth = min64(pixels.chain, depth - k);
+              operands.k_offset = pixel_offsets + k;
+              for (int64_t v = 0; v * L < t.groups; ++v) multiply(v, source + inner_lane(t, v) + k * go[3], go[3]);
+              operands.accumulate = true;
+            }
+            continue;
+          }
+        }
+        for (int64_t v = 0; v * L < t.groups; ++v) {
+          for (int64_t x = 0; x < images * rows; ++x) {
+            pack_lanes(source + inner_lane(t, v) + x / rows * go[0] + x % rows * go[2], 1, go[3], L, cols,
+                       panel + x * cols * L, L, L, false);
+          }
+          multiply(v, panel, L);
+        }
+        continue;
+      }
       const bool join_rows = rows == 1 || go[2] == cols * go[3];
       const int64_t run = join_rows ? rows * cols : cols, runs = join_rows ? 1 : rows;
       for (int64_t x = 0; x < panels.count; ++x) {
@@ -121,6 +176,13 @@ struct GradWeightCall {
           for (int64_t r = 0; r < runs; ++r, dst += run * width) {
             const S* const s = source + n * go[0] + r * go[2];
             if constexpr (G) {
+              if constexpr (kHasTranspose<T>) {
+                if (go[1] == 1 && can_interleave(problem.out_channels_per_group())) {
+                  load_interleaved(problem.out_channels_per_group(), s - (t.m0 + m), go[3], run, t.groups, t.m0 + m,
+                                   vectors, dst, width, L);
+                  continue;
+                }
+              }
               for (int64_t v = 0; v < vectors; ++v) {
                 pack_lanes(s + v * go[1], problem.out_channels_per_group() * go[1], go[3], t.groups, run, dst + v * L,
                            width, L, false);
@@ -143,7 +205,11 @@ struct GradWeightCall {
       Vec<T>::store(total + i, Vec<T>::add(Vec<T>::load(total + i), Vec<T>::load(partial + i)));
     }
   }
-  int64_t used_size(const Tile& t) const { return t.elements() * div_up(t.channels_m, kPerVector) * L; }
+  int64_t used_size(const Tile& t) const {
+    return t.elements() * div_up(t.channels_m, kPerVector) * L * (kInner ? div_up(t.groups, L) : 1);
+  }
+  // Where a vector of an item's groups begins; what is left over overlaps the last whole one.
+  static int64_t inner_lane(const Tile& t, int64_t vector) { return min64(vector * L, t.groups - L); }
 
   void store(const Tile& t, const T* c_tile) const {
     const Panels panels = cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
@@ -163,7 +229,12 @@ struct GradWeightCall {
         const int64_t c = e / (t.tap_rows * t.tap_cols), i = e / t.tap_cols % t.tap_rows;
         const T* const from = c_panel + e * width;
         S* const to = destination + c * gw[1] + i * gw[2];
-        if constexpr (G) {
+        if constexpr (kInner) {
+          for (int64_t v = 0; v * L < t.groups; ++v) {
+            store_tile<S, T>(from + v * t.elements() * L, L, run, L, nullptr, to + inner_lane(t, v) * gw[0], gw[3],
+                             gw[0]);
+          }
+        } else if constexpr (G) {
           for (int64_t v = 0; v < vectors; ++v) {
             store_tile<S, T>(from + v * L, width, run, t.groups, nullptr, to + v * gw[0], gw[3],
                              problem.out_channels_per_group() * gw[0]);
@@ -231,11 +302,20 @@ template <class S>
 void run_grad_weight(const Conv2dProblem& problem, ConstTensorView grad_output, ConstTensorView input,
                      TensorView grad_weight, const Executor& executor) {
   using T = ComputeType<S>;
+  if constexpr (kHasTranspose<T>) {
+    if (is_depthwise_inner(problem, input.stride, grad_output.stride, vector_shape<T>())) {
+      GradWeightCall<S, T, WeightLanes::kInnerGroups>(problem, grad_output, input, grad_weight, executor.num_threads)
+          .run(executor);
+      return;
+    }
+  }
   if (lanes_are_groups(problem.groups, problem.out_channels_per_group(), problem.in_channels_per_group(),
                        vector_shape<T>())) {
-    GradWeightCall<S, T, true>(problem, grad_output, input, grad_weight, executor.num_threads).run(executor);
+    GradWeightCall<S, T, WeightLanes::kGroups>(problem, grad_output, input, grad_weight, executor.num_threads)
+        .run(executor);
   } else {
-    GradWeightCall<S, T, false>(problem, grad_output, input, grad_weight, executor.num_threads).run(executor);
+    GradWeightCall<S, T, WeightLanes::kChannels>(problem, grad_output, input, grad_weight, executor.num_threads)
+        .run(executor);
   }
 }
 

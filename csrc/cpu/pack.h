@@ -180,6 +180,12 @@ inline RunBounds clip_run(int64_t first, int64_t step, int64_t length, int64_t e
   return {low, max64(low, high)};
 }
 
+// interleave.h
+inline bool can_interleave(int64_t channels);
+template <class S, class T>
+void load_interleaved(int64_t group_channels, const S* src, int64_t step, int64_t count, int64_t lanes, int64_t first,
+                      int64_t channels, T* dst, int64_t dst_step, int64_t channel_pitch);
+
 // `count` pixels of a patch's row from source pixels `step` apart: of one plane, or of all channels where they are
 // inner.
 template <class S, class T>
@@ -201,7 +207,15 @@ CONV2D_INLINE void copy_pixels(const Patch& patch, const Source<S>& source, int6
 template <class S, class T>
 void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) {
   const PatchAxis &rows = patch.rows, &cols = patch.cols;
-  const int64_t planes = patch.order == PatchOrder::kChannelInner ? 1 : patch.channels;
+  // Lanes of whole groups that lie side by side are packed for all their channels at once.
+  const bool interleaved = kHasTranspose<T> && patch.order == PatchOrder::kLanes && source.channel == 1 &&
+                           source.group == patch.channels && can_interleave(patch.channels);
+  const int64_t planes = interleaved || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels;
+  // Planes that are written at once: zeros go to each of them.
+  const int64_t together = interleaved ? patch.channels : 1;
+  const auto clear = [&](T* d, int64_t n) {
+    for (int64_t c = 0; c < together; ++c) fill_zero(d + c * patch.channel_pitch, n);
+  };
   const RunBounds first_run = clip_run(cols.first, cols.run_step, cols.run_length, source.width);
   for (int64_t image = 0; image < patch.images; ++image) {
     for (int64_t plane = 0; plane < planes; ++plane) {
@@ -211,7 +225,7 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
         int64_t row = rows.first + run_row * rows.run_shift;
         for (int64_t r = 0; r < rows.run_length; ++r, row += rows.run_step, dst_row += patch.row_pitch) {
           if (row < 0 || row >= source.height) {
-            fill_zero(dst_row, patch.row_pitch);
+            clear(dst_row, patch.row_pitch);
             continue;
           }
           const S* const src_row = src_plane + row * source.row;
@@ -219,13 +233,20 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
             const int64_t first = cols.first + run * cols.run_shift;
             const RunBounds in = run == 0 ? first_run : clip_run(first, cols.run_step, cols.run_length, source.width);
             T* d = dst_row + run * cols.run_length * patch.col_pitch;
-            fill_zero(d, in.low * patch.col_pitch);
-            fill_zero(d + in.high * patch.col_pitch, (cols.run_length - in.high) * patch.col_pitch);
+            clear(d, in.low * patch.col_pitch);
+            clear(d + in.high * patch.col_pitch, (cols.run_length - in.high) * patch.col_pitch);
             if (in.low == in.high) continue;
             const S* const s = src_row + (first + in.low * cols.run_step) * source.col;
             const int64_t step = cols.run_step * source.col, count = in.high - in.low;
             d += in.low * patch.col_pitch;
-            copy_pixels(patch, source, plane, s, step, count, d, conj);
+            if (interleaved) {
+              if constexpr (kHasTranspose<T>) {
+                load_interleaved(patch.channels, s, step, count, source.lanes, 0, patch.channels, d, patch.col_pitch,
+                                 patch.channel_pitch);
+              }
+            } else {
+              copy_pixels(patch, source, plane, s, step, count, d, conj);
+            }
           }
         }
       }

@@ -25,6 +25,16 @@ struct Vec<float> {
   }
   static CONV2D_INLINE reg load_partial(const float* p, int n) { return _mm256_maskload_ps(p, mask(n)); }
   static CONV2D_INLINE void store_partial(float* p, reg v, int n) { _mm256_maskstore_ps(p, mask(n), v); }
+  static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
+    const reg lo = _mm256_permute2f128_ps(a, b, 0x20), hi = _mm256_permute2f128_ps(a, b, 0x31);
+    even = _mm256_shuffle_ps(lo, hi, 0x88);
+    odd = _mm256_shuffle_ps(lo, hi, 0xdd);
+  }
+  static CONV2D_INLINE void zip(reg even, reg odd, reg& a, reg& b) {
+    const reg lo = _mm256_unpacklo_ps(even, odd), hi = _mm256_unpackhi_ps(even, odd);
+    a = _mm256_permute2f128_ps(lo, hi, 0x20);
+    b = _mm256_permute2f128_ps(lo, hi, 0x31);
+  }
   static CONV2D_INLINE void transpose(reg (&r)[8]) {
     reg t[8], u[8];
 #pragma GCC unroll 4
@@ -63,6 +73,16 @@ struct Vec<double> {
   }
   static CONV2D_INLINE reg load_partial(const double* p, int n) { return _mm256_maskload_pd(p, mask(n)); }
   static CONV2D_INLINE void store_partial(double* p, reg v, int n) { _mm256_maskstore_pd(p, mask(n), v); }
+  static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
+    const reg lo = _mm256_permute2f128_pd(a, b, 0x20), hi = _mm256_permute2f128_pd(a, b, 0x31);
+    even = _mm256_unpacklo_pd(lo, hi);
+    odd = _mm256_unpackhi_pd(lo, hi);
+  }
+  static CONV2D_INLINE void zip(reg even, reg odd, reg& a, reg& b) {
+    const reg lo = _mm256_unpacklo_pd(even, odd), hi = _mm256_unpackhi_pd(even, odd);
+    a = _mm256_permute2f128_pd(lo, hi, 0x20);
+    b = _mm256_permute2f128_pd(lo, hi, 0x31);
+  }
   static CONV2D_INLINE void transpose(reg (&r)[4]) {
     const reg t0 = _mm256_unpacklo_pd(r[0], r[1]), t1 = _mm256_unpackhi_pd(r[0], r[1]);
     const reg t2 = _mm256_unpacklo_pd(r[2], r[3]), t3 = _mm256_unpackhi_pd(r[2], r[3]);

@@ -44,6 +44,16 @@ struct Vec<float> {
   static CONV2D_INLINE __mmask16 mask(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
   static CONV2D_INLINE reg load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
   static CONV2D_INLINE void store_partial(float* p, reg v, int n) { _mm512_mask_storeu_ps(p, mask(n), v); }
+  static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
+    const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    even = _mm512_permutex2var_ps(a, first, b);
+    odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
+  }
+  static CONV2D_INLINE void zip(reg even, reg odd, reg& a, reg& b) {
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    a = _mm512_permutex2var_ps(even, first, odd);
+    b = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
+  }
   static CONV2D_INLINE void transpose(reg (&r)[16]) {
     reg t[16];
     // 4 x 4 blocks within each 128-bit lane ...
@@ -84,6 +94,16 @@ struct Vec<double> {
   static CONV2D_INLINE __mmask8 mask(int n) { return static_cast<__mmask8>((1u << n) - 1u); }
   static CONV2D_INLINE reg load_partial(const double* p, int n) { return _mm512_maskz_loadu_pd(mask(n), p); }
   static CONV2D_INLINE void store_partial(double* p, reg v, int n) { _mm512_mask_storeu_pd(p, mask(n), v); }
+  static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
+    const __m512i first = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+    even = _mm512_permutex2var_pd(a, first, b);
+    odd = _mm512_permutex2var_pd(a, _mm512_add_epi64(first, _mm512_set1_epi64(1)), b);
+  }
+  static CONV2D_INLINE void zip(reg even, reg odd, reg& a, reg& b) {
+    const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    a = _mm512_permutex2var_pd(even, first, odd);
+    b = _mm512_permutex2var_pd(even, _mm512_add_epi64(first, _mm512_set1_epi64(4)), odd);
+  }
   static CONV2D_INLINE void transpose(reg (&r)[8]) {
     reg t[8];
     // 2 x 2 blocks within each 128-bit lane ...

@@ -6,6 +6,7 @@
 //   add, fma(a, b, c) = a * b + c rounded once where the instruction set has a fused multiply-add
 //   load_partial, store_partial   the first n lanes, 0 <= n <= kLanes; nothing else is touched
 //   transpose                     of kLanes vectors, in registers (float and double)
+//   unzip, zip                    the elements of two vectors in a row, those of even and of odd number; the inverse
 //
 // This file: 128-bit vectors by the compiler's vector extension, for every element type and any architecture.
 // Without a hardware fused multiply-add (x86-64 before AVX2), fma rounds twice; with one (aarch64) once.
@@ -80,6 +81,24 @@ struct VecBits128 {
   }
   static CONV2D_INLINE void store_partial(T* p, reg v, int n) {
     for (int i = 0; i < n; ++i) p[i] = v[i];
+  }
+  static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
+    T t[2 * kLanes];
+    store(t, a);
+    store(t + kLanes, b);
+    for (int i = 0; i < kLanes; ++i) {
+      even[i] = t[2 * i];
+      odd[i] = t[2 * i + 1];
+    }
+  }
+  static CONV2D_INLINE void zip(reg even, reg odd, reg& a, reg& b) {
+    T t[2 * kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      t[2 * i] = even[i];
+      t[2 * i + 1] = odd[i];
+    }
+    a = load(t);
+    b = load(t + kLanes);
   }
   static CONV2D_INLINE void transpose(reg (&r)[kLanes]) {
     T t[kLanes][kLanes];

@@ -1,0 +1,95 @@
+#include "depthwise.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+// Bytes of a pixel's groups that a work item takes: enough for hardware to stream them.
+constexpr int64_t kBlockBytes = 256;
+// The rows of the source that the rows of taps meet stay in L1 from one row of pixels to the next.
+constexpr int64_t kRowsBytes = 24 * 1024;
+// A tile's patch stays in L2, also where nothing of it is read in place.
+constexpr int64_t kTileBytes = 128 * 1024;
+// Pixels for whose sake a tile's weights are packed.
+constexpr int64_t kTilePixels = 256;
+
+int64_t even_piece(int64_t whole, int64_t target) {
+  return whole <= 1 ? 1 : div_up(whole, div_up(whole, max64(target, 1)));
+}
+
+// Elements of the tile's patch along one axis.
+int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t taps) {
+  return make_patch_axis(axis, 0, positions, 0, taps).size;
+}
+
+}  // namespace
+
+bool is_depthwise_inner(const ConvGemm& gemm, const VectorShape& vector) {
+  return gemm.m == 1 && gemm.channels == 1 && gemm.groups >= vector.lanes && vector.lanes > 1 && gemm.source_c == 1 &&
+         gemm.destination_m == 1 && gemm.taps() > 0 && gemm.taps() <= kMaxSegment && gemm.source_h > 0 &&
+         gemm.source_w > 0;
+}
+
+bool is_depthwise_inner(const Conv2dProblem& problem, const int64_t* input, const int64_t* grad_output,
+                        const VectorShape& vector) {
+  return problem.out_channels_per_group() == 1 && problem.in_channels_per_group() == 1 &&
+         problem.groups >= vector.lanes && vector.lanes > 1 && input[1] == 1 && grad_output[1] == 1 &&
+         problem.taps() <= kMaxSegment && problem.in_h > 0 && problem.in_w > 0;
+}
+
+DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads) {
+  DepthwiseTiling t{};
+  const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them
+  const int64_t block_bytes = vector.lanes * vector.element_size;
+  t.block_vectors = even_piece(vectors, max64(1, kBlockBytes / block_bytes));
+  t.blocks = div_up(vectors, t.block_vectors);
+
+  const int64_t pixel_bytes = (t.block_vectors + 1) * block_bytes;
+  // Columns in whole micro-kernels; rows until the patch is full.
+  const int64_t cols = max64(2 * kDepthwisePixels, kRowsBytes / (gemm.taps_h * pixel_bytes));
+  t.tile_cols = min64(gemm.cols, round_up(even_piece(gemm.cols, cols), kDepthwisePixels));
+  const auto patch_bytes = [&](int64_t rows) {
+    return patch_size(gemm.axis_h, rows, gemm.taps_h) * patch_size(gemm.axis_w, t.tile_cols, gemm.taps_w) * pixel_bytes;
+  };
+  t.tiles_w = div_up(gemm.cols, t.tile_cols);
+  t.tile_rows = gemm.rows;
+  while (t.tile_rows > 1 && patch_bytes(t.tile_rows) > kTileBytes) t.tile_rows = div_up(t.tile_rows, 2);
+  // Threads share a small image's rows; large ones have tiles enough.
+  while (t.tile_rows > 4 && div_up(gemm.rows, t.tile_rows) * t.tiles_w * t.blocks * gemm.batch < 4 * num_threads &&
+         num_threads > 1) {
+    t.tile_rows = div_up(t.tile_rows, 2);
+  }
+  t.tiles_h = div_up(gemm.rows, t.tile_rows);
+  // Small images several together, which share the packed weights.
+  t.tile_images = 1;
+  if (t.tiles_h * t.tiles_w == 1) {
+    t.tile_images = even_piece(gemm.batch, kTilePixels / max64(t.pixels(), 1));
+    if (div_up(gemm.batch, t.tile_images) * t.blocks < 4 * num_threads) t.tile_images = 1;
+  }
+  t.tiles_n = div_up(gemm.batch, t.tile_images);
+  t.patch_elements = patch_bytes(t.tile_rows) / vector.element_size + 128 / vector.element_size;
+  return t;
+}
+
+DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& gemm, const VectorShape& vector) {
+  const int64_t block = (tiling.block_vectors + 1) * vector.lanes * vector.element_size;
+  int64_t bytes = 0;
+  const auto take = [&](int64_t size) {
+    const int64_t here = bytes;
+    bytes = round_up(bytes + size, 64);
+    return here;
+  };
+  DepthwiseScratch s{};
+  s.position_offsets = take(tiling.pixels() * int64_t(sizeof(int64_t)));
+  s.tap_offsets = take(gemm.taps() * int64_t(sizeof(int64_t)));
+  s.start = take(block);
+  s.bias = take(block);
+  s.weights = take(gemm.taps() * block);
+  // One vector of all pixels, or all vectors of a row's.
+  s.c_tile = take(max64(tiling.pixels() * vector.lanes * vector.element_size, tiling.tile_cols * block));
+  s.patch = take(tiling.patch_elements * vector.element_size);
+  s.bytes = bytes;
+  return s;
+}
+
+}  // namespace conv2d_ext::cpu
