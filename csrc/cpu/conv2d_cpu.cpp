@@ -79,6 +79,52 @@ ConvGemm forward_gemm(const Conv2dProblem& p) {
   return g;
 }
 
+// Where a GEMM's operands begin in its tensors, in elements.
+struct GemmOffsets {
+  int64_t source, weight, destination;
+};
+
+// The GEMMs of grad_input for one output pixel. A tap meets one input position, so no tap but that is summed over: each
+// is a 1 x 1 convolution of its own. Taps and channels that lie alike in weight and result are taken as channels of
+// one.
+template <class Visit>
+void for_each_one_pixel_gemm(const Conv2dProblem& p, ConvGemm g, const int64_t* w, const int64_t* gi, Visit visit) {
+  const MetTaps h = met_taps(p.rows(), p.kernel_h, p.in_h), v = met_taps(p.cols(), p.kernel_w, p.in_w);
+  if (h.count * v.count < p.in_h * p.in_w) {
+    g.rows = p.in_h;
+    g.cols = p.in_w;
+    g.destination_row = gi[2];
+    g.destination_col = gi[3];
+    visit(g, {0, 0, 0});
+  }
+  if (h.count * v.count == 0) return;
+  const SharedDimensions lanes =
+      join_dimensions({g.m, w[1], gi[1]}, {h.count, w[2], gi[2] * p.dilation_h}, {v.count, w[3], gi[3] * p.dilation_w});
+  const SharedDimension &inner = lanes.dimension[0], &middle = lanes.dimension[1], &outer = lanes.dimension[2];
+  const int64_t group_destination = g.m * gi[1];
+  const int64_t weight_offset = h.first * w[2] + v.first * w[3];
+  const int64_t destination_offset = p.rows().source(0, h.first) * gi[2] + p.cols().source(0, v.first) * gi[3];
+  g.taps_h = g.taps_w = 1;
+  g.rows = g.cols = 1;
+  g.axis_h = g.axis_w = {1, 0, 1};
+  g.m = inner.size;
+  g.weight_m = inner.stride_a;
+  g.destination_m = inner.stride_b;
+  // Groups whose results don't follow one another are visited one by one.
+  const bool together = g.groups == 1 || group_destination == inner.size * inner.stride_b;
+  const int64_t visits = together ? 1 : g.groups;
+  if (!together) g.groups = 1;
+  for (int64_t group = 0; group < visits; ++group) {
+    for (int64_t x = 0; x < outer.size; ++x) {
+      for (int64_t y = 0; y < middle.size; ++y) {
+        visit(g, {group * g.channels * g.source_c,
+                  weight_offset + group * g.weight_g + x * outer.stride_a + y * middle.stride_a,
+                  destination_offset + group * group_destination + x * outer.stride_b + y * middle.stride_b});
+      }
+    }
+  }
+}
+
 // The GEMMs of grad_input, one for each phase of the stride that a tap meets. Where the stride jumps over input
 // positions, zeros belong there: one GEMM without products writes them, before the others.
 template <class Visit>
@@ -102,6 +148,11 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const i
   g.destination_n = gi[0];
   g.destination_m = gi[1];
 
+  if (p.out_h == 1 && p.out_w == 1) {
+    for_each_one_pixel_gemm(p, g, w, gi, visit);
+    return;
+  }
+
   const int64_t first_taps_h = min64(grad_input_tap_step(p.stride_h, p.dilation_h), p.kernel_h);
   const int64_t first_taps_w = min64(grad_input_tap_step(p.stride_w, p.dilation_w), p.kernel_w);
   const auto row_phase = [&](int64_t first_tap) {
@@ -118,7 +169,7 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const i
     g.cols = p.in_w;
     g.destination_row = gi[2];
     g.destination_col = gi[3];
-    visit(g, 0, 0);
+    visit(g, {0, 0, 0});
   }
 
   g.destination_row = gi[2] * p.stride_h;
@@ -137,7 +188,7 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const i
       g.axis_w = v.axis;
       g.weight_i = h.tap_step * w[2];
       g.weight_j = v.tap_step * w[3];
-      visit(g, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]);
+      visit(g, {0, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]});
     }
   }
 }
@@ -186,7 +237,11 @@ void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, C
   g.destination_m = output.stride[1];
   g.destination_row = output.stride[2];
   g.destination_col = output.stride[3];
-  engine().conv(dtype, g, executor);
+  if (sums_as_dots(p, dtype)) {
+    engine().dot_products(dtype, g, executor);
+  } else {
+    engine().conv(dtype, g, executor);
+  }
 }
 
 void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
@@ -194,12 +249,21 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) return;
   const int64_t size = size_of(dtype);
+  const auto at = [size](const void* data, int64_t offset) { return static_cast<const char*>(data) + offset * size; };
   for_each_grad_input_gemm(p, grad_output.stride, weight.stride, grad_input.stride,
-                           [&](ConvGemm& g, int64_t weight_offset, int64_t destination_offset) {
-                             g.source = grad_output.data;
-                             g.weight = static_cast<const char*>(weight.data) + weight_offset * size;
-                             g.destination = static_cast<char*>(grad_input.data) + destination_offset * size;
-                             engine().conv(dtype, g, executor);
+                           [&](ConvGemm& g, const GemmOffsets& offsets) {
+                             g.source = at(grad_output.data, offsets.source);
+                             g.weight = at(weight.data, offsets.weight);
+                             g.destination = static_cast<char*>(grad_input.data) + offsets.destination * size;
+                             if (takes_rows(g, dtype)) {
+                               RowProducts rows = row_products(g, engine().vector_shape(dtype).limits);
+                               rows.factor = g.source;
+                               rows.rows = g.weight;
+                               rows.result = g.destination;
+                               engine().row_products(dtype, rows, executor);
+                             } else {
+                               engine().conv(dtype, g, executor);
+                             }
                            });
 }
 
@@ -207,6 +271,15 @@ void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad
                  TensorView grad_weight, const Executor& executor) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) return;
+  if (takes_rows(p, dtype, input.stride, grad_weight.stride)) {
+    RowProducts rows =
+        row_products(p, grad_output.stride, input.stride, grad_weight.stride, engine().vector_shape(dtype).limits);
+    rows.factor = grad_output.data;
+    rows.rows = input.data;
+    rows.result = grad_weight.data;
+    engine().row_products(dtype, rows, executor);
+    return;
+  }
   engine().grad_weight(p, dtype, grad_output, input, grad_weight, executor);
 }
 
@@ -362,7 +435,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     // A strided problem is one GEMM for each phase of the stride; the one of the most products stands for them.
     const int64_t strides[4] = {};
     Explanation phase = e;
-    for_each_grad_input_gemm(p, strides, strides, strides, [&](const ConvGemm& g, int64_t, int64_t) {
+    for_each_grad_input_gemm(p, strides, strides, strides, [&](const ConvGemm& g, const GemmOffsets&) {
       explain_conv(phase, g, dtype, num_threads);
       const int64_t items = e.work_items + phase.work_items;
       const int64_t workspace = max64(e.workspace_bytes_per_thread, phase.workspace_bytes_per_thread);

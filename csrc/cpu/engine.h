@@ -5,6 +5,7 @@
 
 #include "blocking.h"
 #include "conv2d_cpu.h"
+#include "one_pixel.h"
 
 namespace conv2d_ext::cpu {
 
@@ -14,7 +15,10 @@ struct Engine {
   void (*conv)(DType, const ConvGemm&, const Executor&);
   void (*grad_weight)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView, const Executor&);
   void (*grad_bias)(int64_t, int64_t, int64_t, int64_t, DType, ConstTensorView, void*, const Executor&);
+  void (*dot_products)(DType, const ConvGemm&, const Executor&);     // forward of one result pixel, where sums_as_dots
+  void (*row_products)(DType, const RowProducts&, const Executor&);  // gradients of one, where takes_rows
   VectorShape (*vector_shape)(DType);
+  DotKernelShape (*dot_shape)(DType);
   int rows;  // MR
 };
 const Engine* portable_engine();
