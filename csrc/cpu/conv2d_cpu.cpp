@@ -367,6 +367,16 @@ void name_kernel(Explanation& e, DType dtype, const VectorShape& vector, int64_t
   }
 }
 
+void name_one_pixel_kernel(Explanation& e, DType dtype, const char* engine_name, const char* family, int64_t rows,
+                           int64_t columns) {
+  e.engine = engine_name;
+  e.micro_kernel = std::string(family) + "_" + compute_name(dtype) + "_" + std::to_string(rows) + "x" +
+                   std::to_string(columns) + "__" + engine().isa;
+  if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
+    e.refused = "no native 16-bit micro-kernel in this build: widened to float32 as loaded, rounded once";
+  }
+}
+
 // The chains that a sum is made of. Where segments end, chains do.
 int64_t count_chains(const KBlocking& k, const ConvGemm& g) {
   int64_t chains = 0;
@@ -415,6 +425,42 @@ void explain_conv(Explanation& e, const ConvGemm& g, DType dtype, int num_thread
   e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
 }
 
+void explain_dots(Explanation& e, const ConvGemm& g, DType dtype, int num_threads) {
+  const DotKernelShape shape = engine().dot_shape(dtype);
+  const DotBlocking k = block_dot(g, shape.width, engine().vector_shape(dtype).limits);
+  const DotTiling t = tile_dot(g, k, shape, num_threads);
+  const bool single = t.images == 1;
+  name_one_pixel_kernel(e, dtype, "one pixel, dot products along the weight's rows", "dot_ukernel",
+                        single ? shape.single_rows : shape.rows, single ? 1 : shape.columns);
+  e.gemm_m = g.m;
+  e.gemm_n = g.batch;
+  e.gemm_k = k.products;
+  e.tile_pixels = e.tile_images = t.images;
+  e.tile_rows = e.tile_cols = 1;
+  e.k_segments = shape.width * div_up(k.steps, k.chain);
+  e.k_segment_length = k.chain;
+  e.work_items = t.items(g.groups);
+  e.workspace_bytes_per_thread = lay_out_scratch(t, shape).bytes;
+}
+
+// What differs from the GEMM driver: neither the problem nor its chains.
+void explain_rows(Explanation& e, const RowProducts& rows, DType dtype, int num_threads) {
+  const VectorShape vector = engine().vector_shape(dtype);
+  const RowTiling t = tile_rows(rows, num_threads);
+  const int64_t results = row_results(t.results);
+  name_one_pixel_kernel(e, dtype, "one pixel, rows times factors", "row_ukernel", results,
+                        vector.lanes * row_vectors(vector.lanes * vector.element_size, results));
+  e.work_items = t.items(rows.groups);
+  e.workspace_bytes_per_thread = row_scratch_bytes(rows, t, results, vector.element_size);
+}
+
+struct Strides {
+  int64_t stride[4];
+};
+Strides contiguous(int64_t channels, int64_t height, int64_t width) {
+  return {{channels * height * width, height * width, width, 1}};
+}
+
 }  // namespace
 
 Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, int num_threads) {
@@ -426,17 +472,28 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
       e.engine = "none: the result is empty";
       return e;
     }
-    explain_conv(e, forward_gemm(p), dtype, num_threads);
+    if (sums_as_dots(p, dtype)) {
+      explain_dots(e, forward_gemm(p), dtype, num_threads);
+    } else {
+      explain_conv(e, forward_gemm(p), dtype, num_threads);
+    }
   } else if (direction == Direction::kGradInput) {
     if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) {
       e.engine = "none: the result is empty";
       return e;
     }
     // A strided problem is one GEMM for each phase of the stride; the one of the most products stands for them.
-    const int64_t strides[4] = {};
-    Explanation phase = e;
-    for_each_grad_input_gemm(p, strides, strides, strides, [&](const ConvGemm& g, const GemmOffsets&) {
+    // Contiguous tensors are assumed.
+    const Strides go = contiguous(p.out_channels, p.out_h, p.out_w);
+    const Strides w = contiguous(p.in_channels_per_group(), p.kernel_h, p.kernel_w);
+    const Strides gi = contiguous(p.in_channels, p.in_h, p.in_w);
+    for_each_grad_input_gemm(p, go.stride, w.stride, gi.stride, [&](const ConvGemm& g, const GemmOffsets&) {
+      Explanation phase{};
+      phase.isa = e.isa;
       explain_conv(phase, g, dtype, num_threads);
+      if (takes_rows(g, dtype)) {
+        explain_rows(phase, row_products(g, engine().vector_shape(dtype).limits), dtype, num_threads);
+      }
       const int64_t items = e.work_items + phase.work_items;
       const int64_t workspace = max64(e.workspace_bytes_per_thread, phase.workspace_bytes_per_thread);
       if (e.engine.empty() || double(phase.gemm_n) * double(phase.gemm_k) > double(e.gemm_n) * double(e.gemm_k)) {
@@ -470,6 +527,12 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     if (t.slots > 1) {
       e.workspace_bytes_per_thread +=
           div_up((t.slots + 1) * owners * t.tile_size(vector.lanes) * vector.element_size, num_threads);
+    }
+    const Strides go = contiguous(p.out_channels, p.out_h, p.out_w);
+    const Strides in = contiguous(p.in_channels, p.in_h, p.in_w);
+    const Strides gw = contiguous(p.in_channels_per_group(), p.kernel_h, p.kernel_w);
+    if (takes_rows(p, dtype, in.stride, gw.stride)) {
+      explain_rows(e, row_products(p, go.stride, in.stride, gw.stride, vector.limits), dtype, num_threads);
     }
   }
   return e;

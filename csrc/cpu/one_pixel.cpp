@@ -19,10 +19,12 @@ constexpr int64_t kDotBlockBytes = 4 * 1024;
 // Products that are worth a thread.
 constexpr int64_t kThreadProducts = 64 * 1024;
 // Lanes of a work item of RowProducts: their sums stay in L1.
-constexpr int64_t kRowLanes = 4096;
-// Results beyond which packing the rows pays.
-constexpr int64_t kMaxRowImages = 6;
-constexpr int64_t kMaxRowPixels = 32;
+constexpr int64_t kRowLanes = 2048;
+// Batches beyond which packing pays: for the input gradient sooner where the weight isn't in L2 and every six images
+// read it again.
+constexpr int64_t kMaxRowImages = 64;
+constexpr int64_t kMaxRowImagesFar = 12;
+constexpr int64_t kFarWeights = 4 * 1024 * 1024;
 
 bool is_floating(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
@@ -124,6 +126,15 @@ RowTiling tile_rows(const RowProducts& p, int num_threads) {
   return t;
 }
 
+int64_t row_results(int64_t results) {
+  const int64_t step = div_up(results, max64(div_up(results, 6), 1));
+  return step == 5 ? 6 : step;
+}
+
+int64_t row_scratch_bytes(const RowProducts& p, const RowTiling& t, int64_t results, int64_t element_size) {
+  return (p.chain + round_up(t.lanes, 16)) * results * element_size;
+}
+
 SharedDimensions join_dimensions(SharedDimension c, SharedDimension i, SharedDimension j) {
   const auto by_stride = [](const SharedDimension& x, const SharedDimension& y) { return x.stride_a < y.stride_a; };
   const auto by_size = [](const SharedDimension& x, const SharedDimension& y) { return x.size > y.size; };
@@ -155,7 +166,8 @@ MetTaps met_taps(const GatherAxis& axis, int64_t kernel, int64_t size) {
 
 bool takes_rows(const ConvGemm& g, DType dtype) {
   return is_floating(dtype) && g.taps() == 1 && g.rows == 1 && g.cols == 1 && g.source_h == 1 && g.source_w == 1 &&
-         g.weight_m == 1 && g.destination_m == 1 && g.channels > 0 && g.batch <= kMaxRowImages;
+         g.weight_m == 1 && g.destination_m == 1 && g.channels > 0 &&
+         g.batch <= (g.channels * g.m >= kFarWeights ? kMaxRowImagesFar : kMaxRowImages);
 }
 
 RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
@@ -178,7 +190,7 @@ RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
 }
 
 bool takes_rows(const Conv2dProblem& p, DType dtype, const int64_t* input, const int64_t* grad_weight) {
-  if (!is_floating(dtype) || p.out_h != 1 || p.out_w != 1 || p.batch == 0 || p.batch > kMaxRowPixels) return false;
+  if (!is_floating(dtype) || p.out_h != 1 || p.out_w != 1 || p.batch == 0 || p.batch > kMaxRowImages) return false;
   if (!taps_are_inside(p.rows(), p.kernel_h, p.in_h) || !taps_are_inside(p.cols(), p.kernel_w, p.in_w)) return false;
   const SharedDimensions lanes = join_dimensions({p.in_channels_per_group(), grad_weight[1], input[1]},
                                                  {p.kernel_h, grad_weight[2], input[2] * p.dilation_h},

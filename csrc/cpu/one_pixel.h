@@ -71,6 +71,15 @@ struct RowTiling {
 };
 RowTiling tile_rows(const RowProducts& products, int num_threads);
 
+// Results that a micro-kernel takes at once, of `results`: near-equal steps of 1, 2, 3, 4 or 6; and the vectors of
+// lanes it takes then: accumulators are 12 of 16 registers, with AVX-512 24 (or 16) of 32.
+int64_t row_results(int64_t results);
+constexpr int64_t row_vectors(int64_t vector_bytes, int64_t results) {
+  if (vector_bytes < 64) return 12 / results;
+  return results == 1 ? 16 : 24 / results;
+}
+int64_t row_scratch_bytes(const RowProducts& products, const RowTiling& tiling, int64_t results, int64_t element_size);
+
 // A dimension of two tensors that are walked together: its size and its strides in either.
 struct SharedDimension {
   int64_t size, stride_a, stride_b;

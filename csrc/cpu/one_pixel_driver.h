@@ -39,6 +39,14 @@ struct DotOperands {
   bool accumulate;
 };
 
+// Keeps the compiler from loading a vector anew for each of its uses.
+template <class Reg>
+CONV2D_INLINE void load_once([[maybe_unused]] Reg& v) {
+#if defined(CONV2D_HAS_NATIVE_VEC)
+  __asm__("" : "+v"(v));
+#endif
+}
+
 template <class S, class T, int MR, int NC>
 void dot_ukernel(const DotOperands<S, T>& operands) {
   using V = Vec<T>;
@@ -76,7 +84,8 @@ void dot_ukernel(const DotOperands<S, T>& operands) {
         for (int c = 0; c < NC; ++c) x[c] = V::load(source[c] + k + v * L);
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
-          const reg w = load_as(row[r] + k + v * L);
+          reg w = load_as(row[r] + k + v * L);
+          if constexpr (NC > 1) load_once(w);
 #pragma GCC unroll 8
           for (int c = 0; c < NC; ++c) acc[r][c][v] = V::fma(w, x[c], acc[r][c][v]);
         }
@@ -151,13 +160,7 @@ CONV2D_INLINE typename Vec<T>::reg add_dot_lanes(const T* lanes) {
     }
     sums[i] = part[0];
   }
-  V::transpose(sums);
-#pragma GCC unroll 4
-  for (int n = L / 2; n > 0; n /= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < n; ++i) sums[i] = V::add(sums[i], sums[i + n]);
-  }
-  return sums[0];
+  return V::sum_each(sums);
 }
 
 template <class S>
@@ -360,14 +363,31 @@ void row_ukernel(const RowOperands<S, T>& operands, int lanes) {
   const T* factors = operands.factors;
   const int64_t row_pitch = operands.row_pitch;
   for (const T* const end = factors + operands.depth * MR; factors != end; factors += MR, row += row_pitch) {
-    reg f[MR];
+    // Of the two operands the fewer vectors stay in registers.
+    if constexpr (MR <= NV) {
+      reg f[MR];
 #pragma GCC unroll 8
-    for (int r = 0; r < MR; ++r) f[r] = V::broadcast(factors + r);
+      for (int r = 0; r < MR; ++r) f[r] = V::broadcast(factors + r);
 #pragma GCC unroll 16
-    for (int v = 0; v < NV; ++v) {
-      const reg x = kPartial ? load_as_partial(row, lanes) : load_as(row + v * L);
+      for (int v = 0; v < NV; ++v) {
+        reg x = kPartial ? load_as_partial(row, lanes) : load_as(row + v * L);
+        if constexpr (MR > 1) load_once(x);
 #pragma GCC unroll 8
-      for (int r = 0; r < MR; ++r) acc[r][v] = V::fma(x, f[r], acc[r][v]);
+        for (int r = 0; r < MR; ++r) acc[r][v] = V::fma(x, f[r], acc[r][v]);
+      }
+    } else {
+      reg x[NV];
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; ++v) {
+        x[v] = kPartial ? load_as_partial(row, lanes) : load_as(row + v * L);
+        load_once(x[v]);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; ++r) {
+        const reg f = V::broadcast(factors + r);
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; ++v) acc[r][v] = V::fma(x[v], f, acc[r][v]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -410,15 +430,12 @@ template <class S>
 struct RowCall {
   using T = ComputeType<S>;
   static constexpr int L = Vec<T>::kLanes;
-  // Accumulators: AVX2 and narrower 12 of 16 registers, AVX-512 24 of 32.
-  static constexpr int kAccumulators = L * int(sizeof(T)) == 64 ? 24 : 12;
-  static constexpr int kMostResults = 6;
   const RowProducts& products;
   const RowTiling tiling;
   const int64_t total_pitch;
 
   RowCall(const RowProducts& p, int num_threads)
-      : products(p), tiling(tile_rows(p, num_threads)), total_pitch(round_up(tiling.lanes, L)) {}
+      : products(p), tiling(tile_rows(p, num_threads)), total_pitch(round_up(tiling.lanes, 16)) {}
 
   static void run(void* context, int64_t item) { static_cast<const RowCall*>(context)->work(item); }
 
@@ -428,9 +445,7 @@ struct RowCall {
     const int64_t group = item / tiling.blocks_l / tiling.blocks_r;
     const int64_t lanes = min64(tiling.lanes, products.lanes - lane0);
     const int64_t last = min64(result0 + tiling.results, products.results);
-    // Near-equal steps.
-    const int64_t steps = div_up(last - result0, kMostResults);
-    const int64_t step = div_up(last - result0, max64(steps, 1));
+    const int64_t step = row_results(last - result0);
     for (int64_t r = result0; r < last; r += step) {
       const int64_t n = min64(step, last - r);
       switch (step) {
@@ -456,7 +471,7 @@ struct RowCall {
   // MR results, of which `valid` exist.
   template <int MR>
   void sum(int64_t group, int64_t result0, int64_t valid, int64_t lane0, int64_t lanes) const {
-    T* const factors = static_cast<T*>(thread_scratch((products.chain * MR + total_pitch * MR) * int64_t(sizeof(T))));
+    T* const factors = static_cast<T*>(thread_scratch(row_scratch_bytes(products, tiling, MR, sizeof(T))));
     const S* const factor =
         static_cast<const S*>(products.factor) + group * products.factor_g + result0 * products.factor_r;
     RowOperands<S, T> operands{};
@@ -481,7 +496,7 @@ struct RowCall {
       operands.rows = static_cast<const S*>(products.rows) + group * products.rows_g + k * products.rows_k + lane0;
       k += operands.depth;
       operands.last = k == products.depth;
-      row_chain<S, T, MR, MR == 1 && kAccumulators == 24 ? 16 : kAccumulators / MR>(operands, lanes);
+      row_chain<S, T, MR, int(row_vectors(L * int64_t(sizeof(T)), MR))>(operands, lanes);
       operands.first = false;
     }
   }
