@@ -193,6 +193,18 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const int64_t* go, const i
   }
 }
 
+// With one output pixel, less than this many products take less time than waking a thread.
+bool is_small(const Conv2dProblem& p) {
+  constexpr double kProducts = 128 * 1024;
+  return p.out_h == 1 && p.out_w == 1 && double(p.batch) * double(p.out_channels) * double(p.gemm_k()) < kProducts;
+}
+Executor executor_for(const Conv2dProblem& p, const Executor& executor) {
+  if (!is_small(p)) return executor;
+  return {1, [](int64_t items, void* context, void (*body)(void*, int64_t)) {
+            for (int64_t item = 0; item < items; ++item) body(context, item);
+          }};
+}
+
 int64_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kInt8:
@@ -215,9 +227,10 @@ int64_t size_of(DType dtype) {
 }  // namespace
 
 void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, const void* bias,
-             int64_t bias_stride, TensorView output, const Executor& executor) {
+             int64_t bias_stride, TensorView output, const Executor& threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0) return;
+  const Executor executor = executor_for(p, threads);
   ConvGemm g = forward_gemm(p);
   g.source = input.data;
   g.source_n = input.stride[0];
@@ -245,9 +258,10 @@ void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, C
 }
 
 void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
-                TensorView grad_input, const Executor& executor) {
+                TensorView grad_input, const Executor& threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) return;
+  const Executor executor = executor_for(p, threads);
   const int64_t size = size_of(dtype);
   const auto at = [size](const void* data, int64_t offset) { return static_cast<const char*>(data) + offset * size; };
   for_each_grad_input_gemm(p, grad_output.stride, weight.stride, grad_input.stride,
@@ -268,9 +282,10 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
 }
 
 void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,
-                 TensorView grad_weight, const Executor& executor) {
+                 TensorView grad_weight, const Executor& threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) return;
+  const Executor executor = executor_for(p, threads);
   if (takes_rows(p, dtype, input.stride, grad_weight.stride)) {
     RowProducts rows =
         row_products(p, grad_output.stride, input.stride, grad_weight.stride, engine().vector_shape(dtype).limits);
@@ -465,6 +480,7 @@ Strides contiguous(int64_t channels, int64_t height, int64_t width) {
 
 Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, int num_threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
+  if (is_small(p)) num_threads = 1;
   Explanation e{};
   e.isa = engine().isa;
   if (direction == Direction::kForward) {
