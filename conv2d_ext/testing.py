@@ -222,7 +222,17 @@ LONG_SUMS = (
     Problem("depthwise, 33800 pixels", 2, 3, (130, 130), 3, (3, 3), padding=(1, 1), groups=3),
 )
 
-SMALL_PROBLEMS = EDGE + TAILS + ASYMMETRIC + GROUPED + DEPTHWISE + DILATED + LONG_SUMS
+# Convolutions with one result pixel and enough weights to run apart from the GEMM drivers.
+ONE_PIXEL = (
+    Problem("one pixel, 1x1", 3, 130, (1, 1), 131, (1, 1)),
+    Problem("one pixel, kernel over the image", 2, 7, (5, 6), 83, (5, 6)),
+    Problem("one pixel, unread rim", 2, 15, (4, 6), 122, (3, 3), stride=(5, 5)),
+    Problem("one pixel, padded, dilated", 2, 30, (4, 5), 66, (3, 3), (5, 5), (1, 1), (2, 2)),
+    Problem("one pixel, 2 groups", 9, 264, (1, 1), 264, (1, 1), groups=2),
+    Problem("one pixel, K = 2070", 1, 230, (3, 3), 9, (3, 3)),
+)
+
+SMALL_PROBLEMS = EDGE + TAILS + ASYMMETRIC + GROUPED + DEPTHWISE + DILATED + LONG_SUMS + ONE_PIXEL
 
 # The convolution of the forum post this project answers, its kernel's channels in PyTorch's order.
 POST = Problem("post", 1, 16, (256, 256), 32, (3, 3))

@@ -111,6 +111,21 @@ def test_depthwise_follows_the_memory_format(kernel, stride):
     )
 
 
+@pytest.mark.parametrize("problem", testing.ONE_PIXEL, ids=str)
+def test_one_result_pixel(problem):
+    """The forward's order, hence its kernel, is the same for every batch."""
+    plan, large = _explain(problem), _explain(problem.with_batch(300))
+    assert plan.forward.micro_kernel.startswith("dot_ukernel_f32")
+    assert large.forward.engine == plan.forward.engine
+    assert large.forward.k_segments == plan.forward.k_segments
+    assert large.forward.workspace_bytes_per_thread <= 4 * 2**20
+    assert large.grad_weight.micro_kernel.startswith("gemm_ukernel")
+    if problem.input_shape[2:] == problem.weight_shape[2:]:
+        assert plan.grad_input.micro_kernel.startswith("row_ukernel_f32")
+        assert plan.grad_weight.micro_kernel.startswith("row_ukernel_f32")
+    assert _explain(problem, torch.complex64).forward.micro_kernel.startswith("gemm_ukernel_c64")
+
+
 def test_nothing_is_computed():
     """An explanation of a convolution that would take hours comes at once."""
     input = torch.ones(1).expand(64, 512, 2**12, 2**12)

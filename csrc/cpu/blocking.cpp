@@ -127,8 +127,9 @@ bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorS
 }
 
 bool takes_pairs(const ConvGemm& gemm, const VectorShape& vector) {
-  // Few result channels are better off with vectors over pixels, patch layers' gradients with their own GEMM.
-  return gemm.channels > 1 && gemm.m >= kLeastPairsChannels && gemm.result_taps() == 1 &&
+  // Few result channels are better off with vectors over pixels; patch layers' gradients and images of one pixel have
+  // kernels of their own, which don't take pairs.
+  return gemm.channels > 1 && gemm.rows * gemm.cols > 1 && gemm.m >= kLeastPairsChannels && gemm.result_taps() == 1 &&
          !lanes_are_groups(gemm, vector);
 }
 

@@ -128,8 +128,62 @@ int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64
   return met;
 }
 
+// The GEMM without products that writes zeros to all of grad_input.
+ConvGemm zero_gemm(const Conv2dProblem& p, const ConvGemm& any, const int64_t* gi) {
+  ConvGemm zeros = any;
+  zeros.taps_h = zeros.taps_w = 0;
+  zeros.rows = p.in_h;
+  zeros.cols = p.in_w;
+  zeros.destination_row = gi[2];
+  zeros.destination_col = gi[3];
+  return zeros;
+}
+
+// Where a GEMM's operands begin in its tensors, in elements.
+struct GemmOffsets {
+  int64_t source, weight, destination;
+};
+
+// The GEMMs of grad_input for one output pixel. A tap meets one input position, so no tap but that is summed over: each
+// is a 1 x 1 convolution of its own. Taps and channels that lie alike in weight and result are taken as channels of
+// one.
+template <class Visit>
+void for_each_one_pixel_gemm(const Conv2dProblem& p, ConvGemm g, const int64_t* w, const int64_t* gi, Visit visit) {
+  const MetTaps h = met_taps(p.rows(), p.kernel_h, p.in_h), v = met_taps(p.cols(), p.kernel_w, p.in_w);
+  if (h.count * v.count < p.in_h * p.in_w) {
+    ConvGemm zeros = zero_gemm(p, g, gi);
+    visit(zeros, {0, 0, 0});
+  }
+  if (h.count * v.count == 0) return;
+  const SharedDimensions lanes =
+      join_dimensions({g.m, w[1], gi[1]}, {h.count, w[2], gi[2] * p.dilation_h}, {v.count, w[3], gi[3] * p.dilation_w});
+  const SharedDimension &inner = lanes.dimension[0], &middle = lanes.dimension[1], &outer = lanes.dimension[2];
+  const int64_t group_destination = g.m * gi[1];
+  const int64_t weight_offset = h.first * w[2] + v.first * w[3];
+  const int64_t destination_offset = p.rows().source(0, h.first) * gi[2] + p.cols().source(0, v.first) * gi[3];
+  g.taps_h = g.taps_w = 1;
+  g.rows = g.cols = 1;
+  g.axis_h = g.axis_w = {1, 0, 1};
+  g.m = inner.size;
+  g.weight_m = inner.stride_a;
+  g.destination_m = inner.stride_b;
+  // Groups whose results don't follow one another are visited one by one.
+  const bool together = g.groups == 1 || group_destination == inner.size * inner.stride_b;
+  const int64_t visits = together ? 1 : g.groups;
+  if (!together) g.groups = 1;
+  for (int64_t group = 0; group < visits; ++group) {
+    for (int64_t x = 0; x < outer.size; ++x) {
+      for (int64_t y = 0; y < middle.size; ++y) {
+        visit(g, {group * g.channels * g.source_c,
+                  weight_offset + group * g.weight_g + x * outer.stride_a + y * middle.stride_a,
+                  destination_offset + group * group_destination + x * outer.stride_b + y * middle.stride_b});
+      }
+    }
+  }
+}
+
 // The GEMMs of grad_input: one for each phase of the stride that a tap meets; a single one where every phase has a
-// single tap (ConvGemm, result_taps). Where no product belongs to an input position, a zero does: one GEMM without
+// single tap (ConvGemm, result_taps), or there is one output pixel. Where no product belongs to an input position, a zero does: one GEMM without
 // products writes zeros, before the others.
 template <class Visit>
 void for_each_grad_input_gemm(const Conv2dProblem& p, const VectorShape& vector, const int64_t* go, const int64_t* w,
@@ -153,13 +207,14 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const VectorShape& vector,
   g.destination_m = gi[1];
 
   const auto fill_zero = [&] {
-    ConvGemm zeros = g;
-    zeros.rows = p.in_h;
-    zeros.cols = p.in_w;
-    zeros.destination_row = gi[2];
-    zeros.destination_col = gi[3];
-    visit(zeros, 0, 0);
+    ConvGemm zeros = zero_gemm(p, g, gi);
+    visit(zeros, {0, 0, 0});
   };
+
+  if (p.out_h == 1 && p.out_w == 1) {
+    for_each_one_pixel_gemm(p, g, w, gi, visit);
+    return;
+  }
 
   // Patch layers. With fewer taps in a row, planes written with gaps cost less than pieces of rows so short.
   constexpr int64_t kLeastTapsOfRow = 4;
@@ -185,7 +240,7 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const VectorShape& vector,
     g.destination_w = p.in_w;
     g.destination_row = gi[2];
     g.destination_col = gi[3];
-    visit(g, 0, 0);
+    visit(g, {0, 0, 0});
     return;
   }
 
@@ -218,9 +273,21 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const VectorShape& vector,
       g.axis_w = v.axis;
       g.weight_i = h.tap_step * w[2];
       g.weight_j = v.tap_step * w[3];
-      visit(g, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]);
+      visit(g, {0, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]});
     }
   }
+}
+
+// With one output pixel, less than this many products take less time than waking a thread.
+bool is_small(const Conv2dProblem& p) {
+  constexpr double kProducts = 128 * 1024;
+  return p.out_h == 1 && p.out_w == 1 && double(p.batch) * double(p.out_channels) * double(p.gemm_k()) < kProducts;
+}
+Executor executor_for(const Conv2dProblem& p, const Executor& executor) {
+  if (!is_small(p)) return executor;
+  return {1, [](int64_t items, void* context, void (*body)(void*, int64_t)) {
+            for (int64_t item = 0; item < items; ++item) body(context, item);
+          }};
 }
 
 int64_t size_of(DType dtype) {
@@ -245,31 +312,56 @@ int64_t size_of(DType dtype) {
 }  // namespace
 
 void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, const void* bias,
-             int64_t bias_stride, TensorView output, const Executor& executor) {
+             int64_t bias_stride, TensorView output, const Executor& threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0) return;
+  const Executor executor = executor_for(p, threads);
   const ConvGemm g = forward_gemm(p, input, weight, bias, bias_stride, output);
-  run_conv(dtype, g, executor);
+  if (sums_as_dots(p, dtype)) {
+    engine().dot_products(dtype, g, executor);
+  } else {
+    run_conv(dtype, g, executor);
+  }
 }
 
 void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
-                TensorView grad_input, const Executor& executor) {
+                TensorView grad_input, const Executor& threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) return;
+  const Executor executor = executor_for(p, threads);
   const int64_t size = size_of(dtype);
+  const auto at = [size](const void* data, int64_t offset) { return static_cast<const char*>(data) + offset * size; };
   for_each_grad_input_gemm(p, engine().vector_shape(dtype), grad_output.stride, weight.stride, grad_input.stride,
-                           [&](ConvGemm& g, int64_t weight_offset, int64_t destination_offset) {
-                             g.source = grad_output.data;
-                             g.weight = static_cast<const char*>(weight.data) + weight_offset * size;
-                             g.destination = static_cast<char*>(grad_input.data) + destination_offset * size;
-                             run_conv(dtype, g, executor);
+                           [&](ConvGemm& g, const GemmOffsets& offsets) {
+                             g.source = at(grad_output.data, offsets.source);
+                             g.weight = at(weight.data, offsets.weight);
+                             g.destination = static_cast<char*>(grad_input.data) + offsets.destination * size;
+                             if (takes_rows(g, dtype)) {
+                               RowProducts rows = row_products(g, engine().vector_shape(dtype).limits);
+                               rows.factor = g.source;
+                               rows.rows = g.weight;
+                               rows.result = g.destination;
+                               engine().row_products(dtype, rows, executor);
+                             } else {
+                               run_conv(dtype, g, executor);
+                             }
                            });
 }
 
 void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,
-                 TensorView grad_weight, const Executor& executor) {
+                 TensorView grad_weight, const Executor& threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) return;
+  const Executor executor = executor_for(p, threads);
+  if (takes_rows(p, dtype, input.stride, grad_weight.stride)) {
+    RowProducts rows =
+        row_products(p, grad_output.stride, input.stride, grad_weight.stride, engine().vector_shape(dtype).limits);
+    rows.factor = grad_output.data;
+    rows.rows = input.data;
+    rows.result = grad_weight.data;
+    engine().row_products(dtype, rows, executor);
+    return;
+  }
   engine().grad_weight(p, dtype, grad_output, input, grad_weight, executor);
 }
 
@@ -373,6 +465,16 @@ void name_gemm_ukernel(Explanation& e, DType dtype, const Engine& taken, bool pa
   name_kernel(e, dtype, taken, pairs, "gemm_ukernel", taken.rows(vectors), vectors * vector.lanes);
 }
 
+void name_one_pixel_kernel(Explanation& e, DType dtype, const char* engine_name, const char* family, int64_t rows,
+                           int64_t columns) {
+  e.engine = engine_name;
+  e.micro_kernel = std::string(family) + "_" + compute_name(dtype) + "_" + std::to_string(rows) + "x" +
+                   std::to_string(columns) + "__" + engine().kernels;
+  if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
+    e.refused = "no native 16-bit micro-kernel in this build: widened to float32 as loaded, rounded once";
+  }
+}
+
 // The chains that a sum is made of. Where segments end, chains do.
 int64_t count_chains(const KBlocking& k, const ConvGemm& g) {
   int64_t chains = 0;
@@ -461,11 +563,41 @@ TensorView result_view(int64_t channels, int64_t height, int64_t width, bool cha
   return {nullptr, {channels * height * width, height * width, width, 1}};
 }
 
+void explain_dots(Explanation& e, const ConvGemm& g, DType dtype, int num_threads) {
+  const DotKernelShape shape = engine().dot_shape(dtype);
+  const DotBlocking k = block_dot(g, shape.width, engine().vector_shape(dtype).limits);
+  const DotTiling t = tile_dot(g, k, shape, num_threads);
+  const bool single = t.images == 1;
+  name_one_pixel_kernel(e, dtype, "one pixel, dot products along the weight's rows", "dot_ukernel",
+                        single ? shape.single_rows : shape.rows, single ? 1 : shape.columns);
+  e.gemm_m = g.m;
+  e.gemm_n = g.batch;
+  e.gemm_k = k.products;
+  e.tile_pixels = e.tile_images = t.images;
+  e.tile_rows = e.tile_cols = 1;
+  e.k_segments = shape.width * div_up(k.steps, k.chain);
+  e.k_segment_length = k.chain;
+  e.work_items = t.items(g.groups);
+  e.workspace_bytes_per_thread = lay_out_scratch(t, shape).bytes;
+}
+
+// What differs from the GEMM driver: neither the problem nor its chains.
+void explain_rows(Explanation& e, const RowProducts& rows, DType dtype, int num_threads) {
+  const VectorShape vector = engine().vector_shape(dtype);
+  const RowTiling t = tile_rows(rows, num_threads);
+  const int64_t results = row_results(t.results);
+  name_one_pixel_kernel(e, dtype, "one pixel, rows times factors", "row_ukernel", results,
+                        vector.lanes * row_vectors(vector.lanes * vector.element_size, results));
+  e.work_items = t.items(rows.groups);
+  e.workspace_bytes_per_thread = row_scratch_bytes(rows, t, results, vector.element_size);
+}
+
 }  // namespace
 
 Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, ConstTensorView input,
                     ConstTensorView weight, bool channels_last, int num_threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
+  if (is_small(p)) num_threads = 1;
   Explanation e{};
   e.isa = engine().isa;
   if (direction == Direction::kForward) {
@@ -474,7 +606,12 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
       return e;
     }
     const TensorView output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
-    explain_conv(e, forward_gemm(p, input, weight, nullptr, 0, output), dtype, num_threads);
+    const ConvGemm g = forward_gemm(p, input, weight, nullptr, 0, output);
+    if (sums_as_dots(p, dtype)) {
+      explain_dots(e, g, dtype, num_threads);
+    } else {
+      explain_conv(e, g, dtype, num_threads);
+    }
   } else if (direction == Direction::kGradInput) {
     if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) {
       e.engine = "none: the result is empty";
@@ -483,11 +620,15 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     // A strided problem is one GEMM for each phase of the stride; the one of the most products stands for them.
     const TensorView grad_output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
     const TensorView result = result_view(p.in_channels, p.in_h, p.in_w, channels_last);
-    Explanation phase = e;
     for_each_grad_input_gemm(
         p, engine().vector_shape(dtype), grad_output.stride, weight.stride, result.stride,
-        [&](const ConvGemm& g, int64_t, int64_t) {
+        [&](const ConvGemm& g, const GemmOffsets&) {
+          Explanation phase{};
+          phase.isa = e.isa;
           explain_conv(phase, g, dtype, num_threads);
+          if (takes_rows(g, dtype)) {
+            explain_rows(phase, row_products(g, engine().vector_shape(dtype).limits), dtype, num_threads);
+          }
           const int64_t items = e.work_items + phase.work_items;
           const int64_t workspace = max64(e.workspace_bytes_per_thread, phase.workspace_bytes_per_thread);
           if (e.engine.empty() || double(phase.gemm_n) * double(phase.gemm_k) > double(e.gemm_n) * double(e.gemm_k)) {
@@ -535,6 +676,10 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     if (t.slots > 1) {
       e.workspace_bytes_per_thread +=
           div_up((t.slots + 1) * owners * t.tile_size(vector.lanes) * vector.element_size, num_threads);
+    }
+    if (takes_rows(p, dtype, input.stride, weight.stride)) {
+      explain_rows(e, row_products(p, grad_output.stride, input.stride, weight.stride, vector.limits), dtype,
+                   num_threads);
     }
   }
   return e;

@@ -8,6 +8,7 @@
 #include "blocking.h"
 #include "conv2d_cpu.h"
 #include "depthwise.h"
+#include "one_pixel.h"
 
 namespace conv2d_ext::cpu {
 
@@ -18,7 +19,10 @@ struct Engine {
   void (*conv)(DType, const ConvGemm&, const Executor&);
   void (*grad_weight)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView, const Executor&);
   void (*grad_bias)(int64_t, int64_t, int64_t, int64_t, DType, ConstTensorView, void*, const Executor&);
+  void (*dot_products)(DType, const ConvGemm&, const Executor&);     // forward of one result pixel, where sums_as_dots
+  void (*row_products)(DType, const RowProducts&, const Executor&);  // gradients of one, where takes_rows
   VectorShape (*vector_shape)(DType);
+  DotKernelShape (*dot_shape)(DType);
   int (*rows)(int64_t vectors);  // MR, of the micro-kernels that many vectors wide
   // What bfloat16 problems that take pairs (takes_pairs) go to: an engine with `conv` alone. Or nullptr.
   const Engine* pairs;

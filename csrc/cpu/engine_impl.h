@@ -9,6 +9,7 @@
 #include "pixel_driver.h"
 #include "depthwise_driver.h"
 #include "depthwise_weight_ukernel.h"
+#include "one_pixel_driver.h"
 #include "grad_weight_driver.h"
 #include "grad_bias.h"
 
@@ -87,6 +88,26 @@ void run_conv(const ConvGemm& problem, const Executor& executor) {
   ConvCall<S, T, false> call(gemm, executor.num_threads);
   run_items(executor, call.items(), &call, &ConvCall<S, T, false>::run);
 }
+// Of the types that one_pixel_driver.h takes.
+#define CONV2D_DISPATCH_FLOATING(dtype, call) \
+  switch (dtype) {                            \
+    case DType::kFloat32: {                   \
+      using S = float;                        \
+      return call;                            \
+    }                                         \
+    case DType::kFloat64: {                   \
+      using S = double;                       \
+      return call;                            \
+    }                                         \
+    case DType::kBFloat16: {                  \
+      using S = BFloat16;                     \
+      return call;                            \
+    }                                         \
+    default: {                                \
+      using S = Float16;                      \
+      return call;                            \
+    }                                         \
+  }
 
 inline void conv(DType dtype, const ConvGemm& gemm, const Executor& executor) {
   CONV2D_DISPATCH(dtype, run_conv<S>(gemm, executor))
@@ -99,10 +120,18 @@ inline void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_
                       ConstTensorView grad_output, void* result, const Executor& executor) {
   CONV2D_DISPATCH(dtype, run_grad_bias<S>(batch, out_channels, out_h, out_w, grad_output, result, executor))
 }
+inline void dot_products(DType dtype, const ConvGemm& gemm, const Executor& executor) {
+  CONV2D_DISPATCH_FLOATING(dtype, run_dot<S>(gemm, executor))
+}
+inline void row_products(DType dtype, const RowProducts& products, const Executor& executor) {
+  CONV2D_DISPATCH_FLOATING(dtype, run_rows<S>(products, executor))
+}
+inline DotKernelShape dot_shape_of(DType dtype) { CONV2D_DISPATCH_FLOATING(dtype, dot_shape<S>()) }
 inline VectorShape shape_of(DType dtype) { CONV2D_DISPATCH(dtype, vector_shape<ComputeType<S>>()) }
 
 inline int rows_of(int64_t) { return kMR; }
 
-constexpr Engine kEngine{kIsaName, kIsaName, conv, grad_weight, grad_bias, shape_of, rows_of, nullptr};
+constexpr Engine kEngine{kIsaName,     kIsaName, conv,         grad_weight, grad_bias, dot_products,
+                         row_products, shape_of, dot_shape_of, rows_of,     nullptr};
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

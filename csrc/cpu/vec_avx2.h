@@ -55,6 +55,18 @@ struct Vec<float> {
       r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
     }
   }
+  static CONV2D_INLINE reg sum_each(reg (&r)[8]) {
+    reg t[4], u[2];
+    // Halves of r[i] and r[i + 4], which then lie in the halves of one vector ...
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      t[i] = add(_mm256_permute2f128_ps(r[i], r[i + 4], 0x20), _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+    // ... then pairs, and single lanes, of two vectors at a time.
+    u[0] = add(_mm256_shuffle_ps(t[0], t[1], 0x44), _mm256_shuffle_ps(t[0], t[1], 0xee));
+    u[1] = add(_mm256_shuffle_ps(t[2], t[3], 0x44), _mm256_shuffle_ps(t[2], t[3], 0xee));
+    return add(_mm256_shuffle_ps(u[0], u[1], 0x88), _mm256_shuffle_ps(u[0], u[1], 0xdd));
+  }
 };
 
 template <>
@@ -90,6 +102,14 @@ struct Vec<double> {
     r[1] = _mm256_permute2f128_pd(t1, t3, 0x20);
     r[2] = _mm256_permute2f128_pd(t0, t2, 0x31);
     r[3] = _mm256_permute2f128_pd(t1, t3, 0x31);
+  }
+  static CONV2D_INLINE reg sum_each(reg (&r)[4]) {
+    reg t[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      t[i] = add(_mm256_permute2f128_pd(r[i], r[i + 2], 0x20), _mm256_permute2f128_pd(r[i], r[i + 2], 0x31));
+    }
+    return add(_mm256_unpacklo_pd(t[0], t[1]), _mm256_unpackhi_pd(t[0], t[1]));
   }
 };
 

@@ -78,6 +78,25 @@ struct Vec<float> {
       r[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
     }
   }
+  static CONV2D_INLINE reg sum_each(reg (&r)[16]) {
+    reg t[8], u[4], v[2];
+    // Halves, then quarters, of r[i], r[i + 4], r[i + 8] and r[i + 12], which then lie in the quarters of one vector
+    // ...
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const reg a = r[i + 8 * half], b = r[i + 8 * half + 4];
+        t[2 * i + half] = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+      }
+      u[i] =
+          add(_mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0x88), _mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0xdd));
+    }
+    // ... then pairs, and single lanes, of two vectors at a time.
+    v[0] = add(_mm512_shuffle_ps(u[0], u[1], 0x44), _mm512_shuffle_ps(u[0], u[1], 0xee));
+    v[1] = add(_mm512_shuffle_ps(u[2], u[3], 0x44), _mm512_shuffle_ps(u[2], u[3], 0xee));
+    return add(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+  }
 };
 
 template <>
@@ -122,6 +141,20 @@ struct Vec<double> {
       r[i + 4] = _mm512_shuffle_f64x2(a, c, 0xdd);
       r[i + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
     }
+  }
+  static CONV2D_INLINE reg sum_each(reg (&r)[8]) {
+    reg t[4], u[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const reg a = r[i + 4 * half], b = r[i + 4 * half + 2];
+        t[2 * i + half] = add(_mm512_shuffle_f64x2(a, b, 0x44), _mm512_shuffle_f64x2(a, b, 0xee));
+      }
+      u[i] =
+          add(_mm512_shuffle_f64x2(t[2 * i], t[2 * i + 1], 0x88), _mm512_shuffle_f64x2(t[2 * i], t[2 * i + 1], 0xdd));
+    }
+    return add(_mm512_unpacklo_pd(u[0], u[1]), _mm512_unpackhi_pd(u[0], u[1]));
   }
 };
 

@@ -7,6 +7,8 @@
 //   load_partial, store_partial   the first n lanes, 0 <= n <= kLanes; nothing else is touched
 //   transpose                     of kLanes vectors, in registers (float and double)
 //   unzip, zip                    the elements of two vectors in a row, those of even and of odd number; the inverse
+//   sum_each(r)                   element i: the sum of r[i]'s lanes, where lane l is added to lane l + kLanes / 2, of
+//                                 these sums l to l + kLanes / 4, and so on (float and double)
 //
 // This file: 128-bit vectors by the compiler's vector extension, for every element type and any architecture.
 // Without a hardware fused multiply-add (x86-64 before AVX2), fma rounds twice; with one (aarch64) once.
@@ -106,6 +108,13 @@ struct VecBits128 {
     for (int i = 0; i < kLanes; ++i) {
       for (int j = 0; j < kLanes; ++j) r[i][j] = t[j][i];
     }
+  }
+  static CONV2D_INLINE reg sum_each(reg (&r)[kLanes]) {
+    transpose(r);
+    for (int n = kLanes / 2; n > 0; n /= 2) {
+      for (int i = 0; i < n; ++i) r[i] = add(r[i], r[i + n]);
+    }
+    return r[0];
   }
 };
 

@@ -1,0 +1,221 @@
+#include "one_pixel.h"
+
+#include <utility>
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+// Below these the GEMM driver is as fast at batch 1 and faster at large ones: adding up the lanes of a dot product
+// costs as much as some hundred products.
+constexpr int64_t kDotProducts = 128;
+constexpr int64_t kDotWeights = 16384;
+// Results of a work item, whose lanes (64 bytes each) stay in L2, and images that share a pass over the weights.
+constexpr int64_t kDotResults = 3072;
+constexpr int64_t kDotImages = 64;
+// A block of K: long runs where weights are read once, short ones where their rows should stay in L1.
+constexpr int64_t kDotStreamBytes = 64 * 1024;
+constexpr int64_t kDotBlockBytes = 4 * 1024;
+// Products that are worth a thread.
+constexpr int64_t kThreadProducts = 64 * 1024;
+// Lanes of a work item of RowProducts: their sums stay in L1.
+constexpr int64_t kRowLanes = 2048;
+// Batches beyond which packing pays: for the input gradient sooner where the weight isn't in L2 and every six images
+// read it again.
+constexpr int64_t kMaxRowImages = 64;
+constexpr int64_t kMaxRowImagesFar = 12;
+constexpr int64_t kFarWeights = 4 * 1024 * 1024;
+
+bool is_floating(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+}
+
+bool taps_are_inside(const GatherAxis& axis, int64_t taps, int64_t size) {
+  const int64_t first = axis.source(0, 0), last = axis.source(0, taps - 1);
+  return min64(first, last) >= 0 && max64(first, last) < size;
+}
+
+template <class Before>
+void sort_three(SharedDimension (&d)[3], Before before) {
+  if (before(d[1], d[0])) std::swap(d[0], d[1]);
+  if (before(d[2], d[1])) std::swap(d[1], d[2]);
+  if (before(d[1], d[0])) std::swap(d[0], d[1]);
+}
+
+}  // namespace
+
+bool sums_as_dots(const Conv2dProblem& p, DType dtype) {
+  return p.out_h == 1 && p.out_w == 1 && is_floating(dtype) && p.gemm_k() >= kDotProducts &&
+         p.gemm_m() >= div_up(kDotWeights, p.gemm_k());
+}
+
+DotBlocking block_dot(const ConvGemm& gemm, int64_t width, const ChainLimits& limits) {
+  DotBlocking k{};
+  k.products = gemm.channels * gemm.taps();
+  k.steps = div_up(k.products, width);
+  k.chain = div_up(k.steps, div_up(k.steps, limits.products));
+  return k;
+}
+
+DotTiling tile_dot(const ConvGemm& gemm, const DotBlocking& k, const DotKernelShape& shape, int num_threads) {
+  DotTiling t{};
+  t.blocks_n = div_up(gemm.batch, kDotImages);
+  t.images = div_up(gemm.batch, t.blocks_n);
+  const int64_t step = t.images == 1 ? shape.single_rows : shape.rows;
+
+  // As many rows as fit, fewer where threads would idle.
+  int64_t blocks_m = div_up(gemm.m, max64(kDotResults / t.images, step));
+  const int64_t others = gemm.groups * t.blocks_n;
+  const double products = double(gemm.m) * double(k.products) * double(t.images) * double(others);
+  const int64_t wanted = min64(4 * num_threads, int64_t(products / double(kThreadProducts)));
+  if (num_threads > 1 && others * blocks_m < wanted) {
+    blocks_m = min64(div_up(gemm.m, step), round_up(div_up(wanted, others), num_threads));
+  }
+  t.rows = min64(gemm.m, round_up(div_up(gemm.m, blocks_m), step));
+  t.blocks_m = div_up(gemm.m, t.rows);
+  // The micro-kernels' surplus rows and the last vector of results.
+  t.padded_rows = t.rows + max64(shape.single_rows, shape.lanes);
+
+  const int64_t chain = k.chain * shape.width;
+  const int64_t bytes = t.images <= shape.columns ? kDotStreamBytes : kDotBlockBytes;
+  t.depth = min64(chain * max64(1, bytes / (chain * shape.element_size)), round_up(k.products, shape.width));
+  return t;
+}
+
+DotScratch lay_out_scratch(const DotTiling& t, const DotKernelShape& shape) {
+  const auto line = [](int64_t bytes) { return round_up(bytes, 64); };
+  DotScratch s{};
+  s.bias = 0;
+  s.lanes = line(t.padded_rows * shape.element_size);
+  // The micro-kernels' surplus columns have lanes too.
+  const int64_t lane_columns = t.images == 1 ? 1 : round_up(t.images, shape.columns);
+  s.patches = s.lanes + lane_columns * t.padded_rows * shape.width * shape.element_size;
+  s.rows = s.patches + line(t.images * t.depth * shape.element_size);
+  s.bytes = s.rows + line(max64(shape.single_rows, shape.rows) * t.depth * shape.storage_size);
+  return s;
+}
+
+bool taps_are_inside(const ConvGemm& g) {
+  return taps_are_inside(g.axis_h, g.taps_h, g.source_h) && taps_are_inside(g.axis_w, g.taps_w, g.source_w);
+}
+
+bool dot_is_dense(const ConvGemm& g, int64_t stride_c, int64_t stride_i, int64_t stride_j) {
+  return (g.taps_w == 1 || stride_j == 1) && (g.taps_h == 1 || stride_i == g.taps_w) &&
+         (g.channels == 1 || stride_c == g.taps());
+}
+
+RowTiling tile_rows(const RowProducts& p, int num_threads) {
+  RowTiling t{};
+  t.blocks_l = div_up(p.lanes, kRowLanes);
+  t.blocks_r = 1;
+  const double products = double(p.groups) * double(p.results) * double(p.depth) * double(p.lanes);
+  const int64_t wanted = min64(4 * num_threads, int64_t(products / double(kThreadProducts)));
+  if (num_threads > 1 && p.groups * t.blocks_l < wanted) {
+    // Results where there are many (grad_weight), else lanes, in pieces of whole cache lines.
+    const int64_t pieces = div_up(wanted, p.groups * t.blocks_l);
+    if (p.results >= 8 * pieces) {
+      t.blocks_r = pieces;
+    } else {
+      t.blocks_l = min64(t.blocks_l * pieces, div_up(p.lanes, 64));
+    }
+  }
+  t.results = div_up(p.results, t.blocks_r);
+  t.blocks_r = div_up(p.results, t.results);
+  t.lanes = min64(p.lanes, round_up(div_up(p.lanes, t.blocks_l), 64));
+  t.blocks_l = div_up(p.lanes, t.lanes);
+  return t;
+}
+
+int64_t row_results(int64_t results) {
+  const int64_t step = div_up(results, max64(div_up(results, 6), 1));
+  return step == 5 ? 6 : step;
+}
+
+int64_t row_scratch_bytes(const RowProducts& p, const RowTiling& t, int64_t results, int64_t element_size) {
+  return (p.chain + round_up(t.lanes, 16)) * results * element_size;
+}
+
+SharedDimensions join_dimensions(SharedDimension c, SharedDimension i, SharedDimension j) {
+  const auto by_stride = [](const SharedDimension& x, const SharedDimension& y) { return x.stride_a < y.stride_a; };
+  const auto by_size = [](const SharedDimension& x, const SharedDimension& y) { return x.size > y.size; };
+  SharedDimension sorted[3] = {c, i, j};
+  sort_three(sorted, by_stride);
+  SharedDimensions joined{};
+  for (const SharedDimension& next : sorted) {
+    if (next.size == 1) continue;
+    SharedDimension* const last = joined.count == 0 ? nullptr : &joined.dimension[joined.count - 1];
+    if (last != nullptr && next.stride_a == last->stride_a * last->size &&
+        next.stride_b == last->stride_b * last->size) {
+      last->size *= next.size;
+    } else {
+      joined.dimension[joined.count++] = next;
+    }
+  }
+  // What isn't there is a dimension of size 1.
+  for (int at = joined.count; at < 3; ++at) joined.dimension[at] = {1, 1, 1};
+  joined.count = joined.count == 0 ? 1 : joined.count;
+  sort_three(joined.dimension, by_size);
+  return joined;
+}
+
+MetTaps met_taps(const GatherAxis& axis, int64_t kernel, int64_t size) {
+  const int64_t first = min64(axis.origin < 0 ? div_up(-axis.origin, axis.tap) : 0, kernel);
+  const int64_t end = min64(size > axis.origin ? div_up(size - axis.origin, axis.tap) : 0, kernel);
+  return {first, max64(end - first, 0)};
+}
+
+bool takes_rows(const ConvGemm& g, DType dtype) {
+  return is_floating(dtype) && g.taps() == 1 && g.rows == 1 && g.cols == 1 && g.source_h == 1 && g.source_w == 1 &&
+         g.weight_m == 1 && g.destination_m == 1 && g.channels > 0 &&
+         g.batch <= (g.channels * g.m >= kFarWeights ? kMaxRowImagesFar : kMaxRowImages);
+}
+
+RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
+  const KBlocking k = block_k(g.channels, 1, 1, limits);
+  RowProducts p{};
+  p.groups = g.groups;
+  p.results = g.batch;
+  p.depth = g.channels;
+  p.lanes = g.m;
+  p.segment = k.segment_channels;
+  p.chain = k.chain;
+  p.factor_g = g.channels * g.source_c;
+  p.factor_r = g.source_n;
+  p.factor_k = g.source_c;
+  p.rows_g = g.weight_g;
+  p.rows_k = g.weight_c;
+  p.result_g = g.m;
+  p.result_r = g.destination_n;
+  return p;
+}
+
+bool takes_rows(const Conv2dProblem& p, DType dtype, const int64_t* input, const int64_t* grad_weight) {
+  if (!is_floating(dtype) || p.out_h != 1 || p.out_w != 1 || p.batch == 0 || p.batch > kMaxRowImages) return false;
+  if (!taps_are_inside(p.rows(), p.kernel_h, p.in_h) || !taps_are_inside(p.cols(), p.kernel_w, p.in_w)) return false;
+  const SharedDimensions lanes = join_dimensions({p.in_channels_per_group(), grad_weight[1], input[1]},
+                                                 {p.kernel_h, grad_weight[2], input[2] * p.dilation_h},
+                                                 {p.kernel_w, grad_weight[3], input[3] * p.dilation_w});
+  return lanes.count == 1 && lanes.dimension[0].stride_a == 1 && lanes.dimension[0].stride_b == 1;
+}
+
+RowProducts row_products(const Conv2dProblem& problem, const int64_t* grad_output, const int64_t* input,
+                         const int64_t* grad_weight, const ChainLimits& limits) {
+  const PixelBlocking pixels = block_pixels(problem.batch, 1, 1, limits);
+  RowProducts p{};
+  p.groups = problem.groups;
+  p.results = problem.out_channels_per_group();
+  p.depth = problem.batch;
+  p.lanes = problem.gemm_k();
+  p.segment = pixels.images;
+  p.chain = pixels.chain;
+  p.factor_g = p.results * grad_output[1];
+  p.factor_r = grad_output[1];
+  p.factor_k = grad_output[0];
+  p.rows_g = problem.in_channels_per_group() * input[1];
+  p.rows_k = input[0];
+  p.result_g = p.results * grad_weight[0];
+  p.result_r = grad_weight[0];
+  return p;
+}
+
+}  // namespace conv2d_ext::cpu
