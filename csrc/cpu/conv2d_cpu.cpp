@@ -183,8 +183,8 @@ void for_each_one_pixel_gemm(const Conv2dProblem& p, ConvGemm g, const int64_t* 
 }
 
 // The GEMMs of grad_input: one for each phase of the stride that a tap meets; a single one where every phase has a
-// single tap (ConvGemm, result_taps), or there is one output pixel. Where no product belongs to an input position, a zero does: one GEMM without
-// products writes zeros, before the others.
+// single tap (ConvGemm, result_taps), or there is one output pixel. Where no product belongs to an input position, a
+// zero does: one GEMM without products writes zeros, before the others.
 template <class Visit>
 void for_each_grad_input_gemm(const Conv2dProblem& p, const VectorShape& vector, const int64_t* go, const int64_t* w,
                               const int64_t* gi, Visit visit) {
