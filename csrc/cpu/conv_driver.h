@@ -167,16 +167,30 @@ struct ConvCall {
                   for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[depth++] = patch.tap_offset(s0 + s, i, j);
                 }
               }
+              const bool complete = tiling.one_block && segment == gemm.channels;
+              GemmOperands<T> operands{depth,       k.chain,
+                                       panel,       width,
+                                       operand,     position_offsets,
+                                       tap_offsets, bias_first ? bias : zeros,
+                                       c,           width,
+                                       !(first && s0 == 0), nullptr};
+              if constexpr (kStoresSums) {
+                if (complete && result_is_panel(result) && m + width <= channels_m) {
+                  operands.c = static_cast<S*>(gemm.destination) + first_element(result, m0 + m);
+                  operands.c_pitch = gemm.destination_col;
+                  operands.bias = bias_first ? zeros : bias;
+                  gemm_panel<G, T>(pixels, vectors, operands);
+                  continue;
+                }
+              }
               // Sums that this segment completes leave scratch while they are still in L1; for planes of channels
               // longer runs are the better.
-              const bool complete = tiling.one_block && segment == gemm.channels;
               const bool piecewise = complete && gemm.destination_m == 1 && gemm.result_taps() == 1;
               const int64_t step = piecewise ? store_pixels<T>(vectors) : pixels;
               for (int64_t x = 0; x < pixels; x += step) {
                 const int64_t now = min64(step, pixels - x);
-                gemm_panel<G, T>(now, vectors,
-                                 {depth, k.chain, panel, width, operand, position_offsets + x, tap_offsets,
-                                  bias_first ? bias : zeros, c, width, !(first && s0 == 0)});
+                operands.j_offset = position_offsets + x;
+                gemm_panel<G, T>(now, vectors, operands);
                 if (complete) store(result, x, now, c, vectors, m0 + m, bias_first ? zeros : bias);
               }
             }
@@ -209,6 +223,18 @@ struct ConvCall {
   struct Result {
     int64_t group, groups, image0, row0, col0, images, rows, cols;
   };
+
+  // Whether the result tensor itself can serve as the C tile of a complete sum: pixel by pixel, channels side by side.
+  static constexpr bool kStoresSums = std::is_same_v<S, T> && kHasTranspose<T> && !G;
+  bool result_is_panel(const Result& r) const {
+    const bool rows_join = r.rows == 1 || (r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols);
+    return gemm.destination_m == 1 && gemm.result_taps() == 1 && rows_join &&
+           (r.images == 1 || (r.rows == gemm.rows && gemm.destination_n == gemm.destination_col * r.rows * r.cols));
+  }
+  int64_t first_element(const Result& r, int64_t m) const {
+    return (r.group * gemm.m + m) * gemm.destination_m + r.image0 * gemm.destination_n +
+           r.row0 * gemm.destination_row + r.col0 * gemm.destination_col;
+  }
 
   // The bias of a panel's result channels, zeros where there is none.
   void load_bias(int64_t group, int64_t groups, int64_t m, int64_t vectors, T* bias) const {

@@ -49,6 +49,7 @@ struct GemmOperands {
   T* c;
   int64_t c_pitch;
   bool accumulate;
+  const T* bias;  // NR elements that are added after the last chain, or nullptr
 };
 
 template <class T, int MR, int NV, bool kLanesAreGroups>
@@ -90,18 +91,19 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
     }
 
     T* c = operands.c;
-    if (accumulate) {
+    const T* const bias = k_offset == k_end ? operands.bias : nullptr;
 #pragma GCC unroll 16
-      for (int j = 0; j < MR; ++j, c += operands.c_pitch) {
+    for (int j = 0; j < MR; ++j, c += operands.c_pitch) {
+      if (accumulate) {
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) V::store(c + v * V::kLanes, V::add(V::load(c + v * V::kLanes), acc[j][v]));
+        for (int v = 0; v < NV; ++v) acc[j][v] = V::add(V::load(c + v * V::kLanes), acc[j][v]);
       }
-    } else {
-#pragma GCC unroll 16
-      for (int j = 0; j < MR; ++j, c += operands.c_pitch) {
+      if (bias != nullptr) {
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) V::store(c + v * V::kLanes, acc[j][v]);
+        for (int v = 0; v < NV; ++v) acc[j][v] = V::add(acc[j][v], V::load(bias + v * V::kLanes));
       }
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) V::store(c + v * V::kLanes, acc[j][v]);
     }
     accumulate = true;
   }
