@@ -211,6 +211,9 @@ DILATED = (
     Problem("dilated past the image", 1, 4, (7, 8), 6, (3, 3), padding=(12, 12), dilation=(12, 12)),
     Problem("dilated, stride 2", 1, 4, (13, 12), 6, (3, 3), (2, 3), (1, 2), (3, 2)),
     Problem("dilated, same", 1, 3, (9, 10), 4, (2, 4), padding="same", dilation=(1, 3)),
+    # Far taps that meet no output at many input positions.
+    Problem("dilated 12", 2, 6, (33, 29), 5, (3, 3), padding=(12, 12), dilation=(12, 12)),
+    Problem("dilated 11, stride 2", 1, 4, (61, 57), 5, (3, 3), (2, 2), (11, 11), (11, 11)),
 )
 
 # Sums that are cut into many segments: K of the forward, of grad_input, and of grad_weight.

@@ -6,6 +6,8 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "engine.h"
 
@@ -182,6 +184,73 @@ void for_each_one_pixel_gemm(const Conv2dProblem& p, ConvGemm g, const int64_t* 
   }
 }
 
+// Neighbouring positions of a phase that meet outputs at the same taps.
+struct Band {
+  int64_t first, positions, first_tap, taps;
+};
+
+// The share of (position, tap) pairs of a phase that meet an output.
+double share_met(const GradInputPhase& phase, int64_t out_size) {
+  double met = 0;
+  for (int64_t tap = 0; tap < phase.taps; ++tap) {
+    const int64_t first = phase.axis.source(0, tap);
+    met += double(max64(0, min64(phase.positions, out_size - first) - max64(0, -first)));
+  }
+  return met / (double(phase.positions) * double(phase.taps));
+}
+
+std::vector<Band> cut_bands(const GradInputPhase& phase, int64_t out_size) {
+  std::vector<Band> bands;
+  for (int64_t q = 0; q < phase.positions; ++q) {
+    // A position's later taps meet earlier outputs.
+    int64_t first = 0, last = phase.taps;
+    while (first < last && phase.axis.source(q, first) >= out_size) ++first;
+    while (last > first && phase.axis.source(q, last - 1) < 0) --last;
+    if (!bands.empty() && bands.back().first_tap == first && bands.back().taps == last - first) {
+      ++bands.back().positions;
+    } else {
+      bands.push_back({q, 1, first, last - first});
+    }
+  }
+  return bands;
+}
+
+// A phase of both axes: one GEMM, or where far taps meet no output at many positions one for each pair of bands,
+// without these taps. Decided by the geometry, since the sums' order follows.
+template <class Visit>
+void for_each_band_gemm(const Conv2dProblem& p, ConvGemm& g, const GradInputPhase& h, const GradInputPhase& v,
+                        const int64_t* w, const int64_t* gi, Visit visit) {
+  constexpr double kShareMet = 0.85;
+  constexpr int64_t kBandPixels = 64;
+  const Band all_rows{0, h.positions, 0, h.taps}, all_cols{0, v.positions, 0, v.taps};
+  std::vector<Band> row_bands, col_bands;
+  bool cut = false;
+  if (share_met(h, p.out_h) * share_met(v, p.out_w) < kShareMet) {
+    row_bands = cut_bands(h, p.out_h);
+    col_bands = cut_bands(v, p.out_w);
+    const auto bands = static_cast<int64_t>(row_bands.size() * col_bands.size());
+    cut = h.positions * v.positions >= kBandPixels * bands;
+  }
+  const Band *const first_row = cut ? row_bands.data() : &all_rows, *const first_col =
+                                                                        cut ? col_bands.data() : &all_cols;
+  const Band *const last_row = first_row + (cut ? row_bands.size() : 1), *const last_col =
+                                                                             first_col + (cut ? col_bands.size() : 1);
+  g.weight_i = h.tap_step * w[2];
+  g.weight_j = v.tap_step * w[3];
+  for (const Band* row = first_row; row != last_row; ++row) {
+    for (const Band* col = first_col; col != last_col; ++col) {
+      g.taps_h = row->taps;
+      g.taps_w = col->taps;
+      g.rows = row->positions;
+      g.cols = col->positions;
+      g.axis_h = {h.axis.step, h.axis.source(row->first, row->first_tap), h.axis.tap};
+      g.axis_w = {v.axis.step, v.axis.source(col->first, col->first_tap), v.axis.tap};
+      visit(g, {0, h.first_tap * w[2] + row->first_tap * g.weight_i + v.first_tap * w[3] + col->first_tap * g.weight_j,
+                (h.phase + row->first * p.stride_h) * gi[2] + (v.phase + col->first * p.stride_w) * gi[3]});
+    }
+  }
+}
+
 // The GEMMs of grad_input: one for each phase of the stride that a tap meets; a single one where every phase has a
 // single tap (ConvGemm, result_taps), or there is one output pixel. Where no product belongs to an input position, a
 // zero does: one GEMM without products writes zeros, before the others.
@@ -265,15 +334,7 @@ void for_each_grad_input_gemm(const Conv2dProblem& p, const VectorShape& vector,
     for (int64_t tap_w = 0; tap_w < first_taps_w; ++tap_w) {
       const GradInputPhase v = col_phase(tap_w);
       if (v.positions == 0) continue;
-      g.taps_h = h.taps;
-      g.taps_w = v.taps;
-      g.rows = h.positions;
-      g.cols = v.positions;
-      g.axis_h = h.axis;
-      g.axis_w = v.axis;
-      g.weight_i = h.tap_step * w[2];
-      g.weight_j = v.tap_step * w[3];
-      visit(g, {0, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]});
+      for_each_band_gemm(p, g, h, v, w, gi, visit);
     }
   }
 }

@@ -168,12 +168,18 @@ struct ConvCall {
                 }
               }
               const bool complete = tiling.one_block && segment == gemm.channels;
-              GemmOperands<T> operands{depth,       k.chain,
-                                       panel,       width,
-                                       operand,     position_offsets,
-                                       tap_offsets, bias_first ? bias : zeros,
-                                       c,           width,
-                                       !(first && s0 == 0), nullptr};
+              GemmOperands<T> operands{depth,
+                                       k.chain,
+                                       panel,
+                                       width,
+                                       operand,
+                                       position_offsets,
+                                       tap_offsets,
+                                       bias_first ? bias : zeros,
+                                       c,
+                                       width,
+                                       !(first && s0 == 0),
+                                       nullptr};
               if constexpr (kStoresSums) {
                 if (complete && result_is_panel(result) && m + width <= channels_m) {
                   operands.c = static_cast<S*>(gemm.destination) + first_element(result, m0 + m);
@@ -227,13 +233,14 @@ struct ConvCall {
   // Whether the result tensor itself can serve as the C tile of a complete sum: pixel by pixel, channels side by side.
   static constexpr bool kStoresSums = std::is_same_v<S, T> && kHasTranspose<T> && !G;
   bool result_is_panel(const Result& r) const {
-    const bool rows_join = r.rows == 1 || (r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols);
+    const bool rows_join =
+        r.rows == 1 || (r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols);
     return gemm.destination_m == 1 && gemm.result_taps() == 1 && rows_join &&
            (r.images == 1 || (r.rows == gemm.rows && gemm.destination_n == gemm.destination_col * r.rows * r.cols));
   }
   int64_t first_element(const Result& r, int64_t m) const {
-    return (r.group * gemm.m + m) * gemm.destination_m + r.image0 * gemm.destination_n +
-           r.row0 * gemm.destination_row + r.col0 * gemm.destination_col;
+    return (r.group * gemm.m + m) * gemm.destination_m + r.image0 * gemm.destination_n + r.row0 * gemm.destination_row +
+           r.col0 * gemm.destination_col;
   }
 
   // The bias of a panel's result channels, zeros where there is none.

@@ -6,9 +6,9 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-// Below these the GEMM driver is as fast. Of short sums it is the faster one at large batches, since adding up the lanes
-// of a dot product costs as much as some hundred products: 48 -> 1152 channels take 1.5 to 2 times as long at batch 64,
-// and a quarter to a half at batch 1, where packing weights that are used once is what costs.
+// Below these the GEMM driver is as fast. Of short sums it is the faster one at large batches, since adding up the
+// lanes of a dot product costs as much as some hundred products: 48 -> 1152 channels take 1.5 to 2 times as long at
+// batch 64, and a quarter to a half at batch 1, where packing weights that are used once is what costs.
 constexpr int64_t kDotProducts = 16;
 constexpr int64_t kDotWeights = 1024;
 // Results of a work item, whose lanes (64 bytes each) stay in L2, and images that share a pass over the weights.
