@@ -523,7 +523,7 @@ void name_gemm_ukernel(Explanation& e, DType dtype, const Engine& taken, bool pa
   const VectorShape vector = taken.vector_shape(dtype);
   const int64_t vectors = cut_panels(chunk_vectors, vector.max_vectors).size(0);
   e.engine = over_groups ? "implicit GEMM, vectors over groups" : "implicit GEMM, vectors over result channels";
-  name_kernel(e, dtype, taken, pairs, "gemm_ukernel", taken.rows(vectors), vectors * vector.lanes);
+  name_kernel(e, dtype, taken, pairs, "gemm_ukernel", taken.rows(dtype, vectors), vectors * vector.lanes);
 }
 
 void name_one_pixel_kernel(Explanation& e, DType dtype, const char* engine_name, const char* family, int64_t rows,
@@ -717,7 +717,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     if (inner_groups) {
       e.engine = kInnerGroupsEngine;
       if (has_depthwise_weight_ukernel(p.kernel_w)) {
-        const int64_t rows = depthwise_weight_rows(p.kernel_w, vector.max_vectors * engine().rows(1));
+        const int64_t rows = depthwise_weight_rows(p.kernel_w, vector.max_vectors * engine().rows(dtype, vector.max_vectors));
         e.micro_kernel = "depthwise_weight_ukernel" + ukernel_suffix(dtype, min64(rows, p.kernel_h), p.kernel_w) +
                          "__" + engine().kernels;
       }

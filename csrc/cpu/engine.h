@@ -23,7 +23,7 @@ struct Engine {
   void (*row_products)(DType, const RowProducts&, const Executor&);  // gradients of one, where takes_rows
   VectorShape (*vector_shape)(DType);
   DotKernelShape (*dot_shape)(DType);
-  int (*rows)(int64_t vectors);  // MR, of the micro-kernels that many vectors wide
+  int (*rows)(DType, int64_t vectors);  // MR, of the micro-kernels that many vectors wide
   // What bfloat16 problems that take pairs (takes_pairs) go to: an engine with `conv` alone. Or nullptr.
   const Engine* pairs;
 };

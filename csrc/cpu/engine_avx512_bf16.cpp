@@ -30,7 +30,7 @@ inline void conv(DType, const ConvGemm& gemm, const Executor& executor) {
 }
 inline VectorShape shape_of(DType) { return vector_shape<float>(); }
 
-inline int rows_of(int64_t vectors) { return ukernels_for<float, false>(vectors).rows; }
+inline int rows_of(DType, int64_t vectors) { return ukernels_for<float, false>(vectors).rows; }
 
 constexpr Engine kPairsEngine{kIsaName, kIsaName, conv,    nullptr, nullptr, nullptr,
                               nullptr,  shape_of, nullptr, rows_of, nullptr};

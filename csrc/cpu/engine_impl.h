@@ -129,7 +129,11 @@ inline void row_products(DType dtype, const RowProducts& products, const Executo
 inline DotKernelShape dot_shape_of(DType dtype) { CONV2D_DISPATCH_FLOATING(dtype, dot_shape<S>()) }
 inline VectorShape shape_of(DType dtype) { CONV2D_DISPATCH(dtype, vector_shape<ComputeType<S>>()) }
 
-inline int rows_of(int64_t) { return kMR; }
+template <class S>
+int rows_of_type(int64_t vectors) {
+  return ukernels_for<ComputeType<S>, false>(vectors).rows;
+}
+inline int rows_of(DType dtype, int64_t vectors) { CONV2D_DISPATCH(dtype, rows_of_type<S>(vectors)) }
 
 constexpr Engine kEngine{kIsaName,     kIsaName, conv,         grad_weight, grad_bias, dot_products,
                          row_products, shape_of, dot_shape_of, rows_of,     nullptr};

@@ -29,13 +29,14 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 constexpr int kMR = 6;
 
-// Rows of a micro-kernel. The dot products of pairs have a latency of 6 cycles (Zen 5), not 4: two units want 12
-// chains, which narrow panels reach with more rows, up to where their pointers fill the general registers.
+// Rows of a micro-kernel. A panel of one vector takes more of them, to have more than eight accumulators, up to where
+// their pointers fill the general registers. The dot products of pairs have a latency of 6 cycles (Zen 5), not 4: two
+// units want 12 chains.
 template <class T, int NV>
-constexpr int kRows = kTakesPairs<T> ? (NV >= 4   ? kMR
-                                        : NV == 3 ? 8
-                                                  : 9)
-                                     : kMR;
+constexpr int kRows = NV == 1 && Vec<T>::kMaxVectors > 1 ? 9
+                      : !kTakesPairs<T> || NV >= 4       ? kMR
+                      : NV == 3                          ? 8
+                                                         : 9;
 
 template <class T>
 struct GemmOperands {
