@@ -122,41 +122,46 @@ CONV2D_INLINE void pack_planes(const S* src, int64_t step, int64_t count, int64_
   using V = Vec<T>;
   constexpr int L = V::kLanes;
   // A block takes lines from many pixels, which hardware prefetchers follow badly.
-  const int64_t ahead = max64(L, div_up(kPrefetchedBytes / int64_t(sizeof(S)), step)) * step;
-  // Blocks are whole wherever there is a whole one: the last overlaps the one before it, in either direction.
+  const int64_t ahead = step > 0 ? max64(L, div_up(kPrefetchedBytes / int64_t(sizeof(S)), step)) * step : 0;
+  if (count >= L && channels >= L) {
+    // Whole blocks only: the last one overlaps the one before it, in either direction.
+    for (int64_t x0 = 0; x0 < count; x0 += L) {
+      const int64_t x = min64(x0, count - L);
+      for (int64_t c0 = 0; c0 < channels; c0 += L) {
+        const int64_t c = min64(c0, channels - L);
+        const S* const s = src + x * step + c;
+        typename V::reg r[L];
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) {
+          r[i] = load_as(s + i * step);
+          __builtin_prefetch(s + i * step + ahead);
+        }
+        V::transpose(r);
+        T* const d = dst + c * dst_pitch + x;
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) V::store(d + i * dst_pitch, r[i]);
+      }
+    }
+    return;
+  }
+  const int pixels = int(min64(count, L)), planes = int(min64(channels, L));
   for (int64_t x0 = 0; x0 < count; x0 += L) {
-    const int64_t x = count - x0 >= L ? x0 : max64(count - L, 0);
-    const int64_t pixels = min64(count, L), planes = min64(channels, L);
-    const S* const s = src + x * step;
-    T* const d = dst + x;
+    const int64_t x = min64(x0, count - pixels);
     // A pixel of few channels is loaded with what follows it, as far as that belongs to the run.
     const int64_t readable = (count - 1 - x) * step + channels;
     for (int64_t c0 = 0; c0 < channels; c0 += L) {
-      const int64_t c = channels - c0 >= L ? c0 : max64(channels - L, 0);
+      const int64_t c = min64(c0, channels - planes);
+      const S* const s = src + x * step;
       typename V::reg r[L];
-      if (pixels == L && planes == L) {
-#pragma GCC unroll 16
-        for (int i = 0; i < L; ++i) {
-          r[i] = load_as(s + i * step + c);
-          __builtin_prefetch(s + i * step + c + ahead);
-        }
-      } else {
-        for (int i = 0; i < L; ++i) {
-          r[i] = i >= pixels                         ? V::zero()
-                 : i * step + c + L <= readable      ? load_as(s + i * step + c)
-                                                     : load_as_partial(s + i * step + c, int(planes));
-        }
+      for (int i = 0; i < L; ++i) {
+        const int64_t at = i * step + c;
+        r[i] = i >= pixels ? V::zero() : at + L <= readable ? load_as(s + at) : load_as_partial(s + at, planes);
       }
       V::transpose(r);
-      T* const to = d + c * dst_pitch;
-      if (pixels == L && planes == L) {
+      T* const d = dst + c * dst_pitch + x;
 #pragma GCC unroll 16
-        for (int i = 0; i < L; ++i) V::store(to + i * dst_pitch, r[i]);
-      } else {
-#pragma GCC unroll 16
-        for (int i = 0; i < L; ++i) {
-          if (i < planes) V::store_partial(to + i * dst_pitch, r[i], int(pixels));
-        }
+      for (int i = 0; i < L; ++i) {
+        if (i < planes) V::store_partial(d + i * dst_pitch, r[i], pixels);
       }
     }
   }

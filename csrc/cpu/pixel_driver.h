@@ -1,8 +1,9 @@
 // The GEMM driver of forward and grad_input with vectors over pixels (a ConvGemm, blocking.h).
 //
 // A work item is (group, chunk of result channels, tile of pixels of one image). For each block of source channels the
-// item copies the tile's zero-padded patch into scratch, planar; for each K segment and each panel of neighbouring
-// pixels the micro-kernel runs over the chunk's channels. What already lies as the micro-kernel wants it is not copied:
+// item copies the tile's zero-padded patch into scratch, planar (from channels_last by transposition); for each K
+// segment and each panel of neighbouring pixels the micro-kernel runs over the chunk's channels. What already lies as
+// the micro-kernel wants it is not copied:
 //  * the pixels of a 1x1 kernel, full panels of them;
 //  * weights whose k is contiguous;
 //  * results: full panels are summed in the planes of the result tensor.
