@@ -112,6 +112,61 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
   }
 }
 
+// How far ahead pack_planes asks for source memory.
+constexpr int64_t kPrefetchedBytes = 8192;
+
+// dst[c * dst_pitch + x] = src[x * step + c] for x < count and `channels` contiguous c: pixels whose channels lie
+// together become planes. Nothing but these elements is written: at the end of a plane the next row or plane follows.
+template <class S, class T>
+CONV2D_INLINE void pack_planes(const S* src, int64_t step, int64_t count, int64_t channels, T* dst, int64_t dst_pitch) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  // A block takes lines from many pixels, which hardware prefetchers follow badly.
+  const int64_t ahead = step > 0 ? max64(L, div_up(kPrefetchedBytes / int64_t(sizeof(S)), step)) * step : 0;
+  if (count >= L && channels >= L) {
+    // Whole blocks only: the last one overlaps the one before it, in either direction.
+    for (int64_t x0 = 0; x0 < count; x0 += L) {
+      const int64_t x = min64(x0, count - L);
+      for (int64_t c0 = 0; c0 < channels; c0 += L) {
+        const int64_t c = min64(c0, channels - L);
+        const S* const s = src + x * step + c;
+        typename V::reg r[L];
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) {
+          r[i] = load_as(s + i * step);
+          __builtin_prefetch(s + i * step + ahead);
+        }
+        V::transpose(r);
+        T* const d = dst + c * dst_pitch + x;
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) V::store(d + i * dst_pitch, r[i]);
+      }
+    }
+    return;
+  }
+  const int pixels = int(min64(count, L)), planes = int(min64(channels, L));
+  for (int64_t x0 = 0; x0 < count; x0 += L) {
+    const int64_t x = min64(x0, count - pixels);
+    // A pixel of few channels is loaded with what follows it, as far as that belongs to the run.
+    const int64_t readable = (count - 1 - x) * step + channels;
+    for (int64_t c0 = 0; c0 < channels; c0 += L) {
+      const int64_t c = min64(c0, channels - planes);
+      const S* const s = src + x * step;
+      typename V::reg r[L];
+      for (int i = 0; i < L; ++i) {
+        const int64_t at = i * step + c;
+        r[i] = i >= pixels ? V::zero() : at + L <= readable ? load_as(s + at) : load_as_partial(s + at, planes);
+      }
+      V::transpose(r);
+      T* const d = dst + c * dst_pitch + x;
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        if (i < planes) V::store_partial(d + i * dst_pitch, r[i], pixels);
+      }
+    }
+  }
+}
+
 // ---- the source patch --------------------------------------------------------------------------------------------
 
 // The zero-padded piece of a source that the pixels of one tile read, in scratch as
@@ -210,9 +265,13 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
   // Lanes of whole groups that lie side by side are packed for all their channels at once.
   const bool interleaved = kHasTranspose<T> && patch.order == PatchOrder::kLanes && source.channel == 1 &&
                            source.group == patch.channels && can_interleave(patch.channels);
-  const int64_t planes = interleaved || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels;
+  // Planes of pixels whose channels lie together, in blocks of all channels.
+  const bool transposed = kHasTranspose<T> && patch.order == PatchOrder::kPlanar && source.channel == 1 &&
+                          source.col != 1 && patch.channels > 1;
+  const bool all_at_once = interleaved || transposed;
+  const int64_t planes = all_at_once || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels;
   // Planes that are written at once: zeros go to each of them.
-  const int64_t together = interleaved ? patch.channels : 1;
+  const int64_t together = all_at_once ? patch.channels : 1;
   const auto clear = [&](T* d, int64_t n) {
     for (int64_t c = 0; c < together; ++c) fill_zero(d + c * patch.channel_pitch, n);
   };
@@ -239,10 +298,14 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
             const S* const s = src_row + (first + in.low * cols.run_step) * source.col;
             const int64_t step = cols.run_step * source.col, count = in.high - in.low;
             d += in.low * patch.col_pitch;
-            if (interleaved) {
+            if (all_at_once) {
               if constexpr (kHasTranspose<T>) {
-                load_interleaved(patch.channels, s, step, count, source.lanes, 0, patch.channels, d, patch.col_pitch,
-                                 patch.channel_pitch);
+                if (interleaved) {
+                  load_interleaved(patch.channels, s, step, count, source.lanes, 0, patch.channels, d, patch.col_pitch,
+                                   patch.channel_pitch);
+                } else {
+                  pack_planes(s, step, count, patch.channels, d, patch.channel_pitch);
+                }
               }
             } else {
               copy_pixels(patch, source, plane, s, step, count, d, conj);

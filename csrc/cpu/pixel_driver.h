@@ -1,8 +1,9 @@
 // The GEMM driver of forward and grad_input with vectors over pixels (a ConvGemm, blocking.h).
 //
 // A work item is (group, chunk of result channels, tile of pixels of one image). For each block of source channels the
-// item copies the tile's zero-padded patch into scratch, planar; for each K segment and each panel of neighbouring
-// pixels the micro-kernel runs over the chunk's channels. What already lies as the micro-kernel wants it is not copied:
+// item copies the tile's zero-padded patch into scratch, planar (from channels_last by transposition); for each K
+// segment and each panel of neighbouring pixels the micro-kernel runs over the chunk's channels. What already lies as
+// the micro-kernel wants it is not copied:
 //  * the pixels of a 1x1 kernel, full panels of them;
 //  * weights whose k is contiguous;
 //  * results: full panels are summed in the planes of the result tensor.
@@ -178,17 +179,37 @@ struct PixelCall {
     }
     if (direct_panels == panels.count) return;
     const int64_t step = gemm.destination_col;
-    for (int64_t m = 0; m < channels_m; ++m) {
-      for (int64_t r = 0; r < runs; ++r) {
-        const T* const from = c_scratch + (r * channels_m + m) * scratch_pitch;
-        S* const to = destination + m * gemm.destination_m + r * gemm.destination_row;
-        if (tiling.join_rows && !tiling.direct) {
-          for (int64_t y = 0; y < rows; ++y) store_run(from + y * cols, cols, to + y * gemm.destination_row, step);
-        } else {
-          store_run(from, run - first_scratch, to + first_scratch * step, step);
+    const bool interleaved = gemm.destination_m == 1 && step == channels_m && can_interleave(channels_m);
+    for (int64_t r = 0; r < runs; ++r) {
+      const T* const from = c_scratch + r * channels_m * scratch_pitch;
+      S* const to = destination + r * gemm.destination_row;
+      // What lies in scratch is the rest of a run, or all rows of it.
+      const bool whole_rows = tiling.join_rows && !tiling.direct;
+      const int64_t pieces = whole_rows ? rows : 1, n = whole_rows ? cols : run - first_scratch;
+      for (int64_t y = 0; y < pieces; ++y) {
+        const T* const c = from + y * cols;
+        S* const d = to + (whole_rows ? y * gemm.destination_row : first_scratch * step);
+        if (interleaved) {
+          store_inner(c, scratch_pitch, channels_m, n, d);
+          continue;
+        }
+        for (int64_t m = 0; m < channels_m; ++m) {
+          store_run(c + m * scratch_pitch, n, d + m * gemm.destination_m, step);
         }
       }
     }
+  }
+
+  // To pixels that consist of these 2, 4, 8 or 16 channels.
+  static void store_inner(const T* from, int64_t pitch, int64_t channels, int64_t n, S* to) {
+    const T none[kMaxInterleaved * L] = {};
+    const T* planes[kMaxInterleaved];
+    for (int64_t m = 0; m < channels; ++m) planes[m] = from + m * pitch;
+    store_interleaved(channels, planes, L, n / L, L, none, to, channels * L);
+    const int64_t done = n / L * L;
+    if (done == n) return;
+    for (int64_t m = 0; m < channels; ++m) planes[m] += done;
+    store_interleaved(channels, planes, L, 1, n - done, none, to + done * channels, channels * L);
   }
 
   static void store_run(const T* from, int64_t n, S* to, int64_t step) {
