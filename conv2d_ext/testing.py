@@ -234,7 +234,7 @@ ONE_PIXEL = (
     Problem("one pixel, K = 2070", 1, 230, (3, 3), 9, (3, 3)),
 )
 
-# Layers whose patches don't overlap, with rows of taps so long that their input gradient is one GEMM
+# Layers whose patches don't overlap, with rows of taps so long that the input gradient is one GEMM
 # with a result channel for every channel and tap.
 PATCH_LAYERS = (
     Problem("patches of 4x4", 3, 3, (12, 16), 20, (4, 4), (4, 4)),

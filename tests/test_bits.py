@@ -1,8 +1,8 @@
 """Guarantee 1: results are reproducible to the bit.
 
-Seen to fail: with F.conv2d in the library's place, test_threads fails for 64 of its 221 cases,
-test_place_in_the_batch for 58, test_views for 314 of 1105, and TestFlushDenormal where denormals
-are flushed.
+Seen to fail: with F.conv2d in the library's place, test_threads failed for 64 of the 221 cases of
+that time, test_place_in_the_batch for 58, test_views for 314 of 1105, and TestFlushDenormal where
+denormals are flushed; with bfloat16 pairs for images of one pixel, test_one_pixel_in_any_batch.
 """
 
 from __future__ import annotations

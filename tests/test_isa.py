@@ -1,4 +1,4 @@
-"""The instruction sets compiled in: each one this CPU can run is run, by name."""
+"""The instruction sets compiled in: each one this CPU can run is run, by name, and they agree."""
 
 from __future__ import annotations
 

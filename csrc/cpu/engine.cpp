@@ -13,7 +13,7 @@
 
 namespace conv2d_ext::cpu {
 
-// ---- the instruction set
+// ---- the instruction set --------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -69,7 +69,7 @@ const char* isa_name() { return engine().isa; }
 
 const char* compiled_isas() { return avx2_engine() != nullptr ? "portable, avx2, avx512, avx512_bf16" : "portable"; }
 
-// ---- memory
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 namespace {
 
