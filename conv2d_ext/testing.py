@@ -24,6 +24,8 @@ __all__ = [
     "EDGE",
     "GROUPED",
     "LONG_SUMS",
+    "ONE_PIXEL",
+    "PATCH_LAYERS",
     "POST",
     "REAL_LAYERS",
     "SMALL_PROBLEMS",
@@ -238,7 +240,19 @@ ONE_PIXEL = (
     Problem("one pixel, K = 2070", 1, 230, (3, 3), 9, (3, 3)),
 )
 
-SMALL_PROBLEMS = EDGE + TAILS + ASYMMETRIC + GROUPED + DEPTHWISE + DILATED + LONG_SUMS + ONE_PIXEL
+# Layers whose patches don't overlap, with rows of taps so long that the input gradient is one GEMM
+# with a result channel for every channel and tap.
+PATCH_LAYERS = (
+    Problem("patches of 4x4", 3, 3, (12, 16), 20, (4, 4), (4, 4)),
+    Problem("patches, padding, leftovers", 2, 5, (15, 23), 9, (3, 5), (4, 6), (1, 2)),
+    Problem("patches, dilated", 2, 4, (13, 33), 7, (2, 4), (5, 7), (1, 3), (2, 3)),
+    Problem("patches, 2 groups", 3, 12, (9, 21), 14, (2, 5), (2, 5), groups=2),
+    Problem("patches, K = 130 channels", 1, 2, (21, 17), 130, (7, 8), (7, 8)),
+)
+
+SMALL_PROBLEMS = (
+    EDGE + TAILS + ASYMMETRIC + GROUPED + DEPTHWISE + DILATED + LONG_SUMS + ONE_PIXEL + PATCH_LAYERS
+)
 
 # The convolution of the forum post this project answers, its kernel's channels in PyTorch's order.
 POST = Problem("post", 1, 16, (256, 256), 32, (3, 3))

@@ -1,8 +1,8 @@
 """Guarantee 1: results are reproducible to the bit.
 
-Seen to fail: with F.conv2d in the library's place, test_threads fails for 64 of its 221 cases,
-test_place_in_the_batch for 58, test_views for 314 of 1105, and TestFlushDenormal where denormals
-are flushed.
+Seen to fail: with F.conv2d in the library's place, test_threads failed for 64 of the 221 cases of
+that time, test_place_in_the_batch for 58, test_views for 314 of 1105, and TestFlushDenormal where
+denormals are flushed; with bfloat16 pairs for images of one pixel, test_one_pixel_in_any_batch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 
 import pytest
 import torch
+from isa_bits import ONE_PIXEL, assert_batch_changes_no_bit, bits
 
 from conv2d_ext import testing
 from conv2d_ext.testing import (
@@ -50,12 +51,6 @@ CASES = [
     for problem in problems
 ]
 over_cases = pytest.mark.parametrize(("problem", "dtype"), CASES)
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of the values in logical order, so that -0.0, 0.0 and NaNs are told apart."""
-    dense = tensor.clone(memory_format=torch.contiguous_format)
-    return dense.view(-1).view(torch.uint8)
 
 
 def assert_same_bits(actual: Results, expected: Results, what: str) -> None:
@@ -117,6 +112,13 @@ def test_other_batch_sizes(size, device):
     results = library_results(dataclasses.replace(problem, batch=size), part)
     assert torch.equal(bits(whole.output[:size]), bits(results.output))
     assert torch.equal(bits(whole.grad_input[:size]), bits(results.grad_input))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("problem", ONE_PIXEL, ids=str)
+def test_one_pixel_in_any_batch(problem, dtype, device):
+    """Which kernels run follows the batch here; test_isa.py has every instruction set's."""
+    assert_batch_changes_no_bit(problem, dtype, device)
 
 
 def _strided_bias(bias: torch.Tensor | None) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ from loop_oracle import loop_oracle
 import conv2d_ext
 from conv2d_ext import testing
 from conv2d_ext.testing import (
+    VIEWS,
     Problem,
     Results,
     Tensors,
@@ -130,6 +131,19 @@ def test_weight_gradient_over_a_million_pixels(dtype, device):
     actual = library_results(problem, tensors)
     assert_as_accurate(actual.grad_weight, aten.grad_weight, exact.grad_weight, "grad_weight")
     assert_as_accurate(actual.grad_bias, aten.grad_bias, exact.grad_bias, "grad_bias")
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("problem", testing.ONE_PIXEL, ids=str)
+def test_one_pixel_of_no_images(problem, dtype, device):
+    """Empty results where the batch counts, zeros where it is summed over."""
+    empty = problem.with_batch(0)
+    results = library_results(empty, make_tensors(empty, dtype, device=device))
+    assert results.output.shape == empty.output_shape
+    assert results.grad_input.shape == empty.input_shape
+    assert results.grad_weight.shape == empty.weight_shape
+    assert not results.grad_weight.any()
+    assert not results.grad_bias.any()
 
 
 class TestCallForms:
@@ -263,6 +277,30 @@ class TestZeroPadding:
                 getattr(results, name).narrow(axis, 0, first) for results in (actual, expected)
             )
             assert torch.equal(ours, theirs), name
+
+    @pytest.mark.parametrize("view", [None, "channels_last", "batch innermost"])
+    @pytest.mark.parametrize("batch", [1, 3, 65])
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    def test_one_pixel(self, dtype, batch, view, device):
+        """Dot products: infinities at the border and inside it, NaNs, and nothing of either in the
+        rows, the images and the filled-up end beside them."""
+        problem = Problem("one pixel", batch, 15, (4, 5), 129, (3, 3), (5, 5), (1, 1), (2, 2))
+        tensors = make_tensors(problem, dtype, device=device)
+        tensors.weight[2, 3, 0, 1] = torch.inf  # in the padding, of every image
+        tensors.weight[7, 14, 2, 1] = torch.nan
+        tensors.weight[8, 14, 1, 1] = -torch.inf
+        tensors.weight[-1, -1, -1, -1] = torch.inf
+        tensors.weight[11, 14, 2, 2] = 0  # times the last image's infinity
+        tensors.input[-1, 14, 3, 3] = torch.inf
+        if view is not None:
+            view = VIEWS[view]
+            tensors = tensors._replace(input=view(tensors.input), weight=view(tensors.weight))
+        actual, expected = library_results(problem, tensors), self._oracle(problem, tensors)
+        assert not actual.output[:-1, [0, 1, 3, 9, 10, 127]].isnan().any()
+        assert actual.output[:, [2, 7]].isnan().all()
+        assert actual.output[-1, 11].isnan().all()
+        for name in ("output", "grad_weight"):
+            self._assert_same_kinds(getattr(actual, name), getattr(expected, name))
 
     def test_a_padding_zero_times_infinity_is_nan(self, device):
         weight = torch.full((1, 1, 3, 3), torch.inf, device=device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -124,6 +126,23 @@ def test_one_result_pixel(problem):
         assert plan.grad_input.micro_kernel.startswith("row_ukernel_f32")
         assert plan.grad_weight.micro_kernel.startswith("row_ukernel_f32")
     assert _explain(problem, torch.complex64).forward.micro_kernel.startswith("gemm_ukernel_c64")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("problem", testing.PATCH_LAYERS, ids=str)
+def test_patch_layers(problem, dtype):
+    """Every tap of a channel is a result channel of the input gradient's one GEMM; bfloat16, too,
+    is multiplied as float32 there."""
+    plan = _explain(problem, dtype).grad_input
+    _, _, out_h, out_w = problem.output_shape
+    taps = math.prod(problem.kernel)
+    assert plan.gemm_m == problem.in_channels // problem.groups * taps
+    assert plan.gemm_n == problem.batch * out_h * out_w
+    assert plan.gemm_k == problem.out_channels // problem.groups
+    assert plan.micro_kernel.startswith("gemm_ukernel_f32_")
+    assert ("patch layers" in plan.refused) == (
+        dtype == torch.bfloat16 and plan.isa == "avx512_bf16"
+    )
 
 
 def test_nothing_is_computed():

@@ -1,16 +1,19 @@
-"""The instruction sets compiled in: each one this CPU can run is run, by name."""
+"""The instruction sets compiled in: each one this CPU can run is run, by name, and they agree."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 import subprocess
+from collections.abc import Callable
 
+import isa_bits
 import isa_check
 import pytest
 from child import run_python
 
 import conv2d_ext
+from conv2d_ext import testing
 
 COMPILED = conv2d_ext.build_config()["compiled_isas"]
 
@@ -32,6 +35,44 @@ def test_every_instruction_set(isa):
         pytest.skip(f"this CPU has no {isa}")
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip() == isa
+
+
+@pytest.fixture(scope="module")
+def digests() -> Callable[[str], dict[str, str]]:
+    """What isa_bits.py prints for an instruction set, run once: problem and dtype to digest."""
+    cache = {}
+
+    def run(isa: str) -> dict[str, str]:
+        if isa not in cache:
+            finished = _run(isa, isa_bits.__file__)
+            if finished.returncode and "this CPU" in finished.stderr:
+                pytest.skip(f"this CPU has no {isa}")
+            assert finished.returncode == 0, finished.stderr
+            first, *lines = finished.stdout.splitlines()
+            assert first == isa
+            cache[isa] = {what: hexes for hexes, what in (line.split(" ", 1) for line in lines)}
+        return cache[isa]
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", COMPILED)
+def test_no_batch_changes_the_bits_of_one_pixel(isa, digests):
+    """Dot products, rows times factors, GEMMs and bfloat16 pairs: isa_bits.py compares them."""
+    assert digests(isa)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("narrow", "wide"), [("avx2", "avx512"), ("avx512", "avx512_bf16")])
+def test_vector_instruction_sets_agree(narrow, wide, digests):
+    """To the bit, in all directions, but for bfloat16 where one of them has instructions for it."""
+    if narrow not in COMPILED or wide not in COMPILED:
+        pytest.skip("not compiled in")
+    ours, theirs = digests(narrow), digests(wide)
+    assert len(ours) == len(theirs) == len(isa_bits.DTYPES) * len(testing.SMALL_PROBLEMS)
+    excepted = "bfloat16" if wide == "avx512_bf16" else "nothing"
+    assert [what for what in ours if ours[what] != theirs[what] and excepted not in what] == []
 
 
 _DENORMALS = """

@@ -32,6 +32,15 @@ _DEPTHWISE = re.compile(
     r"cpu::(?P<isa>\w+)::depthwise_(?P<weight>weight_)?ukernel<(?P<dtype>\w+), (?P<rows>\d+), "
     r"(?P<columns>\d+)(?:, (?P<step>\d+))?>\("
 )
+# Of images of one result pixel: 'rows' weights' rows by 'columns' images; 'rows' results by vectors
+# of lanes. The latter's are inlined into the function that calls all widths.
+_DOT = re.compile(
+    r"cpu::(?P<isa>\w+)::dot_ukernel<(?P<storage>[\w:]+), \w+, (?P<rows>\d+), (?P<columns>\d+)>\("
+)
+_ROWS = re.compile(
+    r"cpu::(?P<isa>\w+)::(?:RowCall<(?P<storage>[\w:]+)>::sum<(?P<rows>\d+)>\("
+    r"|row_ukernel<(?P<storage2>[\w:]+), \w+, (?P<rows2>\d+), \d+, false>\()"
+)
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:[#<].*)?$")
 # A dot product of pairs does two of them for each element.
 _FMA = re.compile(r"vfmadd\d+[ps][sd]$|vdpbf16ps$")
@@ -126,14 +135,31 @@ def innermost_fma_loops(instructions: list[Instruction]) -> list[list[Instructio
     ]
 
 
+def stack_addresses(function: list[Instruction]) -> re.Pattern:
+    """What an operand on the stack looks like."""
+    # Only where the function makes it one; otherwise it is a register like others.
+    frame_pointer = any(i.mnemonic == "mov" and i.operands == "%rsp,%rbp" for i in function)
+    return re.compile(r"\((%rsp|%rbp)" if frame_pointer else r"\(%rsp")
+
+
+def memory_faults(loop: list[Instruction], stack: re.Pattern) -> list[str]:
+    """What a loop does in memory beside loading operands."""
+    found = []
+    for i in loop:
+        text = f"{i.mnemonic} {i.operands}"
+        if stack.search(i.operands) or i.mnemonic in ("push", "pop"):
+            found.append(f"uses the stack: {text}")
+        elif "(" in i.destination and not _NO_STORE.match(i.mnemonic):
+            found.append(f"stores: {text}")
+    return found
+
+
 def faults(instructions: list[Instruction], kernel: Kernel) -> list[str]:
     """What keeps the kernel from the speed of its FMAs; empty where nothing does."""
     loops = innermost_fma_loops(instructions)
     if not loops:
         return ["no loop with FMAs"]
-    # Only where the function makes it one; otherwise it is a register like others.
-    frame_pointer = any(i.mnemonic == "mov" and i.operands == "%rsp,%rbp" for i in instructions)
-    stack = re.compile(r"\((%rsp|%rbp)" if frame_pointer else r"\(%rsp")
+    stack = stack_addresses(instructions)
     found = []
     for loop in loops:
         fmas = [i for i in loop if i.is_fma]
@@ -142,12 +168,7 @@ def faults(instructions: list[Instruction], kernel: Kernel) -> list[str]:
         accumulators = {i.destination for i in fmas}
         if len(accumulators) != kernel.fmas:
             found.append(f"{len(accumulators)} accumulators instead of {kernel.fmas}")
-        for i in loop:
-            text = f"{i.mnemonic} {i.operands}"
-            if stack.search(i.operands) or i.mnemonic in ("push", "pop"):
-                found.append(f"uses the stack: {text}")
-            elif "(" in i.destination and not _NO_STORE.match(i.mnemonic):
-                found.append(f"stores: {text}")
+        found += memory_faults(loop, stack)
         if fma_share(loop) < kernel.least_fma_share:
             found.append(f"FMAs are {fma_share(loop):.0%} of {len(loop)} instructions")
     return found
@@ -160,6 +181,17 @@ def fma_share(loop: list[Instruction]) -> float:
 def objdump(*arguments: str) -> str:
     command = [OBJDUMP, *arguments, _C.__file__]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def disassemble(address: int, size: int) -> list[Instruction]:
+    return parse(
+        objdump(
+            "--disassemble",
+            "--no-show-raw-insn",
+            f"--start-address={address}",
+            f"--stop-address={address + size}",
+        )
+    )
 
 
 # The sums of bfloat16 pairs are float32.
@@ -228,14 +260,7 @@ def test_inner_loops_hold_their_accumulators_in_registers(isa, dtype, form, kern
 
     slow = {}
     for kernel in tall:
-        code = parse(
-            objdump(
-                "--disassemble",
-                "--no-show-raw-insn",
-                f"--start-address={kernel.address}",
-                f"--stop-address={kernel.address + kernel.size}",
-            )
-        )
+        code = disassemble(kernel.address, kernel.size)
         for loop in innermost_fma_loops(code):
             report.append(f"  {fma_share(loop):4.0%} of {len(loop):3} instructions: {kernel.name}")
         if found := faults(code, kernel):
@@ -259,14 +284,7 @@ def test_depthwise_inner_loops_hold_their_accumulators_in_registers(isa, dtype, 
     assert found, "the module lacks this family of micro-kernels"
     slow = {}
     for (rows, columns, step), (address, size) in found.items():
-        code = parse(
-            objdump(
-                "--disassemble",
-                "--no-show-raw-insn",
-                f"--start-address={address}",
-                f"--stop-address={address + size}",
-            )
-        )
+        code = disassemble(address, size)
         name = f"depthwise {'weight ' if weight else ''}{dtype} {rows} x {columns} / {step}, {isa}"
         accumulators = rows * columns if weight else rows
         loops = innermost_fma_loops(code)
@@ -292,6 +310,110 @@ def test_depthwise_inner_loops_hold_their_accumulators_in_registers(isa, dtype, 
                 faults.append(f"{loads} loads instead of {most}")
         if faults:
             slow[name] = faults
+    assert not slow
+
+
+# The types that one-pixel kernels load, and the instructions that widen a vector of one, its load
+# among them.
+_STORAGE = {"float": 0, "double": 0, "Float16": 1, "BFloat16": 2}
+
+
+def _symbols(pattern: re.Pattern, isa: str, storage: str) -> list[tuple[dict, int, int]]:
+    """The matches of an instruction set and a storage type, with address and size."""
+    found = []
+    for line in objdump("--syms", "--demangle").splitlines():
+        symbol = _SYMBOL.match(line)
+        match = symbol and pattern.search(symbol[3])
+        if match:
+            # Of two alternatives the one that matched.
+            fields = {k.rstrip("2"): v for k, v in match.groupdict().items() if v is not None}
+            if (fields["isa"], fields["storage"].rpartition("::")[2]) == (isa, storage):
+                found.append((fields, int(symbol[1], 16), int(symbol[2], 16)))
+    return found
+
+
+def _check_loop(
+    loops: list[tuple[list[Instruction], re.Pattern]], fmas: int, operands: int, most: int
+) -> tuple[list[Instruction], list[str]]:
+    """The best loop of so many accumulators and loads, which may take ``most`` instructions, and
+    its faults."""
+    candidates = [
+        (loop, stack)
+        for loop, stack in loops
+        if len({i.destination for i in loop if i.is_fma}) == fmas
+        and sum("(" in i.operands for i in loop) >= operands
+    ]
+    if not candidates:
+        return [], [f"no loop with {fmas} accumulators and {operands} loads"]
+    loop, stack = max(candidates, key=lambda pair: fma_share(pair[0]))
+    found = memory_faults(loop, stack)
+    if sum(i.is_fma for i in loop) % fmas:
+        found.append(f"FMAs are no multiple of {fmas}")
+    if fma_share(loop) < fmas / most:
+        found.append(f"{len(loop)} instructions instead of {most}")
+    return loop, found
+
+
+def _loops(address: int, size: int) -> list[tuple[list[Instruction], re.Pattern]]:
+    code = disassemble(address, size)
+    stack = stack_addresses(code)
+    return [(loop, stack) for loop in innermost_fma_loops(code)]
+
+
+over_one_pixel_kernels = pytest.mark.parametrize(
+    ("isa", "storage"),
+    [(isa, storage) for isa in ("avx2", "avx512") if isa in COMPILED for storage in _STORAGE],
+)
+
+
+@pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
+@over_one_pixel_kernels
+def test_dot_products_hold_their_accumulators_in_registers(isa, storage, report):
+    """Of one image and of several: what a step takes, and three to count, and two to spare."""
+    conversions = _STORAGE[storage]
+    vectors = 1 if isa == "avx512" else 2  # in a step: a cache line of values
+    kernels = _symbols(_DOT, isa, storage)
+    assert sorted(int(fields["columns"]) > 1 for fields, _, _ in kernels) == [False, True]
+    slow = {}
+    for fields, address, size in kernels:
+        rows, columns = int(fields["rows"]), int(fields["columns"])
+        name = f"dot products {storage} {rows} x {columns}, {isa}"
+        fmas = rows * columns * vectors
+        # Fewer chains than latency times units would leave the FMA units waiting.
+        assert fmas >= 8
+        loads = columns + rows * (conversions or (columns > 1))
+        most = fmas + vectors * loads + 3 + 2
+        loop, found = _check_loop(_loops(address, size), fmas, vectors * (rows + columns), most)
+        if found:
+            slow[name] = found
+        else:
+            report.append(f"  {fma_share(loop):4.0%} of {len(loop):3} instructions: {name}")
+    assert not slow
+
+
+@pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
+@over_one_pixel_kernels
+def test_rows_times_factors_hold_their_accumulators_in_registers(isa, storage, report):
+    """In every number of results and every width of a row."""
+    conversions = _STORAGE[storage]
+    kernels = {}
+    for fields, address, size in _symbols(_ROWS, isa, storage):
+        kernels.setdefault(int(fields["rows"]), []).extend(_loops(address, size))
+    assert sorted(kernels) == [1, 2, 3, 4, 6]
+    slow = {}
+    for rows, loops in kernels.items():
+        # row_vectors of one_pixel.h, then half as many, and so on.
+        widest = vectors = 12 // rows if isa == "avx2" else 16 if rows == 1 else 24 // rows
+        while vectors:
+            name = f"rows times factors {storage} {rows} x {vectors} vectors, {isa}"
+            # The vectors, the factors, four to step and to count, two to spare.
+            most = rows * vectors + vectors * max(conversions, 1) + rows + 4 + 2
+            loop, found = _check_loop(loops, rows * vectors, rows + vectors, most)
+            if found:
+                slow[name] = found
+            elif vectors == widest:
+                report.append(f"  {fma_share(loop):4.0%} of {len(loop):3} instructions: {name}")
+            vectors //= 2
     assert not slow
 
 

@@ -177,10 +177,13 @@ void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& ve
   t.tiles_h = div_up(gemm.rows, t.tile_rows);
   t.tiles_n = div_up(gemm.batch, t.tile_images);
 
-  const int64_t plane = odd_lines(make_patch_axis(gemm.axis_h, 0, t.tile_rows, 0, k.tap_rows).size *
-                                      make_patch_axis(gemm.axis_w, 0, t.tile_cols, 0, k.tap_cols).size * patch_lanes,
-                                  vector.element_size) *
-                        t.tile_images;
+  // A GEMM without products, which writes zeros, needs no patch.
+  const int64_t plane =
+      gemm.taps() == 0 ? 0
+                       : odd_lines(make_patch_axis(gemm.axis_h, 0, t.tile_rows, 0, k.tap_rows).size *
+                                       make_patch_axis(gemm.axis_w, 0, t.tile_cols, 0, k.tap_cols).size * patch_lanes,
+                                   vector.element_size) *
+                             t.tile_images;
   t.block_channels = 1;
   if (k.blocks_h * k.blocks_w == 1 && k.blocks_c > 0) {
     // Near-equal blocks of whole segments.

@@ -21,6 +21,25 @@ enum class DType : int {
   kInt32,
   kInt64,
 };
+// Bytes of an element.
+constexpr int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kInt8:
+    case DType::kUInt8:
+      return 1;
+    case DType::kBFloat16:
+    case DType::kFloat16:
+    case DType::kInt16:
+      return 2;
+    case DType::kFloat32:
+    case DType::kInt32:
+      return 4;
+    case DType::kComplex128:
+      return 16;
+    default:
+      return 8;
+  }
+}
 
 // A 4-D tensor: data points at element (0, 0, 0, 0); strides are in elements, in the order of the
 // dimensions ((N, C, H, W), or (OC, IC/groups, KH, KW) for weights), and may be zero or negative.

@@ -32,6 +32,16 @@ const Engine* avx2_engine();
 const Engine* avx512_engine();
 const Engine* avx512_bf16_engine();
 
+// The one in use; isa_name() says which.
+const Engine& engine();
+
+// The engine that takes a GEMM, and the GEMM as that engine takes it.
+struct EngineChoice {
+  const Engine& engine;
+  ConvGemm gemm;
+};
+EngineChoice choose_engine(DType dtype, const ConvGemm& gemm);
+
 // This thread's scratch memory, at least `bytes` large, on a 64-byte border. It is kept for the thread's life, so that
 // calls of varying shapes don't churn the heap, and is at most 4 MiB: see blocking.cpp's limits.
 void* thread_scratch(int64_t bytes);

@@ -4,7 +4,11 @@
 #include "numeric.h"
 
 #if defined(__x86_64__)
+// GCC 12 warns of variables in its own header that are meant to be undefined.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 
 #define CONV2D_ISA avx512_bf16
 #define CONV2D_TARGET "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"

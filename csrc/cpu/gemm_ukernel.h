@@ -50,7 +50,7 @@ struct GemmOperands {
   T* c;
   int64_t c_pitch;
   bool accumulate;
-  const T* bias;  // NR elements that are added after the last chain, or nullptr
+  const T* bias = nullptr;  // NR elements that are added after the last chain
 };
 
 template <class T, int MR, int NV, bool kLanesAreGroups>

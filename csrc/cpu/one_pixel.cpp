@@ -19,6 +19,8 @@ constexpr int64_t kDotStreamBytes = 64 * 1024;
 constexpr int64_t kDotBlockBytes = 4 * 1024;
 // Products that are worth a thread.
 constexpr int64_t kThreadProducts = 64 * 1024;
+// Products of a whole problem that take less time than waking a thread.
+constexpr int64_t kSmallProducts = 128 * 1024;
 // Lanes of a work item of RowProducts: their sums stay in L1.
 constexpr int64_t kRowLanes = 2048;
 // Batches beyond which packing pays: for the input gradient sooner where the weight isn't in L2 and every six images
@@ -44,6 +46,11 @@ void sort_three(SharedDimension (&d)[3], Before before) {
 }
 
 }  // namespace
+
+bool is_small(const Conv2dProblem& p) {
+  return p.out_h == 1 && p.out_w == 1 &&
+         double(p.batch) * double(p.out_channels) * double(p.gemm_k()) < double(kSmallProducts);
+}
 
 bool sums_as_dots(const Conv2dProblem& p, DType dtype) {
   return p.out_h == 1 && p.out_w == 1 && is_floating(dtype) && p.gemm_k() >= kDotProducts &&

@@ -11,6 +11,9 @@
 
 namespace conv2d_ext::cpu {
 
+// Whether a problem with one result pixel has so few products that waking a thread would take longer.
+bool is_small(const Conv2dProblem& problem);
+
 // ---- forward -------------------------------------------------------------------------------------------------------
 
 // Whether the forward's sums are dot products along k (DotBlocking) rather than the GEMM driver's chains: one result

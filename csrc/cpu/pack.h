@@ -275,6 +275,22 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
   const auto clear = [&](T* d, int64_t n) {
     for (int64_t c = 0; c < together; ++c) fill_zero(d + c * patch.channel_pitch, n);
   };
+  // Whole rows that continue one another, in the source and in the patch, are one run.
+  const bool rows_join = patch.order == PatchOrder::kPlanar && !transposed && rows.runs == 1 && cols.runs == 1 &&
+                         rows.run_step == 1 && cols.run_step == 1 && cols.first == 0 &&
+                         cols.run_length == source.width && source.row == source.col * source.width &&
+                         rows.first >= 0 && rows.first + rows.run_length <= source.height &&
+                         patch.row_pitch == cols.run_length * patch.col_pitch;
+  if (rows_join) {
+    for (int64_t image = 0; image < patch.images; ++image) {
+      for (int64_t plane = 0; plane < planes; ++plane) {
+        const S* const s = source.data + image * source.image + plane * source.channel + rows.first * source.row;
+        copy_pixels(patch, source, plane, s, source.col, rows.run_length * cols.run_length,
+                    dst + image * patch.image_pitch + plane * patch.channel_pitch, conj);
+      }
+    }
+    return;
+  }
   const RunBounds first_run = clip_run(cols.first, cols.run_step, cols.run_length, source.width);
   for (int64_t image = 0; image < patch.images; ++image) {
     for (int64_t plane = 0; plane < planes; ++plane) {

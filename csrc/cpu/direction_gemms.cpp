@@ -1,0 +1,267 @@
+#include "direction_gemms.h"
+
+#include <vector>
+
+#include "one_pixel.h"
+
+namespace conv2d_ext::cpu {
+
+Conv2dProblem with_bounded_strides(Conv2dProblem p) {
+  if (p.out_h == 1) p.stride_h = min64(p.stride_h, p.in_h + p.pad_top + p.pad_bottom + 1);
+  if (p.out_w == 1) p.stride_w = min64(p.stride_w, p.in_w + p.pad_left + p.pad_right + 1);
+  return p;
+}
+
+ConvGemm forward_gemm(const Conv2dProblem& p, ConstTensorView input, ConstTensorView weight, const void* bias,
+                      int64_t bias_stride, TensorView output) {
+  ConvGemm g{};
+  g.batch = p.batch;
+  g.groups = p.groups;
+  g.m = p.out_channels_per_group();
+  g.channels = p.in_channels_per_group();
+  g.taps_h = p.kernel_h;
+  g.taps_w = p.kernel_w;
+  g.rows = p.out_h;
+  g.cols = p.out_w;
+  g.source_h = p.in_h;
+  g.source_w = p.in_w;
+  g.axis_h = p.rows();
+  g.axis_w = p.cols();
+  g.source = input.data;
+  g.source_n = input.stride[0];
+  g.source_c = input.stride[1];
+  g.source_row = input.stride[2];
+  g.source_col = input.stride[3];
+  g.weight = weight.data;
+  g.weight_g = p.out_channels_per_group() * weight.stride[0];
+  g.weight_m = weight.stride[0];
+  g.weight_c = weight.stride[1];
+  g.weight_i = weight.stride[2];
+  g.weight_j = weight.stride[3];
+  g.bias = bias;
+  g.bias_stride = bias_stride;
+  g.destination = output.data;
+  g.destination_n = output.stride[0];
+  g.destination_m = output.stride[1];
+  g.destination_row = output.stride[2];
+  g.destination_col = output.stride[3];
+  return g;
+}
+
+namespace {
+
+// How many input positions of an axis some output position meets at some tap. No two meet at the same one.
+int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t in_size) {
+  int64_t met = 0;
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    const int64_t first = axis.source(0, tap);
+    const int64_t skipped = first < 0 ? div_up(-first, axis.step) : 0;
+    const int64_t inside = in_size > first ? div_up(in_size - first, axis.step) : 0;
+    met += max64(0, min64(positions, inside) - skipped);
+  }
+  return met;
+}
+
+// The GEMM without products that writes zeros to all of grad_input.
+ConvGemm zero_gemm(const Conv2dProblem& p, const ConvGemm& any, const int64_t* gi) {
+  ConvGemm zeros = any;
+  zeros.taps_h = zeros.taps_w = 0;
+  zeros.rows = p.in_h;
+  zeros.cols = p.in_w;
+  zeros.destination_row = gi[2];
+  zeros.destination_col = gi[3];
+  return zeros;
+}
+
+// The GEMMs of grad_input for one output pixel. A tap meets one input position, so no tap but that is summed over: each
+// is a 1 x 1 convolution of its own. Taps and channels that lie alike in weight and result are taken as channels of
+// one.
+void visit_one_pixel_gemms(const Conv2dProblem& p, ConvGemm g, const int64_t* w, const int64_t* gi,
+                           const GemmVisitor& visit) {
+  const MetTaps h = met_taps(p.rows(), p.kernel_h, p.in_h), v = met_taps(p.cols(), p.kernel_w, p.in_w);
+  if (h.count * v.count < p.in_h * p.in_w) {
+    ConvGemm zeros = zero_gemm(p, g, gi);
+    visit(zeros, {0, 0, 0});
+  }
+  if (h.count * v.count == 0) return;
+  const SharedDimensions lanes =
+      join_dimensions({g.m, w[1], gi[1]}, {h.count, w[2], gi[2] * p.dilation_h}, {v.count, w[3], gi[3] * p.dilation_w});
+  const SharedDimension &inner = lanes.dimension[0], &middle = lanes.dimension[1], &outer = lanes.dimension[2];
+  const int64_t group_destination = g.m * gi[1];
+  const int64_t weight_offset = h.first * w[2] + v.first * w[3];
+  const int64_t destination_offset = p.rows().source(0, h.first) * gi[2] + p.cols().source(0, v.first) * gi[3];
+  g.taps_h = g.taps_w = 1;
+  g.rows = g.cols = 1;
+  g.axis_h = g.axis_w = {1, 0, 1};
+  g.m = inner.size;
+  g.weight_m = inner.stride_a;
+  g.destination_m = inner.stride_b;
+  // Groups whose results don't follow one another are visited one by one.
+  const bool together = g.groups == 1 || group_destination == inner.size * inner.stride_b;
+  const int64_t visits = together ? 1 : g.groups;
+  if (!together) g.groups = 1;
+  for (int64_t group = 0; group < visits; ++group) {
+    for (int64_t x = 0; x < outer.size; ++x) {
+      for (int64_t y = 0; y < middle.size; ++y) {
+        visit(g, {group * g.channels * g.source_c,
+                  weight_offset + group * g.weight_g + x * outer.stride_a + y * middle.stride_a,
+                  destination_offset + group * group_destination + x * outer.stride_b + y * middle.stride_b});
+      }
+    }
+  }
+}
+
+// Neighbouring positions of a phase that meet outputs at the same taps.
+struct Band {
+  int64_t first, positions, first_tap, taps;
+};
+
+// The share of (position, tap) pairs of a phase that meet an output.
+double share_met(const GradInputPhase& phase, int64_t out_size) {
+  double met = 0;
+  for (int64_t tap = 0; tap < phase.taps; ++tap) {
+    const int64_t first = phase.axis.source(0, tap);
+    met += double(max64(0, min64(phase.positions, out_size - first) - max64(0, -first)));
+  }
+  return met / (double(phase.positions) * double(phase.taps));
+}
+
+std::vector<Band> cut_bands(const GradInputPhase& phase, int64_t out_size) {
+  std::vector<Band> bands;
+  for (int64_t q = 0; q < phase.positions; ++q) {
+    // A position's later taps meet earlier outputs.
+    int64_t first = 0, last = phase.taps;
+    while (first < last && phase.axis.source(q, first) >= out_size) ++first;
+    while (last > first && phase.axis.source(q, last - 1) < 0) --last;
+    if (!bands.empty() && bands.back().first_tap == first && bands.back().taps == last - first) {
+      ++bands.back().positions;
+    } else {
+      bands.push_back({q, 1, first, last - first});
+    }
+  }
+  return bands;
+}
+
+// A phase of both axes: one GEMM, or where far taps meet no output at many positions one for each pair of bands,
+// without these taps. Decided by the geometry, since the sums' order follows.
+void visit_band_gemms(const Conv2dProblem& p, ConvGemm& g, const GradInputPhase& h, const GradInputPhase& v,
+                      const int64_t* w, const int64_t* gi, const GemmVisitor& visit) {
+  constexpr double kShareMet = 0.85;
+  constexpr int64_t kBandPixels = 64;
+  const Band all_rows{0, h.positions, 0, h.taps}, all_cols{0, v.positions, 0, v.taps};
+  std::vector<Band> row_bands, col_bands;
+  bool cut = false;
+  if (share_met(h, p.out_h) * share_met(v, p.out_w) < kShareMet) {
+    row_bands = cut_bands(h, p.out_h);
+    col_bands = cut_bands(v, p.out_w);
+    const auto bands = static_cast<int64_t>(row_bands.size() * col_bands.size());
+    cut = h.positions * v.positions >= kBandPixels * bands;
+  }
+  const Band *const first_row = cut ? row_bands.data() : &all_rows, *const first_col =
+                                                                        cut ? col_bands.data() : &all_cols;
+  const Band *const last_row = first_row + (cut ? row_bands.size() : 1), *const last_col =
+                                                                             first_col + (cut ? col_bands.size() : 1);
+  g.weight_i = h.tap_step * w[2];
+  g.weight_j = v.tap_step * w[3];
+  for (const Band* row = first_row; row != last_row; ++row) {
+    for (const Band* col = first_col; col != last_col; ++col) {
+      const bool met = row->taps > 0 && col->taps > 0;
+      g.taps_h = met ? row->taps : 0;
+      g.taps_w = met ? col->taps : 0;
+      g.rows = row->positions;
+      g.cols = col->positions;
+      g.axis_h = {h.axis.step, h.axis.source(row->first, row->first_tap), h.axis.tap};
+      g.axis_w = {v.axis.step, v.axis.source(col->first, col->first_tap), v.axis.tap};
+      visit(g, {0, h.first_tap * w[2] + row->first_tap * g.weight_i + v.first_tap * w[3] + col->first_tap * g.weight_j,
+                (h.phase + row->first * p.stride_h) * gi[2] + (v.phase + col->first * p.stride_w) * gi[3]});
+    }
+  }
+}
+
+}  // namespace
+
+void visit_grad_input_gemms(const Conv2dProblem& p, const VectorShape& vector, const int64_t* go, const int64_t* w,
+                            const int64_t* gi, const GemmVisitor& visit) {
+  ConvGemm g{};
+  g.batch = p.batch;
+  g.groups = p.groups;
+  g.m = p.in_channels_per_group();
+  g.channels = p.out_channels_per_group();
+  g.source_h = p.out_h;
+  g.source_w = p.out_w;
+  g.source_n = go[0];
+  g.source_c = go[1];
+  g.source_row = go[2];
+  g.source_col = go[3];
+  g.weight_g = p.out_channels_per_group() * w[0];
+  g.weight_m = w[1];
+  g.weight_c = w[0];
+  g.conj_weight = true;
+  g.destination_n = gi[0];
+  g.destination_m = gi[1];
+
+  const auto fill_zero = [&] {
+    ConvGemm zeros = zero_gemm(p, g, gi);
+    visit(zeros, {0, 0, 0});
+  };
+
+  if (p.out_h == 1 && p.out_w == 1) {
+    visit_one_pixel_gemms(p, g, w, gi, visit);
+    return;
+  }
+
+  // Patch layers. With fewer taps in a row, planes written with gaps cost less than pieces of rows so short.
+  constexpr int64_t kLeastTapsOfRow = 4;
+  const bool taps_are_apart = grad_input_tap_step(p.stride_h, p.dilation_h) >= p.kernel_h &&
+                              grad_input_tap_step(p.stride_w, p.dilation_w) >= p.kernel_w;
+  if (taps_are_apart && p.kernel_w >= kLeastTapsOfRow && !lanes_are_groups(g.groups, g.m, g.channels, vector)) {
+    if (count_met(p.rows(), p.kernel_h, p.out_h, p.in_h) < p.in_h ||
+        count_met(p.cols(), p.kernel_w, p.out_w, p.in_w) < p.in_w) {
+      fill_zero();
+    }
+    g.m *= p.taps();
+    g.taps_h = g.taps_w = 1;
+    g.rows = p.out_h;
+    g.cols = p.out_w;
+    g.axis_h = g.axis_w = {1, 0, 0};
+    g.result_taps_h = p.kernel_h;
+    g.result_taps_w = p.kernel_w;
+    g.weight_result_i = w[2];
+    g.weight_result_j = w[3];
+    g.place_h = p.rows();
+    g.place_w = p.cols();
+    g.destination_h = p.in_h;
+    g.destination_w = p.in_w;
+    g.destination_row = gi[2];
+    g.destination_col = gi[3];
+    visit(g, {0, 0, 0});
+    return;
+  }
+
+  const int64_t first_taps_h = min64(grad_input_tap_step(p.stride_h, p.dilation_h), p.kernel_h);
+  const int64_t first_taps_w = min64(grad_input_tap_step(p.stride_w, p.dilation_w), p.kernel_w);
+  const auto row_phase = [&](int64_t first_tap) {
+    return grad_input_phase(first_tap, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
+  };
+  const auto col_phase = [&](int64_t first_tap) {
+    return grad_input_phase(first_tap, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
+  };
+  int64_t met_h = 0, met_w = 0;
+  for (int64_t tap = 0; tap < first_taps_h; ++tap) met_h += row_phase(tap).positions > 0;
+  for (int64_t tap = 0; tap < first_taps_w; ++tap) met_w += col_phase(tap).positions > 0;
+  if (met_h < min64(p.stride_h, p.in_h) || met_w < min64(p.stride_w, p.in_w)) fill_zero();
+
+  g.destination_row = gi[2] * p.stride_h;
+  g.destination_col = gi[3] * p.stride_w;
+  for (int64_t tap_h = 0; tap_h < first_taps_h; ++tap_h) {
+    const GradInputPhase h = row_phase(tap_h);
+    if (h.positions == 0) continue;
+    for (int64_t tap_w = 0; tap_w < first_taps_w; ++tap_w) {
+      const GradInputPhase v = col_phase(tap_w);
+      if (v.positions == 0) continue;
+      visit_band_gemms(p, g, h, v, w, gi, visit);
+    }
+  }
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,44 @@
+// Forward and grad_input as ConvGemms: what runs, and what explain tells about.
+#pragma once
+
+#include "blocking.h"
+#include "conv2d_cpu.h"
+
+namespace conv2d_ext::cpu {
+
+// With one output row or column the stride is never taken: any value past the padded input means the same, and a small
+// one can't overflow.
+Conv2dProblem with_bounded_strides(Conv2dProblem problem);
+
+ConvGemm forward_gemm(const Conv2dProblem& problem, ConstTensorView input, ConstTensorView weight, const void* bias,
+                      int64_t bias_stride, TensorView output);
+
+// Where a GEMM's operands begin in its tensors, in elements.
+struct GemmOffsets {
+  int64_t source, weight, destination;
+};
+
+// Calls call(context, gemm, offsets).
+struct GemmVisitor {
+  void* context;
+  void (*call)(void* context, ConvGemm& gemm, const GemmOffsets& offsets);
+  void operator()(ConvGemm& gemm, const GemmOffsets& offsets) const { call(context, gemm, offsets); }
+};
+
+// The GEMMs of grad_input, without their tensors' addresses; grad_output, weight and grad_input are strides. They are:
+// one for each phase of the stride that a tap meets; a single one where every phase has a single tap (ConvGemm,
+// result_taps), or there is one output pixel. Where no product belongs to an input position, a zero does: one GEMM
+// without products writes zeros, before the others.
+void visit_grad_input_gemms(const Conv2dProblem& problem, const VectorShape& vector, const int64_t* grad_output,
+                            const int64_t* weight, const int64_t* grad_input, const GemmVisitor& visit);
+
+template <class Visit>
+void for_each_grad_input_gemm(const Conv2dProblem& problem, const VectorShape& vector, const int64_t* grad_output,
+                              const int64_t* weight, const int64_t* grad_input, Visit visit) {
+  visit_grad_input_gemms(problem, vector, grad_output, weight, grad_input,
+                         {&visit, [](void* context, ConvGemm& gemm, const GemmOffsets& offsets) {
+                            (*static_cast<Visit*>(context))(gemm, offsets);
+                          }});
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,68 @@
+"""A program: the bits of the instruction set that CONV2D_EXT_CPU_ISA names.
+
+Checks that no batch changes the bits of images of one pixel, then prints the instruction set and a
+digest of each small problem's results. test_isa.py runs it and compares what it prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import torch
+
+import conv2d_ext
+from conv2d_ext import testing
+from conv2d_ext.testing import Problem, library_results, make_tensors
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+# The last one's weights are too many for a level 2 cache, and other kernels take it sooner.
+ONE_PIXEL = (
+    *testing.ONE_PIXEL,
+    Problem("one pixel, 4 million weights", 1, 2048, (1, 1), 2048, (1, 1)),
+)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the values in logical order, so that -0.0, 0.0 and NaNs are told apart."""
+    dense = tensor.clone(memory_format=torch.contiguous_format)
+    return dense.view(-1).view(torch.uint8)
+
+
+def assert_batch_changes_no_bit(
+    problem: Problem, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> None:
+    """Output and input gradient of 300 images against those of fewer, from either end."""
+    most = 300
+    whole = dataclasses.replace(problem, batch=most)
+    tensors = make_tensors(whole, dtype, device=device)
+    together = library_results(whole, tensors)
+    for batch in (1, 3, 64):
+        for first in (0, most - batch):
+            part = slice(first, first + batch)
+            few = tensors._replace(input=tensors.input[part], grad_output=tensors.grad_output[part])
+            results = library_results(dataclasses.replace(problem, batch=batch), few)
+            for name in ("output", "grad_input"):
+                ours, theirs = getattr(results, name), getattr(together, name)[part]
+                assert torch.equal(bits(ours), bits(theirs)), f"{name}, {batch} from {first}"
+
+
+def digest(problem: Problem, dtype: torch.dtype) -> str:
+    """Of the bits of all results."""
+    found = hashlib.sha256()
+    for result in library_results(problem, make_tensors(problem, dtype)):
+        if result is not None:
+            found.update(bits(result).numpy().tobytes())
+    return found.hexdigest()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for problem in ONE_PIXEL:
+        for dtype in (*DTYPES, torch.float16):
+            assert_batch_changes_no_bit(problem, dtype)
+    print(conv2d_ext.build_config()["isa"])
+    for problem in testing.SMALL_PROBLEMS:
+        for dtype in DTYPES:
+            print(digest(problem, dtype), dtype, problem)
