@@ -225,6 +225,17 @@ struct GradWeightCall {
       S* const destination = static_cast<S*>(grad_weight.data) +
                              (t.group * problem.out_channels_per_group() + m) * gw[0] + t.c0 * gw[1] + t.i0 * gw[2] +
                              t.j0 * gw[3];
+      if constexpr (!G && !kInner) {
+        if (gw[1] == 1 && gw[3] != 1 && t.channels > 1) {
+          // channels_last: a tap's channels lie side by side.
+          const int64_t taps = t.tap_rows * t.tap_cols;
+          for (int64_t tap = 0; tap < taps; ++tap) {
+            store_tile<S, T>(c_panel + tap * width, taps * width, t.channels, min64(width, t.m0 + t.channels_m - m),
+                             nullptr, destination + tap / t.tap_cols * gw[2] + tap % t.tap_cols * gw[3], gw[1], gw[0]);
+          }
+          continue;
+        }
+      }
       for (int64_t e = 0; e < t.elements(); e += run) {
         const int64_t c = e / (t.tap_rows * t.tap_cols), i = e / t.tap_cols % t.tap_rows;
         const T* const from = c_panel + e * width;
