@@ -218,6 +218,7 @@ DILATED = (
     Problem("dilated, same", 1, 3, (9, 10), 4, (2, 4), padding="same", dilation=(1, 3)),
     # Far taps that meet no output at many input positions.
     Problem("dilated 12", 2, 6, (33, 29), 5, (3, 3), padding=(12, 12), dilation=(12, 12)),
+    Problem("dilated 40, rows that no tap meets", 1, 3, (60, 20), 4, (2, 2), dilation=(40, 5)),
     Problem("dilated 11, stride 2", 1, 4, (61, 57), 5, (3, 3), (2, 2), (11, 11), (11, 11)),
 )
 
