@@ -27,13 +27,6 @@ constexpr int64_t kPartialBytes = 1024 * 1024;
 constexpr int64_t kInnerGroupsBytes = 256;
 constexpr int64_t kInnerPatchBytes = 256 * 1024;
 
-// `whole` cut into near-equal pieces of at most about `target`: the size of a piece.
-int64_t even_piece(int64_t whole, int64_t target) {
-  if (whole <= 1) return 1;
-  const int64_t pieces = max64(1, div_up(whole, max64(target, 1)));
-  return div_up(whole, pieces);
-}
-
 // A kernel of more than `limit` taps, cut into near-equal rectangles of at most as many: whole rows if they fit.
 void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int64_t& cols) {
   cols = even_piece(taps_w, limit);

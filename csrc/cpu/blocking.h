@@ -226,6 +226,10 @@ inline int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0)
 inline int64_t round_up(int64_t a, int64_t b) { return div_up(a, b) * b; }
 inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+// `whole` cut into near-equal pieces of at most about `target`: the size of a piece.
+inline int64_t even_piece(int64_t whole, int64_t target) {
+  return whole <= 1 ? 1 : div_up(whole, div_up(whole, max64(target, 1)));
+}
 // Planes of a patch: an odd number of cache lines, so that equal positions of successive planes fall into different
 // cache sets; small planes stay as they are.
 inline int64_t odd_lines(int64_t elements, int64_t element_size) {

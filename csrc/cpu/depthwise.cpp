@@ -13,10 +13,6 @@ constexpr int64_t kTileBytes = 128 * 1024;
 // Pixels for whose sake a tile's weights are packed.
 constexpr int64_t kTilePixels = 256;
 
-int64_t even_piece(int64_t whole, int64_t target) {
-  return whole <= 1 ? 1 : div_up(whole, div_up(whole, max64(target, 1)));
-}
-
 // Elements of the tile's patch along one axis.
 int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t taps) {
   return make_patch_axis(axis, 0, positions, 0, taps).size;

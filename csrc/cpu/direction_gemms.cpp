@@ -50,13 +50,14 @@ ConvGemm forward_gemm(const Conv2dProblem& p, ConstTensorView input, ConstTensor
 
 namespace {
 
-// How many input positions of an axis some output position meets at some tap. No two meet at the same one.
-int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t in_size) {
+// How many (position, tap) pairs of an axis meet a coordinate of a size. Where no two taps meet at the same one, this
+// is the number of coordinates that are met.
+int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {
   int64_t met = 0;
   for (int64_t tap = 0; tap < taps; ++tap) {
     const int64_t first = axis.source(0, tap);
     const int64_t skipped = first < 0 ? div_up(-first, axis.step) : 0;
-    const int64_t inside = in_size > first ? div_up(in_size - first, axis.step) : 0;
+    const int64_t inside = size > first ? div_up(size - first, axis.step) : 0;
     met += max64(0, min64(positions, inside) - skipped);
   }
   return met;
@@ -118,12 +119,8 @@ struct Band {
 
 // The share of (position, tap) pairs of a phase that meet an output.
 double share_met(const GradInputPhase& phase, int64_t out_size) {
-  double met = 0;
-  for (int64_t tap = 0; tap < phase.taps; ++tap) {
-    const int64_t first = phase.axis.source(0, tap);
-    met += double(max64(0, min64(phase.positions, out_size - first) - max64(0, -first)));
-  }
-  return met / (double(phase.positions) * double(phase.taps));
+  const int64_t met = count_met(phase.axis, phase.taps, phase.positions, out_size);
+  return double(met) / (double(phase.positions) * double(phase.taps));
 }
 
 std::vector<Band> cut_bands(const GradInputPhase& phase, int64_t out_size) {

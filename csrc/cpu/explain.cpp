@@ -33,6 +33,10 @@ const char* compute_name(DType dtype) {
   }
 }
 
+std::string ukernel_suffix(DType dtype, int64_t rows, int64_t cols) {
+  return std::string("_") + compute_name(dtype) + "_" + std::to_string(rows) + "x" + std::to_string(cols);
+}
+
 const char* const kInnerGroupsEngine = "depthwise, vectors over groups as they lie in memory";
 
 // Why a 16-bit type is widened to float32 instead of multiplied as it is.
@@ -71,8 +75,7 @@ void name_gemm_ukernel(Explanation& e, DType dtype, const Engine& taken, bool pa
 void name_one_pixel_kernel(Explanation& e, DType dtype, const char* engine_name, const char* family, int64_t rows,
                            int64_t columns) {
   e.engine = engine_name;
-  e.micro_kernel = std::string(family) + "_" + compute_name(dtype) + "_" + std::to_string(rows) + "x" +
-                   std::to_string(columns) + "__" + engine().kernels;
+  e.micro_kernel = family + ukernel_suffix(dtype, rows, columns) + "__" + engine().kernels;
   if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
     e.refused = why_widened(dtype, "as loaded");
   }
@@ -105,10 +108,6 @@ int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
     }
   }
   return chains;
-}
-
-std::string ukernel_suffix(DType dtype, int64_t rows, int64_t cols) {
-  return std::string("_") + compute_name(dtype) + "_" + std::to_string(rows) + "x" + std::to_string(cols);
 }
 
 void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_threads) {
