@@ -18,8 +18,8 @@
 #include "conv2d_checks.h"
 #include "conv2d_format.h"
 #include "conv2d_ops.h"
+#include "conv2d_tensors.h"
 #include "cpu/conv2d_cpu.h"
-#include "cpu/conv2d_cpu_tensors.h"
 
 namespace conv2d_ext {
 namespace {
@@ -148,11 +148,10 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
   result["problem"] = describe(problem);
   if (input.device().is_cpu() && problem.in_channels != 0) {
     const int threads = at::get_num_threads();
-    const auto dtype = cpu::to_dtype(input.scalar_type());
+    const auto dtype = to_dtype(input.scalar_type());
     const bool channels_last = output_is_channels_last(input, weight);
     const auto describe_direction = [&](cpu::Direction direction) {
-      return describe(
-          cpu::explain(problem, dtype, direction, cpu::view(input), cpu::view(weight), channels_last, threads));
+      return describe(cpu::explain(problem, dtype, direction, view(input), view(weight), channels_last, threads));
     };
     result["forward"] = describe_direction(cpu::Direction::kForward);
     result["grad_input"] = describe_direction(cpu::Direction::kGradInput);

@@ -5,52 +5,9 @@
 #include <string>
 
 #include "../conv2d_problem.h"
+#include "../tensor_view.h"
 
 namespace conv2d_ext::cpu {
-
-enum class DType : int {
-  kFloat32,
-  kFloat64,
-  kBFloat16,
-  kFloat16,
-  kComplex64,
-  kComplex128,
-  kInt8,
-  kUInt8,
-  kInt16,
-  kInt32,
-  kInt64,
-};
-// Bytes of an element.
-constexpr int64_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kInt8:
-    case DType::kUInt8:
-      return 1;
-    case DType::kBFloat16:
-    case DType::kFloat16:
-    case DType::kInt16:
-      return 2;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kComplex128:
-      return 16;
-    default:
-      return 8;
-  }
-}
-
-// A 4-D tensor: data points at element (0, 0, 0, 0); strides are in elements, in the order of the
-// dimensions ((N, C, H, W), or (OC, IC/groups, KH, KW) for weights), and may be zero or negative.
-struct ConstTensorView {
-  const void* data;
-  int64_t stride[4];
-};
-struct TensorView {
-  void* data;
-  int64_t stride[4];
-};
 
 // How the engines reach the caller's thread pool. run() calls body(context, item) once for every item in
 // [0, items), from up to num_threads threads, and returns when all are done.

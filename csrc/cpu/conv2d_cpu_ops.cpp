@@ -10,8 +10,8 @@
 
 #include "../conv2d_checks.h"
 #include "../conv2d_format.h"
+#include "../conv2d_tensors.h"
 #include "conv2d_cpu.h"
-#include "conv2d_cpu_tensors.h"
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>

@@ -7,9 +7,9 @@
 
 #include <algorithm>
 
-#include "conv2d_cpu.h"
+#include "tensor_view.h"
 
-namespace conv2d_ext::cpu {
+namespace conv2d_ext {
 
 inline DType to_dtype(c10::ScalarType dtype) {
   switch (dtype) {
@@ -61,4 +61,4 @@ inline TensorView mutable_view(const at::Tensor& tensor) {
   return view;
 }
 
-}  // namespace conv2d_ext::cpu
+}  // namespace conv2d_ext

@@ -1,0 +1,84 @@
+// The CUDA engine's interface: raw device pointers, strides, a Conv2dProblem and a stream; no torch header.
+//
+// A call is planned on the host first. The plan says everything about it but the pointers: `explain` prints it, the
+// caller allocates the workspace it asks for, and the launch follows it. Launches are asynchronous on the stream, read
+// nothing back and synchronise with nothing, so that they can be captured in a CUDA graph.
+#pragma once
+
+#include <cstdint>
+
+#include "../conv2d_problem.h"
+#include "../tensor_view.h"
+
+#if defined(CONV2D_CUDA_ON_HOST)
+#include "cuda_on_host.h"
+#else
+#include <cuda_runtime_api.h>
+#endif
+
+namespace conv2d_ext::cuda {
+
+enum class Direction : int { kForward, kGradInput, kGradWeight };
+
+// How float32 values are multiplied; other dtypes ignore it.
+enum class Float32Math : int { kIeee, kTF32 };
+
+enum class Engine : int {
+  kNothing,       // an empty result, or one of zeros
+  kImplicitGemm,  // tiles of a GEMM whose columns are loaded from where they lie
+  kDirect,        // few channels a group: one thread computes whole sums
+};
+
+// What the mapping to the machine may read. It changes no bit of a result.
+struct Machine {
+  int sm_count;
+  int shared_bytes_per_block;  // with opt-in
+};
+
+constexpr int64_t kMaxWorkspaceBytes = int64_t{32} << 20;
+
+struct Plan {
+  Direction direction;
+  Engine engine;
+  DType dtype;
+  Float32Math math;
+  int variant;                          // of the engine's kernels: an index into its own table
+  int64_t gemm_m, gemm_n, gemm_k;       // per group, of the largest GEMM; gemm_k as the kernel counts it
+  int tile_m, tile_n, tile_k, threads;  // of a CTA
+  // K is cut into segments, a segment into chains: each chain is summed from zero, chains are added in order to their
+  // segment's sum, segments in order to the result.
+  int64_t segments, segment_length, chain_length;
+  bool split;  // segments run in CTAs of their own, their sums pass through the workspace
+  int64_t ctas;
+  int shared_bytes;
+  int64_t workspace_bytes;
+  const char* refused;  // why a faster kernel is not taken; "" where none exists
+};
+
+// Strides matter to the mapping alone.
+Plan plan_forward(const Conv2dProblem& problem, DType dtype, Float32Math math, const int64_t (&input_stride)[4],
+                  const int64_t (&weight_stride)[4], const int64_t (&output_stride)[4], const Machine& machine);
+Plan plan_grad_input(const Conv2dProblem& problem, DType dtype, Float32Math math,
+                     const int64_t (&grad_output_stride)[4], const int64_t (&weight_stride)[4],
+                     const int64_t (&grad_input_stride)[4], const Machine& machine);
+Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math,
+                      const int64_t (&grad_output_stride)[4], const int64_t (&input_stride)[4],
+                      const int64_t (&grad_weight_stride)[4], const Machine& machine);
+int64_t grad_bias_workspace(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype);
+
+// The name of the plan's kernel, as in "conv_gemm_f32_128x128x8"; a literal.
+const char* kernel_name(const Plan& plan);
+
+// As in cpu/conv2d_cpu.h; every element of the result is written. workspace: plan.workspace_bytes, aligned to 256, or
+// nullptr where that is 0. The first failure of a launch is returned.
+cudaError_t forward(const Plan& plan, const Conv2dProblem& problem, ConstTensorView input, ConstTensorView weight,
+                    const void* bias, int64_t bias_stride, TensorView output, void* workspace, cudaStream_t stream);
+cudaError_t grad_input(const Plan& plan, const Conv2dProblem& problem, ConstTensorView grad_output,
+                       ConstTensorView weight, TensorView grad_input, void* workspace, cudaStream_t stream);
+cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTensorView grad_output,
+                        ConstTensorView input, TensorView grad_weight, void* workspace, cudaStream_t stream);
+// grad_bias: out_channels contiguous elements.
+cudaError_t grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype,
+                      ConstTensorView grad_output, void* grad_bias, void* workspace, cudaStream_t stream);
+
+}  // namespace conv2d_ext::cuda
