@@ -104,7 +104,7 @@ struct ElementLoader {
     const int channel = k % GROUP;
     const int64_t offset = side.offset(k / GROUP) + channel * side.step;
     const bool exists = channel < position.count;
-#pragma unroll(kPerThread < 8 ? kPerThread : 4)
+#pragma unroll(kPerThread < 8 ? kPerThread : 2)
     for (int i = 0; i < kPerThread; ++i) {
       const int x = first + i * (THREADS / kTileK);
       const XEntry entry = side.entry(x);
