@@ -28,6 +28,7 @@ SKIPPED = {
 def pytest_configure(config: pytest.Config) -> None:
     for marker in SKIPPED:
         config.addinivalue_line("markers", f"{marker}: skipped, with the reason, where it is not")
+    config.addinivalue_line("markers", "xdist_group(name): not at once, under pytest-xdist")
     config.addinivalue_line("markers", "slow: takes seconds; left out by -m 'not slow'")
 
 
