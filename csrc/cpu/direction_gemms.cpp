@@ -6,12 +6,6 @@
 
 namespace conv2d_ext::cpu {
 
-Conv2dProblem with_bounded_strides(Conv2dProblem p) {
-  if (p.out_h == 1) p.stride_h = min64(p.stride_h, p.in_h + p.pad_top + p.pad_bottom + 1);
-  if (p.out_w == 1) p.stride_w = min64(p.stride_w, p.in_w + p.pad_left + p.pad_right + 1);
-  return p;
-}
-
 ConvGemm forward_gemm(const Conv2dProblem& p, ConstTensorView input, ConstTensorView weight, const void* bias,
                       int64_t bias_stride, TensorView output) {
   ConvGemm g{};

@@ -6,10 +6,6 @@
 
 namespace conv2d_ext::cpu {
 
-// With one output row or column the stride is never taken: any value past the padded input means the same, and a small
-// one can't overflow.
-Conv2dProblem with_bounded_strides(Conv2dProblem problem);
-
 ConvGemm forward_gemm(const Conv2dProblem& problem, ConstTensorView input, ConstTensorView weight, const void* bias,
                       int64_t bias_stride, TensorView output);
 

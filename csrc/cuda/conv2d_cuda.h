@@ -42,7 +42,8 @@ struct Plan {
   Engine engine;
   DType dtype;
   Float32Math math;
-  int variant;                          // of the engine's kernels: an index into its own table
+  int variant;                          // the kernel's place in the table of its dtype and math
+  bool vector_a, vector_b;              // operands are copied 16 bytes at a time
   int64_t gemm_m, gemm_n, gemm_k;       // per group, of the largest GEMM; gemm_k as the kernel counts it
   int tile_m, tile_n, tile_k, threads;  // of a CTA
   // K is cut into segments, a segment into chains: each chain is summed from zero, chains are added in order to their
@@ -52,22 +53,19 @@ struct Plan {
   int64_t ctas;
   int shared_bytes;
   int64_t workspace_bytes;
+  const char* kernel;   // name, as in "conv_gemm_f32_128x128x16"; a literal
   const char* refused;  // why a faster kernel is not taken; "" where none exists
+  const char* error;    // why the call can't run: a size beyond the kernels' range; "" where it can
 };
 
-// Strides matter to the mapping alone.
-Plan plan_forward(const Conv2dProblem& problem, DType dtype, Float32Math math, const int64_t (&input_stride)[4],
-                  const int64_t (&weight_stride)[4], const int64_t (&output_stride)[4], const Machine& machine);
-Plan plan_grad_input(const Conv2dProblem& problem, DType dtype, Float32Math math,
-                     const int64_t (&grad_output_stride)[4], const int64_t (&weight_stride)[4],
-                     const int64_t (&grad_input_stride)[4], const Machine& machine);
-Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math,
-                      const int64_t (&grad_output_stride)[4], const int64_t (&input_stride)[4],
-                      const int64_t (&grad_weight_stride)[4], const Machine& machine);
+// Of the operands only strides and the alignment of data are read, and both matter to the mapping alone. Results are
+// dense: they fill a run of memory that begins at their first element.
+Plan plan_forward(const Conv2dProblem& problem, DType dtype, Float32Math math, ConstTensorView input,
+                  ConstTensorView weight, const int64_t (&output_stride)[4], const Machine& machine);
+Plan plan_grad_input(const Conv2dProblem& problem, DType dtype, Float32Math math, ConstTensorView grad_output,
+                     ConstTensorView weight, const int64_t (&grad_input_stride)[4], const Machine& machine);
+Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math, const Machine& machine);
 int64_t grad_bias_workspace(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype);
-
-// The name of the plan's kernel, as in "conv_gemm_f32_128x128x8"; a literal.
-const char* kernel_name(const Plan& plan);
 
 // As in cpu/conv2d_cpu.h; every element of the result is written. workspace: plan.workspace_bytes, aligned to 256, or
 // nullptr where that is 0. The first failure of a launch is returned.

@@ -104,9 +104,11 @@ __device__ __forceinline__ uint32_t round_to_tf32(float value) {
 
 // 16-bit storage types.
 struct Float16 {
+  static constexpr bool kIsBFloat16 = false;
   uint16_t bits;
 };
 struct BFloat16 {
+  static constexpr bool kIsBFloat16 = true;
   uint16_t bits;
 };
 __device__ __forceinline__ float widen(Float16 value) { return __half2float(__ushort_as_half(value.bits)); }
@@ -119,21 +121,33 @@ __device__ __forceinline__ void narrow(float value, BFloat16& result) {
   result.bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
+// The same value, of which the compiler knows nothing: what is computed from it again isn't kept in registers
+// meanwhile.
+__device__ __forceinline__ unsigned opaque(unsigned value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // Fused: one rounding.
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
 
+template <class T>
+struct Same {
+  using Type = T;
+};
+
 // Queues the kernel. shared_bytes beyond 48 KiB need, once per kernel and device, the attribute that this sets.
-template <class... Params, class... Args>
+template <class... Params>
 cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream,
-                   const Args&... args) {
+                   typename Same<Params>::Type... args) {
+  const void* const function = reinterpret_cast<const void*>(kernel);
   if (shared_bytes > 48 * 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    const cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (error != cudaSuccess) return error;
   }
-  kernel<<<grid, block, shared_bytes, stream> > >(args...);
-  return cudaGetLastError();
+  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&args))...};
+  return cudaLaunchKernel(function, grid, block, pointers, shared_bytes, stream);
 }
 
 }  // namespace conv2d_ext::cuda

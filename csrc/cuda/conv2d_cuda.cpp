@@ -1,0 +1,171 @@
+// The entry points: a plan's kernels, launched.
+#include "conv2d_cuda.h"
+
+#include <algorithm>
+
+#include "plan.h"
+
+namespace conv2d_ext::cuda {
+
+namespace {
+
+int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t address(const void* data) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(data)); }
+
+cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, int64_t weight, const void* bias,
+                        int64_t bias_stride, TensorView result, int64_t result_elements, void* workspace,
+                        cudaStream_t stream) {
+  if (!call.fills_result || plan.engine == Engine::kNothing) {
+    const cudaError_t error = cudaMemsetAsync(result.data, 0, result_elements * size_of(plan.dtype), stream);
+    if (error != cudaSuccess || plan.engine == Engine::kNothing) return error;
+  }
+  ConvParams p = call.params;
+  p.source = source;
+  p.weight = weight;
+  p.bias = static_cast<const char*>(bias);
+  p.bias_stride = bias_stride * size_of(plan.dtype);
+  TileParams& tile = p.tile;
+  tile.result = address(result.data);
+  tile.partials = plan.split ? address(workspace) : 0;
+  tile.sum_bytes = sum_bytes(plan.dtype);
+  tile.tile_k = plan.tile_k;
+  tile.a_over_k = !lies_over_channels(p.weight_m, p.m, p.weight_c);
+  tile.b_over_k = lies_over_channels(p.source_c, p.channels, p.source_w);
+  tile.result_over_m = lies_over_channels(p.result_m, p.m, p.result_w);
+
+  // As many phases at a time as the parameters hold.
+  const auto rows = static_cast<int>(call.rows.phases.size()), cols = static_cast<int>(call.cols.phases.size());
+  for (int row = 0; row < rows; row += kMaxPhases) {
+    for (int col = 0; col < cols; col += kMaxPhases) {
+      p.row_phases = std::min(rows - row, kMaxPhases);
+      p.col_phases = std::min(cols - col, kMaxPhases);
+      std::copy_n(call.rows.phases.begin() + row, p.row_phases, p.rows);
+      std::copy_n(call.cols.phases.begin() + col, p.col_phases, p.cols);
+      const int64_t phases = int64_t{p.row_phases} * p.col_phases;
+      const int64_t pixels = p.batch * call.rows.most_positions * call.cols.most_positions;
+      cudaError_t error = cudaSuccess;
+      if (plan.engine == Engine::kDirect) {
+        DirectLaunch direct{};
+        direct.lanes_are_groups = lies_over_channels(p.source_group, p.groups, p.source_w);
+        direct.pixel_blocks = div_up(pixels, plan.tile_n);
+        direct.group_blocks = direct.lanes_are_groups ? div_up(p.groups, 32) : p.groups;
+        direct.phases = phases;
+        direct.stream = stream;
+        error = launch_direct_conv(plan.dtype, p, direct);
+      } else {
+        const GemmKernel& kernel = gemm_table(plan.dtype, plan.math).kernels[plan.variant];
+        tile.m_tiles = div_up(p.m, kernel.tile_m);
+        tile.x_tiles = div_up(pixels, kernel.tile_x);
+        tile.segments = plan.split ? plan.segments : 1;
+        tile.segment_tiles = kernel.chain_tiles;
+        tile.partial_row = pixels * tile.sum_bytes;
+        GemmLaunch gemm{};
+        gemm.items = tile.m_tiles * tile.x_tiles * tile.segments * p.groups * phases;
+        if (plan.split) {
+          gemm.reduce_x_tiles = div_up(pixels, kReduceTile);
+          gemm.reduce_items = gemm.reduce_x_tiles * p.m * p.groups * phases;
+        }
+        gemm.shared_bytes = plan.shared_bytes;
+        gemm.vector_a = plan.vector_a;
+        gemm.vector_b = plan.vector_b;
+        gemm.stream = stream;
+        error = kernel.launch_conv(p, gemm);
+      }
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t forward(const Plan& plan, const Conv2dProblem& problem, ConstTensorView input, ConstTensorView weight,
+                    const void* bias, int64_t bias_stride, TensorView output, void* workspace, cudaStream_t stream) {
+  const Conv2dProblem p = with_bounded_strides(problem);
+  if (p.batch * p.out_channels * p.out_pixels() == 0) return cudaSuccess;
+  return launch_conv(plan, forward_call(p, plan.dtype, input.stride, weight.stride, output.stride), address(input.data),
+                     address(weight.data), bias, bias_stride, output, p.batch * p.out_channels * p.out_pixels(),
+                     workspace, stream);
+}
+
+cudaError_t grad_input(const Plan& plan, const Conv2dProblem& problem, ConstTensorView grad_output,
+                       ConstTensorView weight, TensorView grad_input, void* workspace, cudaStream_t stream) {
+  const Conv2dProblem p = with_bounded_strides(problem);
+  const int64_t elements = p.batch * p.in_channels * p.in_h * p.in_w;
+  if (elements == 0) return cudaSuccess;
+  return launch_conv(plan, grad_input_call(p, plan.dtype, grad_output.stride, weight.stride, grad_input.stride),
+                     address(grad_output.data), address(weight.data), nullptr, 0, grad_input, elements, workspace,
+                     stream);
+}
+
+cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTensorView grad_output,
+                        ConstTensorView input, TensorView grad_weight, void* workspace, cudaStream_t stream) {
+  const Conv2dProblem p = with_bounded_strides(problem);
+  const int64_t elements = p.out_channels * p.in_channels_per_group() * p.taps();
+  if (elements == 0) return cudaSuccess;
+  if (plan.engine == Engine::kNothing)
+    return cudaMemsetAsync(grad_weight.data, 0, elements * size_of(plan.dtype), stream);
+  WeightParams g = grad_weight_params(p, plan.dtype, grad_output.stride, input.stride, grad_weight.stride);
+  g.grad_output = address(grad_output.data);
+  g.source = address(input.data);
+  const bool channels_last = lies_over_channels(g.source_c, p.in_channels, g.source_w);
+  TileParams& tile = g.tile;
+  tile.result = address(grad_weight.data);
+  tile.partials = plan.split ? address(workspace) : 0;
+  tile.sum_bytes = sum_bytes(plan.dtype);
+  tile.tile_k = plan.tile_k;
+  tile.partial_row = plan.gemm_n * tile.sum_bytes;
+  tile.segments = plan.segments;
+  const int64_t reduce_x_tiles = plan.split ? div_up(plan.gemm_n, kReduceTile) : 0;
+  const int64_t reduce_items = reduce_x_tiles * p.out_channels;
+  if (plan.engine == Engine::kDirect) {
+    DirectWeightLaunch direct{};
+    direct.segment_pixels = plan.segment_length;
+    direct.column_blocks = div_up(plan.gemm_n, plan.tile_n);
+    direct.row_blocks = div_up(plan.gemm_m, plan.tile_m);
+    direct.group_blocks = div_up(p.groups, 8);
+    direct.reduce_items = reduce_items;
+    direct.reduce_x_tiles = reduce_x_tiles;
+    direct.lanes_are_groups = channels_last;
+    direct.stream = stream;
+    return launch_direct_weight(plan.dtype, g, direct);
+  }
+  const GemmKernel& kernel = gemm_table(plan.dtype, plan.math).kernels[plan.variant];
+  g.channels_fastest = channels_last;
+  tile.a_over_k = !lies_over_channels(g.grad_m, g.m, g.grad_w);
+  tile.b_over_k = !channels_last;
+  tile.m_tiles = div_up(plan.gemm_m, kernel.tile_m);
+  tile.x_tiles = div_up(plan.gemm_n, kernel.tile_x);
+  tile.segment_tiles = static_cast<int32_t>(div_up(plan.segment_length, kernel.tile_k));
+  tile.chain_tiles = kernel.chain_tiles;
+  GemmLaunch gemm{};
+  gemm.items = tile.m_tiles * tile.x_tiles * tile.segments * p.groups;
+  gemm.reduce_items = reduce_items;
+  gemm.reduce_x_tiles = reduce_x_tiles;
+  gemm.shared_bytes = plan.shared_bytes;
+  gemm.stream = stream;
+  return kernel.launch_weight(g, gemm);
+}
+
+cudaError_t grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype,
+                      ConstTensorView grad_output, void* grad_bias, void* workspace, cudaStream_t stream) {
+  if (out_channels == 0) return cudaSuccess;
+  if (batch * out_h * out_w == 0) return cudaMemsetAsync(grad_bias, 0, out_channels * size_of(dtype), stream);
+  const PixelSegments segments = grad_bias_segments(batch, out_channels, out_h, out_w, dtype);
+  BiasLaunch launch{};
+  launch.grad_output = address(grad_output.data);
+  launch.result = address(grad_bias);
+  launch.partials = segments.count > 1 ? address(workspace) : 0;
+  std::copy_n(grad_output.stride, 4, launch.stride);
+  launch.batch = batch;
+  launch.channels = out_channels;
+  launch.out_h = out_h;
+  launch.out_w = out_w;
+  launch.segments = segments.count;
+  launch.segment_pixels = segments.pixels;
+  launch.lanes_are_channels = lies_over_channels(grad_output.stride[1], out_channels, grad_output.stride[3]);
+  launch.stream = stream;
+  return launch_grad_bias(dtype, launch);
+}
+
+}  // namespace conv2d_ext::cuda

@@ -1,0 +1,22 @@
+// float64 on the FMA units.
+#include "gemm_launch.cuh"
+
+namespace conv2d_ext::cuda {
+
+namespace {
+
+using Policy = FmaPolicy<double, 2, 2>;
+using Groups = ConvGeometry<8, 1>;
+using Elements = ConvGeometry<1, 1>;
+
+constexpr GemmKernel kKernels[] = {
+    element_entry<Policy, Groups, 4, 2, 3, 1>("conv_gemm_f64_64x64x16", GemmKind::kConvGroups),
+    element_entry<Policy, Elements, 4, 2, 3, 1>("conv_gemm_f64_64x64x16_by_element", GemmKind::kConvElements),
+    element_entry<Policy, WeightGeometry, 4, 2, 3, 1>("weight_gemm_f64_64x64x16", GemmKind::kWeight),
+};
+
+}  // namespace
+
+GemmTable gemm_table_f64() { return {kKernels, static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0]))}; }
+
+}  // namespace conv2d_ext::cuda

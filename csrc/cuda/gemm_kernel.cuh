@@ -1,0 +1,247 @@
+// The implicit GEMM: one kernel for forward, grad_input and grad_weight, for every dtype and layout.
+//
+// A CTA owns a tile of kTileM x kTileX results. It walks along K in steps of kTileK: while a tile of A and B in shared
+// memory is multiplied (gemm_policies.cuh), the loads of the tiles that follow are in flight (gemm_loader.cuh), in a
+// ring of STAGES. Where elements lie is read from two tables in shared memory, one entry per x, made once, and one per
+// k (or group of channels), made for one chain while the loads read the next one's (gemm_geometry.cuh).
+//
+// Sums are cut into chains of a fixed number of steps, each from zero. A finished chain is added to the tile's sums in
+// shared memory, in order. A CTA whose sum is a single chain never touches them before the end, and its tile of sums
+// reuses the ring's memory. So the bits are the same whether one CTA takes all segments of K, or each has its own and
+// reduce_partials adds them.
+#pragma once
+
+#include <type_traits>
+
+#include "gemm_loader.cuh"
+
+namespace conv2d_ext::cuda {
+
+template <class Policy, int GROUP, int WARPS_M, int WARPS_X, int STAGES>
+struct GemmTiling {
+  using Element = typename Policy::Element;
+  using Sum = typename Policy::Sum;
+  static constexpr int kTileM = Policy::kWarpM * WARPS_M;
+  static constexpr int kTileX = Policy::kWarpX * WARPS_X;
+  static constexpr int kTileK = Policy::kTileK;
+  static constexpr int kStages = STAGES;
+  static constexpr int kWarpsX = WARPS_X;
+  static constexpr int kThreads = WARPS_M * WARPS_X * 32;
+
+  // Elements of a stage's halves, and their rows.
+  static constexpr int kRowA = Policy::kTransposed ? kTileM + Policy::kRowPadding : kTileK;
+  static constexpr int kRowB = Policy::kTransposed ? kTileX + Policy::kRowPadding : kTileK;
+  static constexpr int kStageA = Policy::kTransposed ? kRowA * kTileK : kTileM * kTileK;
+  static constexpr int kStageB = Policy::kTransposed ? kRowB * kTileK : kTileX * kTileK;
+  static constexpr int kResultRow = kTileX + Policy::kResultPadding;
+
+  // Shared memory, in bytes.
+  static constexpr int kChainEntries = Policy::chain_k(GROUP) / GROUP;
+  static constexpr int kOffsetsAt = 0;
+  static constexpr int kPositionsAt = kOffsetsAt + 2 * kChainEntries * static_cast<int>(sizeof(KOffsets));
+  static constexpr int kIm2colAt = kPositionsAt + 2 * kChainEntries * static_cast<int>(sizeof(KPosition));
+  static constexpr int kDenseAt = kIm2colAt + kTileX * static_cast<int>(sizeof(XEntry));
+  static constexpr int kStagesAt = kDenseAt + kTileM * 8;
+  static constexpr int kStageBytes = (kStageA + kStageB) * static_cast<int>(sizeof(Element));
+  static constexpr int kRingBytes = STAGES * kStageBytes;
+  static constexpr int kResultBytes = kTileM * kResultRow * static_cast<int>(sizeof(Sum));
+  static_assert(kStagesAt % 16 == 0 && kStageBytes % 16 == 0);
+
+  static constexpr int shared_bytes(bool several_chains) {
+    return kStagesAt + (several_chains              ? kRingBytes + kResultBytes
+                        : kRingBytes > kResultBytes ? kRingBytes
+                                                    : kResultBytes);
+  }
+};
+
+// Writes a CTA's tile from shared memory: to the result, or a segment's sums to the workspace. Neighbouring lanes take
+// neighbouring x, or m where memory runs along it.
+template <class Tiling, bool PARTIAL, class Geometry>
+__device__ __forceinline__ void store_tile(const Geometry& geometry, XEntry* table, const typename Tiling::Sum* tile,
+                                           int thread) {
+  using Element = std::conditional_t<PARTIAL, typename Tiling::Sum, typename Tiling::Element>;
+  for (int x = thread; x < Tiling::kTileX; x += Tiling::kThreads)
+    store_shared(table + x, XEntry{PARTIAL ? geometry.partial_address(geometry.tile.x0 + x)
+                                           : geometry.result_address(geometry.tile.x0 + x),
+                                   0, 0});
+  sync_threads();
+  const char* const bias = PARTIAL ? nullptr : geometry.bias();
+  const int64_t step = PARTIAL ? geometry.partial_step() : geometry.result_step();
+  const int32_t m_left = geometry.m_count() - geometry.tile.m0;
+  // Over m: 8 neighbouring results of 4 pixels, so that a sector is written whole.
+  const bool over_m = !PARTIAL && geometry.p.tile.result_over_m;
+#pragma unroll 4
+  for (int i = 0; i < Tiling::kTileM * Tiling::kTileX / Tiling::kThreads; ++i) {
+    const int unit = thread + i * Tiling::kThreads;
+    const int m = over_m ? unit % 8 + unit / (8 * Tiling::kTileX) * 8 : unit / Tiling::kTileX;
+    const int x = over_m ? unit / 8 % Tiling::kTileX : unit % Tiling::kTileX;
+    const int64_t address = load_shared(table + x).address;
+    if (m >= m_left || address == 0) continue;
+    auto value = load_shared(tile + m * Tiling::kResultRow + x);
+    if (bias != nullptr) value = add(value, geometry.template bias_at<Element>(m));
+    store_result(reinterpret_cast<Element*>(address + (geometry.tile.m0 + m) * step), value);
+  }
+}
+
+// One CTA per tile of results, and per segment of K where there are partials.
+template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS, Load LOAD_A, Load LOAD_B>
+__global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
+    gemm_kernel(const __grid_constant__ typename Geometry::Params params) {
+  using Tiling = GemmTiling<Policy, Geometry::kGroup, WARPS_M, WARPS_X, STAGES>;
+  using Element = typename Policy::Element;
+  using Sum = typename Policy::Sum;
+  constexpr int kGroup = Geometry::kGroup;
+  constexpr int kEntries = Tiling::kTileK / kGroup;  // of the table of k, in a step
+  constexpr int kChainEntries = Tiling::kChainEntries;
+  static_assert(STAGES - 1 <= kChainEntries / kEntries / 2,
+                "loads run ahead by less than the shortest of several chains");
+
+  const Geometry geometry(params, blockIdx.x, params.tile.segments, Tiling::kTileM, Tiling::kTileX, Tiling::kTileK);
+  if (geometry.is_empty()) return;
+
+  char* const shared = dynamic_shared();
+  KOffsets* const offsets = reinterpret_cast<KOffsets*>(shared + Tiling::kOffsetsAt);
+  KPosition* const positions = reinterpret_cast<KPosition*>(shared + Tiling::kPositionsAt);
+  XEntry* const im2col = reinterpret_cast<XEntry*>(shared + Tiling::kIm2colAt);
+  int64_t* const dense = reinterpret_cast<int64_t*>(shared + Tiling::kDenseAt);
+  Element* const ring = reinterpret_cast<Element*>(shared + Tiling::kStagesAt);
+
+  const int thread = threadIdx.x;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int steps = static_cast<int>(geometry.tile.k_end - geometry.tile.k_begin);
+  const int chain_steps = static_cast<int>(geometry.chain_tiles);
+  const bool one_chain = steps <= chain_steps;
+  Sum* const result = reinterpret_cast<Sum*>(shared + Tiling::kStagesAt + (one_chain ? 0 : Tiling::kRingBytes));
+
+  // The entries of k of one chain, in the half of the table that is its turn.
+  const auto make_entries = [&](int chain) {
+    const int count = chain_steps * kEntries;
+    for (int i = thread; i < count; i += Tiling::kThreads) {
+      KOffsets offset;
+      KPosition position;
+      geometry.k_entry(static_cast<int64_t>(geometry.tile.k_begin) * kEntries + static_cast<int64_t>(chain) * count + i,
+                       offset, position);
+      store_shared(offsets + chain % 2 * kChainEntries + i, offset);
+      store_shared(positions + chain % 2 * kChainEntries + i, position);
+    }
+  };
+  make_entries(0);
+  if (!one_chain) make_entries(1);
+  for (int x = thread; x < Tiling::kTileX; x += Tiling::kThreads)
+    store_shared(im2col + x, geometry.im2col_entry(geometry.tile.x0 + x));
+  for (int m = thread; m < Tiling::kTileM; m += Tiling::kThreads)
+    store_shared(dense + m, geometry.dense_address(geometry.tile.m0 + m));
+  sync_threads();
+
+  TileLoader<Policy, Tiling::kTileM, Tiling::kThreads, kGroup, false, LOAD_A> load_a;
+  TileLoader<Policy, Tiling::kTileX, Tiling::kThreads, kGroup, true, LOAD_B> load_b;
+  const bool a_over_k = params.tile.a_over_k;
+  constexpr bool kGathersB = LOAD_B == Load::kGather;
+  const bool b_over_k = kGathersB && params.tile.b_over_k;
+  int entry = 0;                 // of the table of k, of the next step to load
+  int steps_left = chain_steps;  // to load until the table's other half begins
+  const auto start = [&](int slot) {
+    const Tables tables{offsets + entry, positions + entry, im2col, dense};
+    Element* const a = ring + slot * (Tiling::kStageA + Tiling::kStageB);
+    load_a.start(a, Side<false>{tables, geometry.dense_step()}, a_over_k, thread);
+    load_b.start(a + Tiling::kStageA,
+                 Side<true>{tables, {geometry.source_rows(), geometry.source_cols()}, geometry.im2col_step()}, b_over_k,
+                 thread);
+    entry += kEntries;
+    if (--steps_left == 0) {
+      entry = entry < kChainEntries ? kChainEntries : 0;
+      steps_left = chain_steps;
+    }
+  };
+  const auto finish = [&](int slot) {
+    Element* const a = ring + slot * (Tiling::kStageA + Tiling::kStageB);
+    load_a.finish(a, a_over_k, thread);
+    load_b.finish(a + Tiling::kStageA, b_over_k, thread);
+  };
+
+  const int warp_m = warp / WARPS_X * Policy::kWarpM;
+  const int warp_x = warp % WARPS_X * Policy::kWarpX;
+  Sum* const result_piece = result + warp_m * Tiling::kResultRow + warp_x;
+  typename Policy::Sums sums;
+  Policy::clear(sums);
+
+#pragma unroll
+  for (int step = 0; step < STAGES - 1; ++step) {
+    if (step < steps) {
+      start(step);
+      finish(step);
+    }
+    commit_copies();
+  }
+  int slot = 0;
+  int step = 0;
+  int chain = 0;
+  while (true) {
+    // Nothing but loads and multiplications in here; in between no sums are in registers.
+    const int chain_end = min_of(step + chain_steps, steps);
+    for (; step < chain_end; ++step) {
+      wait_copies<STAGES - 2>();  // this step's tile has landed for this thread ...
+      sync_threads();             // ... and for all, and nobody reads the slot before it any more
+      const int ahead = step + STAGES - 1;
+      const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
+      const bool loads = ahead < steps;
+      if (loads) start(ahead_slot);
+      commit_copies();
+      const Element* const a = ring + slot * (Tiling::kStageA + Tiling::kStageB);
+      const Element* const b = a + Tiling::kStageA;
+      Policy::multiply(sums, a + warp_m * (Policy::kTransposed ? 1 : Tiling::kRowA), Tiling::kRowA,
+                       b + warp_x * (Policy::kTransposed ? 1 : Tiling::kRowB), Tiling::kRowB, lane,
+                       params.tile.conjugate_a, params.tile.conjugate_b);
+      if (loads) finish(ahead_slot);
+      slot = slot + 1 == STAGES ? 0 : slot + 1;
+    }
+    if (step == steps) break;
+    if (chain == 0) {
+      Policy::template store<false>(sums, result_piece, Tiling::kResultRow, lane);
+    } else {
+      Policy::template store<true>(sums, result_piece, Tiling::kResultRow, lane);
+    }
+    // The loads read entries of the next chain already. All threads have passed a barrier since the last read of this
+    // chain's, and will pass one before the first read of those that take their place.
+    make_entries(chain + 2);
+    ++chain;
+    Policy::clear(sums);
+  }
+  wait_copies<0>();
+  sync_threads();  // the ring is free
+  if (chain == 0) {
+    Policy::template store<false>(sums, result_piece, Tiling::kResultRow, lane);
+  } else {
+    Policy::template store<true>(sums, result_piece, Tiling::kResultRow, lane);
+  }
+  sync_threads();
+
+  // Computed again, so that what it needs takes no registers during the main loop.
+  const Geometry again(params, opaque(blockIdx.x), params.tile.segments, Tiling::kTileM, Tiling::kTileX,
+                       Tiling::kTileK);
+  if (params.tile.partials != 0) {
+    store_tile<Tiling, true>(again, im2col, result, thread);
+  } else {
+    store_tile<Tiling, false>(again, im2col, result, thread);
+  }
+}
+
+// Adds partial sums in the order of their segments. A thread owns one result: a tile has one m and kReduceTile x.
+template <class Policy, class Geometry>
+__global__ void __launch_bounds__(kReduceTile)
+    reduce_partials(const __grid_constant__ typename Geometry::Params params, int64_t x_tiles) {
+  using Element = typename Policy::Element;
+  using Sum = typename Policy::Sum;
+  const Geometry geometry(params, blockIdx.x, x_tiles);
+  const int64_t x = geometry.tile.x0 + threadIdx.x;
+  if (x >= geometry.x_count()) return;
+  const int64_t first = geometry.partial_address(x) + geometry.tile.m0 * geometry.partial_step();
+  Sum sum = *reinterpret_cast<const Sum*>(first);
+  for (int32_t segment = 1; segment < geometry.segments(); ++segment)
+    sum = add(sum, *reinterpret_cast<const Sum*>(first + segment * geometry.partial_segment()));
+  if (geometry.bias() != nullptr) sum = add(sum, geometry.template bias_at<Element>(0));
+  store_result(reinterpret_cast<Element*>(geometry.result_address(x) + geometry.tile.m0 * geometry.result_step()), sum);
+}
+
+}  // namespace conv2d_ext::cuda

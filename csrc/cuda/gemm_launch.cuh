@@ -1,0 +1,96 @@
+// From a table entry to a kernel's instantiation.
+#pragma once
+
+#include "gemm_kernel.cuh"
+#include "kernels.h"
+
+namespace conv2d_ext::cuda {
+
+template <class Policy, class Geometry>
+cudaError_t launch_reduction(const typename Geometry::Params& params, const GemmLaunch& launch_of) {
+  if (launch_of.reduce_items == 0) return cudaSuccess;
+  return launch(reduce_partials<Policy, Geometry>, dim3(static_cast<unsigned>(launch_of.reduce_items)),
+                dim3(kReduceTile), 0, launch_of.stream, params, launch_of.reduce_x_tiles);
+}
+
+template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS, Load LOAD_A, Load LOAD_B>
+cudaError_t launch_gemm(const typename Geometry::Params& params, const GemmLaunch& launch_of) {
+  const cudaError_t error = launch(gemm_kernel<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS, LOAD_A, LOAD_B>,
+                                   dim3(static_cast<unsigned>(launch_of.items)), dim3(WARPS_M * WARPS_X * 32),
+                                   launch_of.shared_bytes, launch_of.stream, params);
+  return error != cudaSuccess ? error : launch_reduction<Policy, Geometry>(params, launch_of);
+}
+
+// Policies that load single elements: the way along which each operand is contiguous is part of the instantiation.
+template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS>
+struct ElementGemm {
+  using Params = typename Geometry::Params;
+  template <Load LOAD_A>
+  static cudaError_t launch_b(const Params& params, const GemmLaunch& launch_of) {
+    return params.tile.b_over_k
+               ? launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS, LOAD_A, Load::kOverK>(params,
+                                                                                                         launch_of)
+               : launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS, LOAD_A, Load::kOverX>(params,
+                                                                                                         launch_of);
+  }
+  static cudaError_t run(const Params& params, const GemmLaunch& launch_of) {
+    return params.tile.a_over_k ? launch_b<Load::kOverK>(params, launch_of) : launch_b<Load::kOverX>(params, launch_of);
+  }
+};
+
+// 16-bit policies: whole groups where both operands allow it, or the im2col one does; otherwise element by element.
+template <class Policy, class Geometry, int WARPS_M, int WARPS_X>
+struct Gemm16 {
+  using Params = typename Geometry::Params;
+  // Gathering holds a stage in registers, so two stages of shared memory are enough, and a CTA per SM fills them.
+  static constexpr int kGatherCtas = WARPS_M * WARPS_X >= 8 ? 1 : 8 / (WARPS_M * WARPS_X);
+  static constexpr int kVectorCtas = 2 * kGatherCtas;
+  static cudaError_t run(const Params& params, const GemmLaunch& launch_of) {
+    if constexpr (Geometry::kGroup == 8) {
+      if (launch_of.vector_a && launch_of.vector_b)
+        return launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, 3, kVectorCtas, Load::kVector, Load::kVector>(params,
+                                                                                                             launch_of);
+      if (launch_of.vector_b)
+        return launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, 2, kGatherCtas, Load::kGather, Load::kVector>(params,
+                                                                                                             launch_of);
+    }
+    return launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, 2, kGatherCtas, Load::kGather, Load::kGather>(params,
+                                                                                                         launch_of);
+  }
+};
+
+// A table entry. Kernel has the static function run; STAGES as deep as its deepest instantiation.
+template <class Kernel, class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES>
+constexpr GemmKernel gemm_entry(const char* name, GemmKind kind, int ctas_per_sm) {
+  using Tiling = GemmTiling<Policy, Geometry::kGroup, WARPS_M, WARPS_X, STAGES>;
+  GemmKernel kernel{};
+  kernel.name = name;
+  kernel.kind = kind;
+  kernel.tile_m = Tiling::kTileM;
+  kernel.tile_x = Tiling::kTileX;
+  kernel.tile_k = Tiling::kTileK;
+  kernel.threads = Tiling::kThreads;
+  kernel.ctas_per_sm = ctas_per_sm;
+  kernel.chain_tiles = Policy::chain_k(Geometry::kGroup) / Tiling::kTileK;
+  kernel.shared_one_chain = Tiling::shared_bytes(false);
+  kernel.shared_several_chains = Tiling::shared_bytes(true);
+  if constexpr (std::is_same_v<typename Geometry::Params, ConvParams>) {
+    kernel.launch_conv = Kernel::run;
+  } else {
+    kernel.launch_weight = Kernel::run;
+  }
+  return kernel;
+}
+
+template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS>
+constexpr GemmKernel element_entry(const char* name, GemmKind kind) {
+  return gemm_entry<ElementGemm<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS>, Policy, Geometry, WARPS_M,
+                    WARPS_X, STAGES>(name, kind, MIN_CTAS);
+}
+template <class Policy, class Geometry, int WARPS_M, int WARPS_X>
+constexpr GemmKernel entry_16(const char* name, GemmKind kind) {
+  using Kernel = Gemm16<Policy, Geometry, WARPS_M, WARPS_X>;
+  return gemm_entry<Kernel, Policy, Geometry, WARPS_M, WARPS_X, 3>(name, kind, Kernel::kGatherCtas);
+}
+
+}  // namespace conv2d_ext::cuda

@@ -1,0 +1,218 @@
+// How a tile of an operand gets from where it lies in global memory into shared memory.
+//
+// Nothing is assumed of the tensors' strides. Which index neighbouring threads take, x or k, follows from the one along
+// which memory is contiguous: a warp then reads whole sectors. What is stored where does not depend on it.
+#pragma once
+
+#include "gemm_geometry.cuh"
+#include "gemm_policies.cuh"
+
+namespace conv2d_ext::cuda {
+
+// A thread's view of the tables in shared memory that a tile's loads read.
+struct Tables {
+  const KOffsets* offsets;  // of the tile's first k
+  const KPosition* positions;
+  const XEntry* im2col;  // [TILE_X]
+  const int64_t* dense;  // [TILE_M], addresses
+};
+
+// The limits of the image that the im2col operand is gathered from.
+struct Bounds {
+  int32_t rows, cols;
+  __device__ __forceinline__ bool contain(const XEntry& x, const KPosition& k) const {
+    return static_cast<uint32_t>(x.h + k.h) < static_cast<uint32_t>(rows) &&
+           static_cast<uint32_t>(x.w + k.w) < static_cast<uint32_t>(cols);
+  }
+};
+
+// One operand's side of the tables.
+template <bool IM2COL>
+struct Side;
+
+template <>
+struct Side<true> {
+  Tables tables;
+  Bounds bounds;
+  int64_t step;  // bytes from one channel of a group to the next
+  __device__ __forceinline__ XEntry entry(int x) const { return load_shared(tables.im2col + x); }
+  __device__ __forceinline__ int64_t offset(int k) const { return load_shared(&tables.offsets[k].im2col); }
+  __device__ __forceinline__ bool contains(const XEntry& x, const KPosition& k) const { return bounds.contain(x, k); }
+};
+
+template <>
+struct Side<false> {
+  Tables tables;
+  int64_t step;
+  __device__ __forceinline__ XEntry entry(int x) const { return {load_shared(tables.dense + x), 0, 0}; }
+  __device__ __forceinline__ int64_t offset(int k) const { return load_shared(&tables.offsets[k].dense); }
+  __device__ __forceinline__ bool contains(const XEntry&, const KPosition&) const { return true; }
+};
+
+__device__ __forceinline__ const void* at_address(int64_t address) { return reinterpret_cast<const void*>(address); }
+
+// Single elements, copied asynchronously to [k][x] in rows of TILE + padding.
+template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
+struct ElementLoader {
+  using T = typename Policy::Element;
+  static constexpr int kRow = TILE + Policy::kRowPadding;
+  static constexpr int kTileK = Policy::kTileK;
+  static constexpr int kPerThread = TILE * kTileK / THREADS;
+  static_assert(TILE * kTileK % THREADS == 0);
+
+  // Neighbouring threads take neighbouring x, a thread several k of a group: one test for all of them.
+  __device__ static __forceinline__ void over_x(T* tile, const Side<IM2COL>& side, int thread) {
+    constexpr int kRun = kPerThread < GROUP ? kPerThread : GROUP;
+    constexpr int kRuns = kPerThread / kRun;
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const int unit = thread + i * THREADS;
+      const int x = unit % TILE;
+      const int k = unit / TILE * kRun;
+      const KPosition position = load_shared(side.tables.positions + k / GROUP);
+      const int64_t offset = side.offset(k / GROUP);
+      const XEntry entry = side.entry(x);
+      const bool inside = side.contains(entry, position);
+      const int64_t address = entry.address + offset;
+#pragma unroll
+      for (int j = 0; j < kRun; ++j) {
+        const int channel = k % GROUP + j;
+        copy_async<sizeof(T)>(tile + (k + j) * kRow + x, at_address(address + channel * side.step),
+                              inside && channel < position.count);
+      }
+    }
+  }
+
+  // Neighbouring threads take neighbouring k, a thread one k of several x.
+  __device__ static __forceinline__ void over_k(T* tile, const Side<IM2COL>& side, int thread) {
+    static_assert(THREADS % kTileK == 0);
+    const int k = thread % kTileK;
+    const KPosition position = load_shared(side.tables.positions + k / GROUP);
+    const int channel = k % GROUP;
+    const int64_t offset = side.offset(k / GROUP) + channel * side.step;
+    const bool exists = channel < position.count;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int x = thread / kTileK + i * (THREADS / kTileK);
+      const XEntry entry = side.entry(x);
+      copy_async<sizeof(T)>(tile + k * kRow + x, at_address(entry.address + offset),
+                            exists && side.contains(entry, position));
+    }
+  }
+};
+
+// 16-byte groups of 8 neighbouring k, copied asynchronously to [x][k].
+template <class Policy, int TILE, int THREADS, bool IM2COL>
+struct VectorLoader {
+  using T = typename Policy::Element;
+  static constexpr int kGroups = Policy::kTileK / 8;
+
+  __device__ static __forceinline__ void load(T* tile, const Side<IM2COL>& side, int thread) {
+#pragma unroll
+    for (int i = 0; i < TILE * kGroups / THREADS; ++i) {
+      const int unit = thread + i * THREADS;
+      const int group = unit % kGroups;
+      const int x = unit / kGroups;
+      const KPosition position = load_shared(side.tables.positions + group);
+      const XEntry entry = side.entry(x);
+      copy_async<16>(tile + Policy::group_offset(x, group), at_address(entry.address + side.offset(group)),
+                     position.count != 0 && side.contains(entry, position));
+    }
+  }
+};
+
+// The same groups gathered element by element, through registers: loaded before a tile is multiplied, stored after it.
+template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
+struct GatherLoader {
+  using T = typename Policy::Element;
+  static constexpr int kGroups = Policy::kTileK / 8;
+  static constexpr int kUnits = TILE * kGroups / THREADS;
+  uint16_t values[kUnits][8];
+
+  __device__ __forceinline__ void load(const Side<IM2COL>& side, bool over_k, int thread) {
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const int unit = thread + i * THREADS;
+      const int group = over_k ? unit % kGroups : unit / TILE;
+      const XEntry entry = side.entry(over_k ? unit / kGroups : unit % TILE);
+      if (GROUP == 8) {
+        const KPosition position = load_shared(side.tables.positions + group);
+        const int64_t address = entry.address + side.offset(group);
+        const int count = side.contains(entry, position) ? position.count : 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          values[i][j] = j < count ? load_global(static_cast<const uint16_t*>(at_address(address + j * side.step))) : 0;
+      } else {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int k = group * 8 + j;
+          const KPosition position = load_shared(side.tables.positions + k);
+          values[i][j] = position.count != 0 && side.contains(entry, position)
+                             ? load_global(static_cast<const uint16_t*>(at_address(entry.address + side.offset(k))))
+                             : 0;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(T* tile, bool over_k, int thread) const {
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const int unit = thread + i * THREADS;
+      const int group = over_k ? unit % kGroups : unit / TILE;
+      const int x = over_k ? unit / kGroups : unit % TILE;
+      uint4 packed;
+      packed.x = values[i][0] | static_cast<uint32_t>(values[i][1]) << 16;
+      packed.y = values[i][2] | static_cast<uint32_t>(values[i][3]) << 16;
+      packed.z = values[i][4] | static_cast<uint32_t>(values[i][5]) << 16;
+      packed.w = values[i][6] | static_cast<uint32_t>(values[i][7]) << 16;
+      store_shared(reinterpret_cast<uint4*>(tile + Policy::group_offset(x, group)), packed);
+    }
+  }
+};
+
+// What a kernel's instantiation says of an operand.
+enum class Load {
+  kOverX,   // single elements
+  kOverK,   // single elements
+  kEither,  // single elements, over x or k as the parameters say
+  kVector,  // 16 bytes along k
+  kGather,  // through registers, over x or k as the parameters say
+};
+
+// An operand's loads. start() begins those of a tile, finish() ends them after the multiplication that hides them.
+template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL, Load LOAD>
+struct TileLoader {
+  using T = typename Policy::Element;
+  using Elements = ElementLoader<Policy, TILE, THREADS, GROUP, IM2COL>;
+  __device__ __forceinline__ void start(T* tile, const Side<IM2COL>& side, bool over_k, int thread) {
+    if (LOAD == Load::kOverK || (LOAD == Load::kEither && over_k)) {
+      Elements::over_k(tile, side, thread);
+    } else {
+      Elements::over_x(tile, side, thread);
+    }
+  }
+  __device__ __forceinline__ void finish(T*, bool, int) {}
+};
+
+template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
+struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kVector> {
+  using T = typename Policy::Element;
+  static_assert(GROUP == 8);
+  __device__ __forceinline__ void start(T* tile, const Side<IM2COL>& side, bool, int thread) {
+    VectorLoader<Policy, TILE, THREADS, IM2COL>::load(tile, side, thread);
+  }
+  __device__ __forceinline__ void finish(T*, bool, int) {}
+};
+
+template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
+struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kGather> {
+  using T = typename Policy::Element;
+  GatherLoader<Policy, TILE, THREADS, GROUP, IM2COL> gather;
+  __device__ __forceinline__ void start(T*, const Side<IM2COL>& side, bool over_k, int thread) {
+    gather.load(side, over_k, thread);
+  }
+  __device__ __forceinline__ void finish(T* tile, bool over_k, int thread) { gather.store(tile, over_k, thread); }
+};
+
+}  // namespace conv2d_ext::cuda

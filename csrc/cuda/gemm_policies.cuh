@@ -1,0 +1,303 @@
+// How a warp multiplies its piece of a tile: the micro-kernels of the implicit GEMM.
+//
+// A policy says what shared memory holds (kTransposed: [k][x], one element after the other; otherwise [x][k], in
+// 16-byte groups of k), and computes, for a warp's piece of kWarpM x kWarpX results,
+//     C[m, x] += sum over the kTileK products of a tile of A[m, k] * B[k, x], k ascending
+// with the sums in registers. The order in which an element's products are added is the same wherever in a tile it
+// lies, so tiles may be of any size.
+#pragma once
+
+#include "device.cuh"
+
+namespace conv2d_ext::cuda {
+
+// ---- element types
+
+template <class T>
+struct Complex {
+  T re, im;
+};
+
+template <class T>
+__device__ __forceinline__ T zero_of() {
+  return T{};
+}
+__device__ __forceinline__ float add(float a, float b) { return a + b; }
+__device__ __forceinline__ double add(double a, double b) { return a + b; }
+template <class T>
+__device__ __forceinline__ Complex<T> add(Complex<T> a, Complex<T> b) {
+  return {a.re + b.re, a.im + b.im};
+}
+__device__ __forceinline__ float conjugate(float a) { return a; }
+__device__ __forceinline__ double conjugate(double a) { return a; }
+template <class T>
+__device__ __forceinline__ Complex<T> conjugate(Complex<T> a) {
+  return {a.re, -a.im};
+}
+template <class T>
+__device__ __forceinline__ Complex<T> multiply_add(Complex<T> a, Complex<T> b, Complex<T> c) {
+  return {multiply_add(-a.im, b.im, multiply_add(a.re, b.re, c.re)),
+          multiply_add(a.im, b.re, multiply_add(a.re, b.im, c.im))};
+}
+template <class T>
+inline constexpr bool kIsComplex = false;
+template <class T>
+inline constexpr bool kIsComplex<Complex<T>> = true;
+
+// Between the type of a sum and that of its element in memory.
+template <class T>
+__device__ __forceinline__ void store_result(T* to, T value) {
+  *to = value;
+}
+__device__ __forceinline__ void store_result(Float16* to, float value) { narrow(value, *to); }
+__device__ __forceinline__ void store_result(BFloat16* to, float value) { narrow(value, *to); }
+
+template <class T>
+__device__ __forceinline__ T load_widened(const T* from) {
+  return *from;
+}
+__device__ __forceinline__ float load_widened(const Float16* from) { return widen(*from); }
+__device__ __forceinline__ float load_widened(const BFloat16* from) { return widen(*from); }
+
+// As many elements as fit 16 bytes, loaded and stored at once.
+template <class T>
+struct alignas(16) Vector16 {
+  static constexpr int kCount = 16 / sizeof(T);
+  T at[kCount];
+};
+
+// ---- FMA units, one product at a time
+
+// A thread owns VECTORS_M x VECTORS_X blocks of V x V results, V = 16 bytes' worth: each k takes VECTORS_M + VECTORS_X
+// loads of 16 bytes for (VECTORS_M * VECTORS_X * V * V) multiply-adds. In float32 that is 64 for 4, with 64
+// accumulators. Neighbouring blocks of a thread lie a warp's width apart, so a warp reads 128 neighbouring bytes of B,
+// each once, and of A 64, each broadcast to 8 lanes: no bank is met twice.
+template <class T, int VECTORS_M, int VECTORS_X>
+struct FmaPolicy {
+  using Element = T;
+  using Sum = T;
+  static constexpr bool kTransposed = true;
+  static constexpr int kV = Vector16<T>::kCount;
+  static constexpr int kTileK = 16;
+  // The most products in a chain, if the table of k counts GROUP of them at a time.
+  static constexpr int chain_k(int) { return 256; }
+  static constexpr int kWarpM = 4 * kV * VECTORS_M;
+  static constexpr int kWarpX = 8 * kV * VECTORS_X;
+  static constexpr int kThreadM = kV * VECTORS_M;
+  static constexpr int kThreadX = kV * VECTORS_X;
+  // Rows of k are 16 bytes apart modulo the 128 of all banks: neither reading along them nor writing across them meets
+  // a bank twice.
+  static constexpr int kRowPadding = kV;
+  static constexpr int kResultPadding = kV;
+  struct Sums {
+    T at[kThreadM][kThreadX];
+  };
+
+  __device__ static __forceinline__ void clear(Sums& sums) {
+#pragma unroll
+    for (int m = 0; m < kThreadM; ++m)
+#pragma unroll
+      for (int x = 0; x < kThreadX; ++x) sums.at[m][x] = zero_of<T>();
+  }
+
+  // a, b: the first row of the warp's piece, rows a_row and b_row elements apart.
+  __device__ static __forceinline__ void multiply(Sums& sums, const T* a, int a_row, const T* b, int b_row, int lane,
+                                                  bool conjugate_a, bool conjugate_b) {
+    const T* const a_lane = a + lane / 8 * kV;
+    const T* const b_lane = b + lane % 8 * kV;
+#pragma unroll
+    for (int k = 0; k < kTileK; ++k) {
+      Vector16<T> a_values[VECTORS_M], b_values[VECTORS_X];
+#pragma unroll
+      for (int i = 0; i < VECTORS_M; ++i)
+        a_values[i] = load_shared(reinterpret_cast<const Vector16<T>*>(a_lane + k * a_row + i * 4 * kV));
+#pragma unroll
+      for (int i = 0; i < VECTORS_X; ++i)
+        b_values[i] = load_shared(reinterpret_cast<const Vector16<T>*>(b_lane + k * b_row + i * 8 * kV));
+      if (kIsComplex<T>) {
+#pragma unroll
+        for (int m = 0; m < kThreadM; ++m) {
+          T& value = a_values[m / kV].at[m % kV];
+          if (conjugate_a) value = conjugate(value);
+        }
+#pragma unroll
+        for (int x = 0; x < kThreadX; ++x) {
+          T& value = b_values[x / kV].at[x % kV];
+          if (conjugate_b) value = conjugate(value);
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kThreadM; ++m)
+#pragma unroll
+        for (int x = 0; x < kThreadX; ++x)
+          sums.at[m][x] = multiply_add(a_values[m / kV].at[m % kV], b_values[x / kV].at[x % kV], sums.at[m][x]);
+    }
+  }
+
+  // Stores the sums to a tile of shared memory, or adds them to what it holds. tile: the warp's piece, [m][x].
+  template <bool ADD>
+  __device__ static __forceinline__ void store(const Sums& sums, T* tile, int row, int lane) {
+#pragma unroll
+    for (int m = 0; m < kThreadM; ++m)
+#pragma unroll
+      for (int i = 0; i < VECTORS_X; ++i) {
+        Vector16<T>* const to = reinterpret_cast<Vector16<T>*>(tile + (m / kV * 4 * kV + lane / 8 * kV + m % kV) * row +
+                                                               i * 8 * kV + lane % 8 * kV);
+        Vector16<T> value;
+        if (ADD) value = load_shared(to);
+#pragma unroll
+        for (int x = 0; x < kV; ++x)
+          value.at[x] = ADD ? add(value.at[x], sums.at[m][i * kV + x]) : sums.at[m][i * kV + x];
+        store_shared(to, value);
+      }
+  }
+};
+
+// ---- tensor cores
+
+// What the two tensor core policies share: a warp owns 2 x 8 blocks of 16 (m) x 8 (x) results. A lane holds of each the
+// neighbours (2 * (lane % 4), and the next) of rows lane / 4 and lane / 4 + 8.
+struct MmaSums {
+  static constexpr int kWarpM = 32, kWarpX = 64;
+  static constexpr int kBlocksM = kWarpM / 16, kBlocksX = kWarpX / 8;
+  // A lane stores 8 bytes; the 16 lanes that do so at once meet 4 rows, 32 bytes of each.
+  static constexpr int kResultPadding = 8;
+  float at[kBlocksM][kBlocksX][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kBlocksM; ++i)
+#pragma unroll
+      for (int j = 0; j < kBlocksX; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) at[i][j][e] = 0.0f;
+  }
+
+  template <bool ADD>
+  __device__ __forceinline__ void store(float* tile, int row, int lane) const {
+#pragma unroll
+    for (int i = 0; i < kBlocksM; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < kBlocksX; ++j) {
+          float2* const to =
+              reinterpret_cast<float2*>(tile + (i * 16 + half * 8 + lane / 4) * row + j * 8 + lane % 4 * 2);
+          float2 value = make_float2(at[i][j][half * 2], at[i][j][half * 2 + 1]);
+          if (ADD) {
+            const float2 before = load_shared(to);
+            value = make_float2(before.x + value.x, before.y + value.y);
+          }
+          store_shared(to, value);
+        }
+  }
+};
+
+// float32 rounded to tf32 (to nearest, ties away from zero) as it enters the tensor cores.
+struct Tf32Policy {
+  using Element = float;
+  using Sum = float;
+  static constexpr bool kTransposed = true;
+  // The most products in a chain, if the table of k counts GROUP of them at a time.
+  static constexpr int chain_k(int group) { return group == 1 ? 256 : 512; }
+  static constexpr int kTileK = 16;
+  static constexpr int kWarpM = MmaSums::kWarpM;
+  static constexpr int kWarpX = MmaSums::kWarpX;
+  // A fragment reads 4 neighbouring k of 8 neighbouring elements: rows 8 banks apart meet every bank once.
+  static constexpr int kRowPadding = 8;
+  static constexpr int kResultPadding = MmaSums::kResultPadding;
+  using Sums = MmaSums;
+
+  __device__ static __forceinline__ void clear(Sums& sums) { sums.clear(); }
+
+  __device__ static __forceinline__ void multiply(Sums& sums, const float* a, int a_row, const float* b, int b_row,
+                                                  int lane, bool, bool) {
+    const float* const a_lane = a + lane % 4 * a_row + lane / 4;
+    const float* const b_lane = b + lane % 4 * b_row + lane / 4;
+#pragma unroll
+    for (int k = 0; k < kTileK; k += 8) {
+      uint32_t a_values[Sums::kBlocksM][4], b_values[Sums::kBlocksX][2];
+#pragma unroll
+      for (int i = 0; i < Sums::kBlocksM; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          a_values[i][e] = round_to_tf32(load_shared(a_lane + (k + e / 2 * 4) * a_row + i * 16 + e % 2 * 8));
+#pragma unroll
+      for (int j = 0; j < Sums::kBlocksX; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) b_values[j][e] = round_to_tf32(load_shared(b_lane + (k + e * 4) * b_row + j * 8));
+#pragma unroll
+      for (int i = 0; i < Sums::kBlocksM; ++i)
+#pragma unroll
+        for (int j = 0; j < Sums::kBlocksX; ++j) mma_tf32(sums.at[i][j], a_values[i], b_values[j]);
+    }
+  }
+
+  template <bool ADD>
+  __device__ static __forceinline__ void store(const Sums& sums, float* tile, int row, int lane) {
+    sums.store<ADD>(tile, row, lane);
+  }
+};
+
+// float16 and bfloat16, products and sums in float32. Shared memory holds [x][k] in 16-byte groups of 8 k; group g of
+// row x lies at place (g ^ x / 2) % 4 of the row's four, so that the 8 rows that ldmatrix reads at once meet every bank
+// once.
+template <class T>
+struct Mma16Policy {
+  using Element = T;
+  using Sum = float;
+  static constexpr bool kTransposed = false;
+  // The most products in a chain, if the table of k counts GROUP of them at a time.
+  static constexpr int chain_k(int group) { return group == 1 ? 256 : 1024; }
+  static constexpr int kTileK = 32;
+  static constexpr int kWarpM = MmaSums::kWarpM;
+  static constexpr int kWarpX = MmaSums::kWarpX;
+  static constexpr int kRowPadding = 0;
+  static constexpr int kResultPadding = MmaSums::kResultPadding;
+  using Sums = MmaSums;
+
+  // Of a group of 8 k in a tile, in elements.
+  __device__ static __forceinline__ int group_offset(int x, int group) {
+    return x * kTileK + ((group ^ (x >> 1)) & 3) * 8;
+  }
+
+  __device__ static __forceinline__ void clear(Sums& sums) { sums.clear(); }
+
+  __device__ static __forceinline__ void multiply(Sums& sums, const T* a, int, const T* b, int, int lane, bool, bool) {
+#pragma unroll
+    for (int k = 0; k < kTileK / 8; k += 2) {
+      uint32_t a_values[Sums::kBlocksM][4], b_values[Sums::kBlocksX / 2][4];
+      // Of A, matrices are (rows 0-7, k 0-7), (rows 8-15, k 0-7), (rows 0-7, k 8-15), (rows 8-15, k 8-15).
+#pragma unroll
+      for (int i = 0; i < Sums::kBlocksM; ++i)
+        load_matrix_x4(a_values[i], a + group_offset(i * 16 + lane % 16, k + lane / 16));
+      // Of B (x 0-7, k 0-7), (x 0-7, k 8-15), (x 8-15, k 0-7), (x 8-15, k 8-15): the fragments of two blocks.
+#pragma unroll
+      for (int j = 0; j < Sums::kBlocksX / 2; ++j)
+        load_matrix_x4(b_values[j], b + group_offset(j * 16 + lane / 16 * 8 + lane % 8, k + lane / 8 % 2));
+#pragma unroll
+      for (int i = 0; i < Sums::kBlocksM; ++i)
+#pragma unroll
+        for (int j = 0; j < Sums::kBlocksX; ++j) {
+          const uint32_t b_pair[2] = {b_values[j / 2][j % 2 * 2], b_values[j / 2][j % 2 * 2 + 1]};
+          multiply_block(sums.at[i][j], a_values[i], b_pair);
+        }
+    }
+  }
+
+  template <bool ADD>
+  __device__ static __forceinline__ void store(const Sums& sums, float* tile, int row, int lane) {
+    sums.store<ADD>(tile, row, lane);
+  }
+
+ private:
+  __device__ static __forceinline__ void multiply_block(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    if constexpr (sizeof(T) == 2 && T::kIsBFloat16) {
+      mma_bf16(d, a, b);
+    } else {
+      mma_f16(d, a, b);
+    }
+  }
+};
+
+}  // namespace conv2d_ext::cuda

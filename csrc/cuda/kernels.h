@@ -1,0 +1,88 @@
+// The tables of compiled kernels, one per way of multiplying. The planner chooses from them and knows kernels only by
+// what stands here; each table is defined in the file that compiles its kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "conv2d_cuda.h"
+#include "gemm_params.h"
+
+namespace conv2d_ext::cuda {
+
+enum class GemmKind : int {
+  kConvGroups,    // forward and grad_input, k counted in groups of 8 channels
+  kConvElements,  // the same, k counted one by one: fewer than 8 channels
+  kWeight,        // grad_weight
+};
+
+// How a launch of a GEMM kernel is told from others of its table entry.
+struct GemmLaunch {
+  int64_t items;         // CTAs
+  int64_t reduce_items;  // of reduce_partials; 0 where there are no partials
+  int64_t reduce_x_tiles;
+  int shared_bytes;
+  bool vector_a, vector_b;  // 16-bit types: copy 16 bytes along k
+  cudaStream_t stream;
+};
+
+struct GemmKernel {
+  const char* name;
+  GemmKind kind;
+  int tile_m, tile_x, tile_k, threads;
+  int ctas_per_sm;  // that registers allow
+  int chain_tiles;  // the most tiles of k in a chain
+  int shared_one_chain, shared_several_chains;
+  // Of the two, one is set.
+  cudaError_t (*launch_conv)(const ConvParams& params, const GemmLaunch& launch);
+  cudaError_t (*launch_weight)(const WeightParams& params, const GemmLaunch& launch);
+};
+
+struct GemmTable {
+  const GemmKernel* kernels;
+  int count;
+};
+
+GemmTable gemm_table_f32();
+GemmTable gemm_table_tf32();
+GemmTable gemm_table_f64();
+GemmTable gemm_table_f16();
+GemmTable gemm_table_bf16();
+GemmTable gemm_table_c64();
+GemmTable gemm_table_c128();
+
+// The kernels for few channels a group, and grad_bias's, of every dtype.
+struct DirectLaunch {
+  int64_t pixel_blocks, group_blocks, phases;
+  bool lanes_are_groups;
+  cudaStream_t stream;
+};
+constexpr int kMostDirectChannels = 8;  // result channels of a group
+cudaError_t launch_direct_conv(DType dtype, const ConvParams& params, const DirectLaunch& launch);
+
+struct DirectWeightLaunch {
+  int64_t segment_pixels, column_blocks, row_blocks, group_blocks;
+  int64_t reduce_items, reduce_x_tiles;  // as in GemmLaunch
+  bool lanes_are_groups;
+  cudaStream_t stream;
+};
+int direct_weight_rows(DType dtype, int64_t m);  // result channels of a CTA
+int direct_weight_columns();
+int direct_weight_shared_bytes(DType dtype, int64_t m);
+cudaError_t launch_direct_weight(DType dtype, const WeightParams& params, const DirectWeightLaunch& launch);
+
+struct BiasLaunch {
+  int64_t grad_output, result, partials;
+  int64_t stride[4];  // of grad_output, in elements
+  int64_t batch, channels, out_h, out_w;
+  int64_t segments, segment_pixels;
+  bool lanes_are_channels;
+  cudaStream_t stream;
+};
+cudaError_t launch_grad_bias(DType dtype, const BiasLaunch& launch);
+
+// Of the type that sums of a dtype have.
+constexpr int sum_bytes(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? 4 : static_cast<int>(size_of(dtype));
+}
+
+}  // namespace conv2d_ext::cuda

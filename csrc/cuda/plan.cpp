@@ -1,0 +1,348 @@
+// Which kernel a call takes, and how its work is laid out over the machine.
+//
+// Two kinds of decisions are made here and must not be mixed. What fixes bits (the engine, the order of k, segments and
+// chains) reads the geometry of one image, the weight's shape and the dtype, for grad_weight also the batch. Everything
+// else (tiles, whether segments get CTAs of their own, which way lanes run) may read the batch, strides, alignment and
+// the machine as well, since it can't change a bit.
+#include "plan.h"
+
+#include <algorithm>
+
+namespace conv2d_ext::cuda {
+
+namespace {
+
+int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// ---- limits of the kernels' 32-bit fields
+
+constexpr int64_t kMostSide = int64_t{1} << 30;
+constexpr int64_t kMostItems = (int64_t{1} << 31) - 1;
+
+const char* size_error(const Conv2dProblem& p) {
+  const int64_t sides[] = {p.in_h + p.pad_top + p.pad_bottom,
+                           p.in_w + p.pad_left + p.pad_right,
+                           p.out_h,
+                           p.out_w,
+                           p.pad_top,
+                           p.pad_bottom,
+                           p.pad_left,
+                           p.pad_right,
+                           p.stride_h,
+                           p.stride_w,
+                           p.dilation_h,
+                           p.dilation_w};
+  for (const int64_t side : sides)
+    if (side >= kMostSide) return "an image, padded, must have fewer than 2^30 rows and columns on CUDA";
+  if (std::max(p.in_channels, p.out_channels) > kMostItems) return "there must be fewer than 2^31 channels on CUDA";
+  const int64_t channels = std::max(p.in_channels_per_group(), p.out_channels_per_group()) + kChannelGroup;
+  if (p.kernel_h > kMostItems / p.kernel_w || channels > kMostItems / p.taps())
+    return "a sum must have fewer than 2^31 products on CUDA";
+  return "";
+}
+
+// ---- what fixes bits
+
+// A GEMM's narrowest tile has 32 rows.
+bool is_direct(int64_t m, int64_t groups) { return groups > 1 ? m <= kMostDirectChannels : m <= 4; }
+
+constexpr int64_t kLeastSegmentPixels = 2048;
+constexpr int64_t kWantedWeightTiles = 1024;
+
+// Segments of a weight gradient: as many as keep a large machine busy and whose sums fit the workspace.
+PixelSegments cut_weight_pixels(const Conv2dProblem& p, DType dtype, int64_t tiles) {
+  const int64_t sums = p.out_channels * p.in_channels_per_group() * p.taps() * sum_bytes(dtype);
+  const int64_t fitting = kMaxWorkspaceBytes / std::max<int64_t>(sums, 1);
+  return cut_pixels(p.batch * p.out_pixels(), std::min(fitting, std::max<int64_t>(kWantedWeightTiles / tiles, 1)));
+}
+
+// ---- the machine
+
+// Multiply-adds that an SM does in a cycle with a policy's kernels: the order of magnitude, for comparing tiles.
+double products_per_cycle(DType dtype, Float32Math math) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 1024;
+    case DType::kFloat64:
+      return 64;
+    case DType::kComplex64:
+      return 32;
+    case DType::kComplex128:
+      return 16;
+    default:
+      return math == Float32Math::kTF32 ? 512 : 128;
+  }
+}
+
+struct Layout {
+  int64_t items;
+  int shared_bytes;
+  double cycles;
+};
+
+// Cycles that `items` CTAs of equal work take: an SM has its full rate from 8 warps on, and every CTA takes a while to
+// begin and to end.
+double estimate_cycles(const GemmKernel& kernel, const Machine& machine, int shared_bytes, double rate, int64_t items,
+                       double k) {
+  const int fitting = std::max(1, machine.shared_bytes_per_block / std::max(shared_bytes, 1));
+  const double resident = std::min(kernel.ctas_per_sm, fitting);
+  const double per_sm = static_cast<double>(div_up(items, machine.sm_count));
+  const double together = std::min(per_sm, resident);
+  const double warps = together * kernel.threads / 32;
+  const double work = static_cast<double>(kernel.tile_m) * kernel.tile_x * k;
+  const double waves = static_cast<double>(div_up(static_cast<int64_t>(per_sm), static_cast<int64_t>(resident)));
+  constexpr double kCtaCycles = 2500;
+  return per_sm * work / (rate * std::min(1.0, warps / 8)) + waves * kCtaCycles;
+}
+
+bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+bool in_groups(int64_t stride_bytes) { return stride_bytes % 16 == 0; }
+
+Plan base_plan(Direction direction, DType dtype, Float32Math math) {
+  Plan plan{};
+  plan.direction = direction;
+  plan.engine = Engine::kNothing;
+  plan.dtype = dtype;
+  plan.math = dtype == DType::kFloat32 ? math : Float32Math::kIeee;
+  plan.variant = -1;
+  plan.segments = 1;
+  plan.kernel = plan.refused = plan.error = "";
+  return plan;
+}
+
+void plan_direct_conv(Plan& plan, const ConvCall& call, bool lanes_are_groups) {
+  plan.engine = Engine::kDirect;
+  plan.kernel = "direct_conv";
+  const int64_t pixels = call.params.batch * call.rows.most_positions * call.cols.most_positions;
+  const int pixels_of_cta = lanes_are_groups ? 32 : 1024;
+  plan.tile_m = plan.gemm_m == 1 ? 1 : plan.gemm_m <= 4 ? 4 : kMostDirectChannels;
+  plan.tile_n = pixels_of_cta;
+  plan.tile_k = 1;
+  plan.threads = 256;
+  plan.segments = 1;
+  plan.segment_length = plan.gemm_k;
+  plan.chain_length = std::min<int64_t>(plan.gemm_k, 256);
+  plan.ctas = div_up(pixels, pixels_of_cta) * (lanes_are_groups ? div_up(call.params.groups, 32) : call.params.groups) *
+              static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size());
+}
+
+// Forward and grad_input: the best tile, and whether segments get CTAs of their own.
+void plan_conv_gemm(Plan& plan, const ConvCall& call, const Machine& machine) {
+  plan.engine = Engine::kImplicitGemm;
+  const ConvParams& p = call.params;
+  const GemmKind kind = counts_channel_groups(p.channels) ? GemmKind::kConvGroups : GemmKind::kConvElements;
+  const GemmTable table = gemm_table(plan.dtype, plan.math);
+  const double rate = products_per_cycle(plan.dtype, plan.math);
+  const int64_t phases = static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size());
+  const int64_t pixels = p.batch * call.rows.most_positions * call.cols.most_positions;
+  double best = 0;
+  for (int i = 0; i < table.count; ++i) {
+    const GemmKernel& kernel = table.kernels[i];
+    if (kernel.kind != kind) continue;
+    const auto k_tiles = static_cast<int32_t>(div_up(plan.gemm_k, kernel.tile_k));
+    const Segments segments = cut_into_segments(k_tiles, kernel.chain_tiles);
+    const int64_t tiles = div_up(p.m, kernel.tile_m) * div_up(pixels, kernel.tile_x) * p.groups * phases;
+    const int64_t partials = segments.count * pixels * p.m * p.groups * phases * sum_bytes(plan.dtype);
+    for (const bool split : {false, true}) {
+      if (split && (segments.count == 1 || partials > kMaxWorkspaceBytes)) continue;
+      const int shared = segments.count == 1 || split ? kernel.shared_one_chain : kernel.shared_several_chains;
+      if (shared > machine.shared_bytes_per_block) continue;
+      const int64_t items = split ? tiles * segments.count : tiles;
+      const double k = static_cast<double>(split ? segments.tiles : k_tiles) * kernel.tile_k;
+      // The second kernel's launch, and partial sums written and read again.
+      const double extra = split ? 4000 + 2.0 * static_cast<double>(partials) / (12.0 * machine.sm_count) : 0;
+      const double cycles = estimate_cycles(kernel, machine, shared, rate, items, k) + extra;
+      if (plan.variant >= 0 && cycles >= best) continue;
+      best = cycles;
+      plan.variant = i;
+      plan.kernel = kernel.name;
+      plan.tile_m = kernel.tile_m;
+      plan.tile_n = kernel.tile_x;
+      plan.tile_k = kernel.tile_k;
+      plan.threads = kernel.threads;
+      plan.segments = segments.count;
+      plan.segment_length = plan.chain_length = int64_t{segments.tiles} * kernel.tile_k;
+      plan.split = split;
+      plan.ctas = items;
+      plan.shared_bytes = shared;
+      plan.workspace_bytes = split ? partials : 0;
+    }
+  }
+  if (plan.variant < 0) plan.error = "the device has too little shared memory for the kernels of this dtype";
+}
+
+// What a 16-byte copy of 8 channels asks of the operands.
+void plan_vectors(Plan& plan, const ConvCall& call, const void* source, const void* weight) {
+  const ConvParams& p = call.params;
+  const bool whole_groups = p.channels % kChannelGroup == 0;
+  plan.vector_b = whole_groups && p.source_c == 2 && in_groups(p.source_n) && in_groups(p.source_h) &&
+                  in_groups(p.source_w) && is_aligned(source);
+  plan.vector_a = whole_groups && p.weight_c == 2 && in_groups(p.weight_m) && in_groups(p.weight_h) &&
+                  in_groups(p.weight_w) && in_groups(p.weight_group) && is_aligned(weight);
+  for (const AxisPlan* axis : {&call.rows, &call.cols})
+    for (const AxisPhase& phase : axis->phases) plan.vector_a = plan.vector_a && in_groups(phase.weight_offset);
+  if (!plan.vector_b) {
+    plan.refused = !whole_groups ? "the channels of a group are no multiple of 8: elements are gathered one by one"
+                   : p.source_c != 2
+                       ? "channels don't lie side by side (channels_last): elements are gathered one by one"
+                       : "rows are not aligned to 16 bytes: elements are gathered one by one";
+  } else if (!plan.vector_a) {
+    plan.refused = "the weight's channels don't lie side by side, aligned: its elements are gathered one by one";
+  }
+}
+
+Plan plan_conv(Direction direction, const Conv2dProblem& p, DType dtype, Float32Math math, const ConvCall& call,
+               const void* source, const void* weight, const Machine& machine) {
+  Plan plan = base_plan(direction, dtype, math);
+  const ConvParams& g = call.params;
+  plan.gemm_m = g.m;
+  plan.gemm_n = p.batch * call.rows.most_positions * call.cols.most_positions;
+  const int64_t taps = int64_t{call.rows.most_taps} * call.cols.most_taps;
+  if (plan.gemm_n == 0 || g.m == 0 || g.channels == 0) return plan;
+  if (is_direct(g.m, g.groups)) {
+    plan.gemm_k = g.channels * taps;
+    if (math == Float32Math::kTF32 && dtype == DType::kFloat32)
+      plan.refused =
+          "few result channels a group: computed in IEEE float32, tiles of tensor cores would be mostly empty";
+    plan_direct_conv(plan, call, lies_over_channels(g.source_group, g.groups, g.source_w));
+  } else {
+    plan.gemm_k = conv_k(g.channels, taps);
+    plan_conv_gemm(plan, call, machine);
+    if (size_of(dtype) == 2 && counts_channel_groups(g.channels)) plan_vectors(plan, call, source, weight);
+  }
+  if (plan.ctas > kMostItems) plan.error = "the result is too large for one call on CUDA";
+  return plan;
+}
+
+}  // namespace
+
+bool lies_over_channels(int64_t channel_stride, int64_t channels, int64_t pixel_stride) {
+  return channels > 1 &&
+         (channel_stride < 0 ? -channel_stride : channel_stride) < (pixel_stride < 0 ? -pixel_stride : pixel_stride);
+}
+
+PixelSegments cut_pixels(int64_t pixels, int64_t most_segments) {
+  const int64_t wanted = std::min(div_up(pixels, kLeastSegmentPixels), std::max<int64_t>(most_segments, 1));
+  // Whole steps of every kernel, so that no segment begins inside one.
+  const int64_t length = div_up(div_up(pixels, std::max<int64_t>(wanted, 1)), 64) * 64;
+  return {div_up(pixels, length), length};
+}
+
+PixelSegments grad_bias_segments(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype) {
+  const int64_t fitting = kMaxWorkspaceBytes / (out_channels * sum_bytes(dtype));
+  return cut_pixels(batch * out_h * out_w, std::min<int64_t>(fitting, 1024));
+}
+
+GemmTable gemm_table(DType dtype, Float32Math math) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return gemm_table_f64();
+    case DType::kBFloat16:
+      return gemm_table_bf16();
+    case DType::kFloat16:
+      return gemm_table_f16();
+    case DType::kComplex64:
+      return gemm_table_c64();
+    case DType::kComplex128:
+      return gemm_table_c128();
+    default:
+      return math == Float32Math::kTF32 ? gemm_table_tf32() : gemm_table_f32();
+  }
+}
+
+Plan plan_forward(const Conv2dProblem& problem, DType dtype, Float32Math math, ConstTensorView input,
+                  ConstTensorView weight, const int64_t (&output_stride)[4], const Machine& machine) {
+  const Conv2dProblem p = with_bounded_strides(problem);
+  Plan plan = base_plan(Direction::kForward, dtype, math);
+  plan.error = size_error(p);
+  if (plan.error[0] != '\0' || p.out_channels == 0 || p.out_pixels() == 0) return plan;
+  return plan_conv(Direction::kForward, p, dtype, math,
+                   forward_call(p, dtype, input.stride, weight.stride, output_stride), input.data, weight.data,
+                   machine);
+}
+
+Plan plan_grad_input(const Conv2dProblem& problem, DType dtype, Float32Math math, ConstTensorView grad_output,
+                     ConstTensorView weight, const int64_t (&grad_input_stride)[4], const Machine& machine) {
+  const Conv2dProblem p = with_bounded_strides(problem);
+  Plan plan = base_plan(Direction::kGradInput, dtype, math);
+  plan.error = size_error(p);
+  if (plan.error[0] != '\0' || p.in_channels == 0 || p.in_h * p.in_w == 0) return plan;
+  return plan_conv(Direction::kGradInput, p, dtype, math,
+                   grad_input_call(p, dtype, grad_output.stride, weight.stride, grad_input_stride), grad_output.data,
+                   weight.data, machine);
+}
+
+Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math, const Machine& machine) {
+  const Conv2dProblem p = with_bounded_strides(problem);
+  Plan plan = base_plan(Direction::kGradWeight, dtype, math);
+  plan.error = size_error(p);
+  plan.gemm_m = p.out_channels_per_group();
+  plan.gemm_n = p.in_channels_per_group() * p.taps();
+  plan.gemm_k = p.batch * p.out_pixels();
+  if (plan.error[0] != '\0' || plan.gemm_m == 0 || plan.gemm_n == 0 || plan.gemm_k == 0) return plan;
+
+  PixelSegments segments{};
+  if (is_direct(plan.gemm_m, p.groups) && p.groups > 1) {
+    plan.engine = Engine::kDirect;
+    plan.kernel = "direct_weight";
+    if (plan.math == Float32Math::kTF32)
+      plan.refused =
+          "few output channels a group: computed in IEEE float32, tiles of tensor cores would be mostly empty";
+    plan.tile_m = direct_weight_rows(dtype, plan.gemm_m);
+    plan.tile_n = direct_weight_columns();
+    plan.tile_k = 32;
+    plan.threads = 256;
+    plan.shared_bytes = direct_weight_shared_bytes(dtype, plan.gemm_m);
+    const int64_t tiles = div_up(plan.gemm_m, plan.tile_m) * div_up(plan.gemm_n, plan.tile_n) * div_up(p.groups, 8);
+    segments = cut_weight_pixels(p, dtype, tiles);
+    plan.ctas = tiles * segments.count;
+    plan.chain_length = 256;  // of a residue's products
+  } else {
+    plan.engine = Engine::kImplicitGemm;
+    // Of a tile that is the same on every machine: segments fix bits.
+    segments = cut_weight_pixels(p, dtype, div_up(plan.gemm_m, 64) * div_up(plan.gemm_n, 128) * p.groups);
+    const GemmTable table = gemm_table(dtype, plan.math);
+    const double rate = products_per_cycle(dtype, plan.math);
+    double best = 0;
+    for (int i = 0; i < table.count; ++i) {
+      const GemmKernel& kernel = table.kernels[i];
+      if (kernel.kind != GemmKind::kWeight) continue;
+      const int64_t items =
+          div_up(plan.gemm_m, kernel.tile_m) * div_up(plan.gemm_n, kernel.tile_x) * p.groups * segments.count;
+      const bool one_chain = div_up(std::min(segments.pixels, plan.gemm_k), kernel.tile_k) <= kernel.chain_tiles;
+      const int shared = one_chain ? kernel.shared_one_chain : kernel.shared_several_chains;
+      if (shared > machine.shared_bytes_per_block) continue;
+      const double cycles = estimate_cycles(kernel, machine, shared, rate, items, static_cast<double>(segments.pixels));
+      if (plan.variant >= 0 && cycles >= best) continue;
+      best = cycles;
+      plan.variant = i;
+      plan.kernel = kernel.name;
+      plan.tile_m = kernel.tile_m;
+      plan.tile_n = kernel.tile_x;
+      plan.tile_k = kernel.tile_k;
+      plan.threads = kernel.threads;
+      plan.chain_length = int64_t{kernel.chain_tiles} * kernel.tile_k;
+      plan.ctas = items;
+      plan.shared_bytes = shared;
+    }
+    if (plan.variant < 0) plan.error = "the device has too little shared memory for the kernels of this dtype";
+    if (size_of(dtype) == 2)
+      plan.refused =
+          "pixels are summed over, and channels or pixels don't lie as 16-byte groups of them: elements are "
+          "gathered one by one";
+  }
+  plan.segments = segments.count;
+  plan.segment_length = segments.pixels;
+  plan.split = segments.count > 1;
+  plan.workspace_bytes = plan.split ? segments.count * p.out_channels * plan.gemm_n * sum_bytes(dtype) : 0;
+  if (plan.ctas > kMostItems) plan.error = "the result is too large for one call on CUDA";
+  return plan;
+}
+
+int64_t grad_bias_workspace(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype) {
+  const PixelSegments segments = grad_bias_segments(batch, out_channels, out_h, out_w, dtype);
+  return segments.count > 1 ? segments.count * out_channels * sum_bytes(dtype) : 0;
+}
+
+}  // namespace conv2d_ext::cuda
