@@ -4,7 +4,6 @@
 // With it the parser takes NumPy's integers, as F.conv2d does.
 #define USE_NUMPY
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/im2col.h>
 #include <ATen/ops/matmul.h>
 #include <torch/csrc/Exceptions.h>
@@ -174,10 +173,9 @@ const char* name_of(cuda::Engine engine) {
 }
 
 py::dict describe(const cuda::Plan& plan) {
-  const bool nothing = plan.engine == cuda::Engine::kNothing;
   py::dict result;
-  result["engine"] = name_of(plan.engine);
-  result["kernel"] = nothing ? "" : cuda::kernel_name(plan);
+  result["engine"] = plan.error[0] != '\0' ? std::string("none: ") + plan.error : name_of(plan.engine);
+  result["kernel"] = plan.kernel;
   result["math"] = plan.dtype == DType::kFloat32 ? name_of(plan.math) : "";
   result["gemm_m"] = plan.gemm_m;
   result["gemm_n"] = plan.gemm_n;
@@ -197,27 +195,22 @@ py::dict describe(const cuda::Plan& plan) {
   return result;
 }
 
-// grad_output and grad_input are taken to have the output's format, grad_weight that of the weight.
+// grad_output and grad_input are taken to have the output's format.
 py::dict explain_on_cuda(const Conv2dProblem& p, const Tensor& input, const Tensor& weight, bool channels_last,
                          cuda::Float32Math math, const cuda::Machine& machine) {
-  const auto activation_strides = [&](int64_t channels, int64_t height, int64_t width, int64_t (&stride)[4]) {
-    const auto like = empty_activation<int64_t>(p.batch, channels, height, width, /*unbatched=*/false, channels_last,
-                                                input.options().device(c10::kMeta));
-    copy_strides(like, stride);
+  const auto activation = [&](int64_t channels, int64_t height, int64_t width) {
+    return view(empty_activation<int64_t>(p.batch, channels, height, width, /*unbatched=*/false, channels_last,
+                                          input.options().device(c10::kMeta)));
   };
   const auto dtype = to_dtype(input.scalar_type());
-  int64_t input_stride[4], weight_stride[4], output_stride[4], grad_input_stride[4], grad_weight_stride[4];
-  copy_strides(input, input_stride);
-  copy_strides(weight, weight_stride);
-  activation_strides(p.out_channels, p.out_h, p.out_w, output_stride);
-  activation_strides(p.in_channels, p.in_h, p.in_w, grad_input_stride);
-  copy_strides(at::empty_like(weight, weight.options().device(c10::kMeta)), grad_weight_stride);
+  const auto x = view(input);
+  const auto w = view(weight);
+  const auto y = activation(p.out_channels, p.out_h, p.out_w);
+  const auto gx = activation(p.in_channels, p.in_h, p.in_w);
   py::dict result;
-  result["forward"] = describe(cuda::plan_forward(p, dtype, math, input_stride, weight_stride, output_stride, machine));
-  result["grad_input"] =
-      describe(cuda::plan_grad_input(p, dtype, math, output_stride, weight_stride, grad_input_stride, machine));
-  result["grad_weight"] =
-      describe(cuda::plan_grad_weight(p, dtype, math, output_stride, input_stride, grad_weight_stride, machine));
+  result["forward"] = describe(cuda::plan_forward(p, dtype, math, x, w, y.stride, machine));
+  result["grad_input"] = describe(cuda::plan_grad_input(p, dtype, math, y, w, gx.stride, machine));
+  result["grad_weight"] = describe(cuda::plan_grad_weight(p, dtype, math, machine));
   return result;
 }
 

@@ -53,6 +53,15 @@ class Call {
   c10::DataPtr workspace_;
 };
 
+// The problem has passed the checks of all devices; some sizes are beyond the kernels here.
+void check_plan(const Plan& plan, const Conv2dProblem& p) {
+  TORCH_CHECK(plan.error[0] == '\0', "conv2d: ", plan.error, ", but got input of size [", p.batch, ", ", p.in_channels,
+              ", ", p.in_h, ", ", p.in_w, "], weight of size [", p.out_channels, ", ", p.in_channels_per_group(), ", ",
+              p.kernel_h, ", ", p.kernel_w, "], stride=[", p.stride_h, ", ", p.stride_w, "], padding=[", p.pad_top,
+              ", ", p.pad_bottom, ", ", p.pad_left, ", ", p.pad_right, "], dilation=[", p.dilation_h, ", ",
+              p.dilation_w, "]");
+}
+
 struct Cuda {
   static void forward(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight, const Tensor& bias,
                       const Tensor& output) {
@@ -60,7 +69,8 @@ struct Cuda {
     const auto x = view(input);
     const auto w = view(weight);
     const auto y = mutable_view(output);
-    const Plan plan = plan_forward(problem, call.dtype(), call.math(), x.stride, w.stride, y.stride, call.machine());
+    const Plan plan = plan_forward(problem, call.dtype(), call.math(), x, w, y.stride, call.machine());
+    check_plan(plan, problem);
     C10_CUDA_CHECK(cuda::forward(plan, problem, x, w, bias.defined() ? bias.const_data_ptr() : nullptr,
                                  bias.defined() ? bias.stride(0) : 0, y, call.workspace(plan.workspace_bytes),
                                  call.stream()));
@@ -72,20 +82,18 @@ struct Cuda {
     const auto gy = view(grad_output);
     const auto w = view(weight);
     const auto gx = mutable_view(result);
-    const Plan plan =
-        plan_grad_input(problem, call.dtype(), call.math(), gy.stride, w.stride, gx.stride, call.machine());
+    const Plan plan = plan_grad_input(problem, call.dtype(), call.math(), gy, w, gx.stride, call.machine());
+    check_plan(plan, problem);
     C10_CUDA_CHECK(cuda::grad_input(plan, problem, gy, w, gx, call.workspace(plan.workspace_bytes), call.stream()));
   }
 
   static void grad_weight(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& input,
                           const Tensor& result) {
     Call call(grad_output);
-    const auto gy = view(grad_output);
-    const auto x = view(input);
-    const auto gw = mutable_view(result);
-    const Plan plan =
-        plan_grad_weight(problem, call.dtype(), call.math(), gy.stride, x.stride, gw.stride, call.machine());
-    C10_CUDA_CHECK(cuda::grad_weight(plan, problem, gy, x, gw, call.workspace(plan.workspace_bytes), call.stream()));
+    const Plan plan = plan_grad_weight(problem, call.dtype(), call.math(), call.machine());
+    check_plan(plan, problem);
+    C10_CUDA_CHECK(cuda::grad_weight(plan, problem, view(grad_output), view(input), mutable_view(result),
+                                     call.workspace(plan.workspace_bytes), call.stream()));
   }
 
   static void grad_bias(const Tensor& grad_output, const Tensor& result) {
