@@ -11,6 +11,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_arg_parser.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -186,7 +187,7 @@ py::dict describe(const cuda::Plan& plan) {
   result["threads"] = plan.threads;
   result["k_segments"] = plan.segments;
   result["k_segment_length"] = plan.segment_length;
-  result["k_chain_length"] = plan.chain_length;
+  result["k_chain_length"] = std::min(plan.chain_length, plan.segment_length);
   result["split"] = plan.split;
   result["ctas"] = plan.ctas;
   result["shared_bytes"] = plan.shared_bytes;
