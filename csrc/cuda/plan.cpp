@@ -189,6 +189,8 @@ void plan_vectors(Plan& plan, const ConvCall& call, const void* source, const vo
                   in_groups(p.weight_w) && in_groups(p.weight_group) && is_aligned(weight);
   for (const AxisPlan* axis : {&call.rows, &call.cols})
     for (const AxisPhase& phase : axis->phases) plan.vector_a = plan.vector_a && in_groups(phase.weight_offset);
+  if (plan.vector_a && plan.vector_b)
+    plan.threads = gemm_table(plan.dtype, plan.math).kernels[plan.variant].vector_threads;
   if (!plan.vector_b) {
     plan.refused = !whole_groups ? "the channels of a group are no multiple of 8: elements are gathered one by one"
                    : p.source_c != 2
