@@ -201,7 +201,9 @@ def hot_loop(code: list[Instruction], counts: Callable[[Instruction], bool]) -> 
     loops = [(body, set(map(id, body))) for body in function.loops()]
     candidates = [(body, mine) for body, mine in loops if any(map(counts, body))]
     innermost = [
-        (body, mine) for body, mine in candidates if not any(other < mine for _, other in candidates)
+        (body, mine)
+        for body, mine in candidates
+        if not any(other < mine for _, other in candidates)
     ]
     if not innermost:
         return None
