@@ -1,5 +1,4 @@
-"""The tables of GEMM kernels (csrc/cuda/kernels.h), read from the built module itself: they are what
-the planner sees."""
+"""The tables of GEMM kernels, read from the built module itself: they are what the planner sees."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def _entry_type() -> tuple[type[ctypes.Structure], list[str]]:
     body = re.sub(r"//.*", "", match[1])
     assert body.split(";")[0].strip() == "const char* name"
     numbers = []
-    for kind, names in re.findall(r"(int|GemmKind) ([\w, ]+);", body):
-        del kind
+    for names in re.findall(r"\b(?:int|GemmKind) ([\w, ]+);", body):
         numbers += [name.strip() for name in names.split(",")]
     assert re.findall(r"\(\*(\w+)\)", body) == ["launch_conv", "launch_weight"]
 
