@@ -20,7 +20,7 @@ REGISTERS = 65536  # of an SM
 WARPS = 64  # of an SM
 
 # The values of enum Load in csrc/cuda/gemm_loader.cuh.
-OVER_X, OVER_K, EITHER, VECTOR, GATHER = range(5)
+OVER_X, OVER_K, VECTOR, GATHER = range(4)
 LOAD_NAMES = ("over x", "over k", "either", "vector", "gather")
 ELEMENT_BYTES = {"float": 4, "double": 8, "Complex<float>": 8, "Complex<double>": 16}
 
