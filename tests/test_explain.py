@@ -240,10 +240,8 @@ class TestDescribedGpu:
 
     @over_dtypes
     @pytest.mark.parametrize("problem", testing.LONG_SUMS, ids=str)
-    def test_gpus_of_little_shared_memory(self, problem, dtype, request):
+    def test_gpus_of_little_shared_memory(self, problem, dtype):
         """Of compute capability 8.6, 8.9 and 12.0: 99 KiB."""
-        if dtype in (torch.float64, torch.complex64) and problem.name == "33800 pixels":
-            request.applymarker(pytest.mark.xfail(strict=True, reason="grad_weight needs more"))
         plan = self._plan(problem, dtype, gpu=self.L4)
         for name in DIRECTIONS:
             assert getattr(plan, name).kernel, getattr(plan, name).engine
