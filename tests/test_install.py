@@ -1,7 +1,10 @@
 """Building and installing: what is required, what is refused and in which words. No network."""
 
 import ast
+import importlib.util
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -182,6 +185,103 @@ def test_sources(tmp_path):
     assert build.find_sources(tmp_path, cuda=True) == [*cpu, "csrc/cuda/k.cu", "csrc/cuda/o.cpp"]
 
 
+TORCH_CUDA = torch.version.cuda or "13.0"
+
+
+@pytest.fixture
+def toolkit(tmp_path):
+    """Makes a CUDA toolkit of some version; returns its CUDA_HOME."""
+
+    def toolkit(version):
+        home = tmp_path / f"cuda-{version}"
+        (home / "bin").mkdir(parents=True)
+        add_program(home / "bin", "nvcc", f"echo 'Cuda compilation tools, release {version}'")
+        return str(home)
+
+    return toolkit
+
+
+def planned_extension(**environ):
+    """(process, {sources, flags, ...}) of what setup.py would build under these variables."""
+    code = f"""
+import json, os
+from pathlib import Path
+import conv2d_ext_build as build
+arguments = build.setup_arguments(Path({str(ROOT)!r}))
+extension, command = arguments["ext_modules"][0], arguments["cmdclass"]["build_ext"]
+print("PLAN" + json.dumps({{
+    "sources": extension.sources, "libraries": extension.libraries,
+    "flags": extension.extra_compile_args, "archs": os.environ.get("TORCH_CUDA_ARCH_LIST"),
+}}))
+"""
+    unset = {"CONV2D_EXT_CUDA": "", "TORCH_CUDA_ARCH_LIST": "", "CUDA_VISIBLE_DEVICES": ""}
+    process = run_python(code, environ={**unset, **environ})
+    plan = process.stdout.partition("PLAN")[2]
+    return process, json.loads(plan) if plan else None
+
+
+def is_cuda_plan(plan):
+    kinds = {Path(source).suffix for source in plan["sources"]}
+    found = {
+        ".cu" in kinds,
+        "-DCONV2D_EXT_WITH_CUDA" in plan["flags"]["cxx"],
+        "c10_cuda" in plan["libraries"],
+        any(source.startswith("csrc/cuda/") for source in plan["sources"]),
+    }
+    assert len(found) == 1, plan
+    return found.pop()
+
+
+needs_torch_with_cuda = pytest.mark.skipif(
+    torch.version.cuda is None, reason="this torch was built without CUDA"
+)
+
+
+@needs_torch_with_cuda
+@pytest.mark.parametrize("requested", ["", "1"])
+def test_a_toolkit_that_fits_builds_cuda_without_a_gpu(toolkit, requested):
+    environ = {"CUDA_HOME": toolkit(TORCH_CUDA), "CONV2D_EXT_CUDA": requested}
+    process, plan = planned_extension(**environ)
+    assert plan, process.stderr
+    assert is_cuda_plan(plan)
+    assert plan["archs"] == "8.0;9.0+PTX"
+    # No driver is needed to link or to import.
+    assert "cuda" not in plan["libraries"]
+    assert not any("fast" in flag for flag in plan["flags"]["nvcc"])
+    _, plan = planned_extension(**environ, TORCH_CUDA_ARCH_LIST="8.6")
+    assert plan["archs"] == "8.6"
+
+
+def test_cuda_is_left_out_where_it_is_not_wanted(toolkit):
+    process, plan = planned_extension(CUDA_HOME=toolkit(TORCH_CUDA), CONV2D_EXT_CUDA="0")
+    assert plan, process.stderr
+    assert not is_cuda_plan(plan)
+
+
+@needs_torch_with_cuda
+def test_a_toolkit_of_another_version_is_an_error_only_where_cuda_was_asked_for(toolkit):
+    home = toolkit("9.2")
+    process, plan = planned_extension(CUDA_HOME=home)
+    assert plan, process.stderr
+    assert not is_cuda_plan(plan)
+    process, plan = planned_extension(CUDA_HOME=home, CONV2D_EXT_CUDA="1")
+    assert plan is None
+    assert process.stderr.splitlines()[-1] == (
+        "conv2d_ext: CONV2D_EXT_CUDA=1 asks for CUDA, but the CUDA toolkit is 9.2, but torch was "
+        f"built with CUDA {TORCH_CUDA}."
+    )
+
+
+@needs_torch_with_cuda
+def test_no_toolkit(tmp_path):
+    process, plan = planned_extension(CUDA_HOME=str(tmp_path))
+    assert plan, process.stderr
+    assert not is_cuda_plan(plan)
+    process, plan = planned_extension(CUDA_HOME=str(tmp_path), CONV2D_EXT_CUDA="1")
+    assert plan is None
+    assert "but no CUDA toolkit was found" in process.stderr.splitlines()[-1]
+
+
 # ---- an unusable machine, in one sentence
 
 
@@ -301,6 +401,20 @@ def test_import_under_another_torch_patch_goes_on(package_copy):
     major, minor, _ = torch.__version__.split(".", 2)
     process = package_copy(f"{major}.{minor}.99")
     assert process.stderr.splitlines()[-1] == "ImportError: reached _C"
+
+
+@pytest.mark.needs_cuda_build
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf, of binutils")
+def test_the_built_module_asks_for_no_driver():
+    """Of the libraries it needs, torch has loaded all when it is imported."""
+    module = importlib.util.find_spec("conv2d_ext._C").origin
+    text = subprocess.check_output(["readelf", "--dynamic", "--wide", module], text=True)
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", text))
+    assert "libc10_cuda.so" in needed
+    assert not any(name.startswith("libcuda.so") for name in needed)
+    loaded = Path("/proc/self/maps").read_text()
+    for name in needed:
+        assert name in loaded, name
 
 
 def test_sdist_holds_what_building_and_testing_need(tmp_path):
