@@ -1,0 +1,165 @@
+"""The CUDA engine on the host: csrc/cuda, compiled and called with torch's CPU tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import json
+import pathlib
+
+import torch
+
+from conv2d_ext.testing import Problem
+
+from .build import HERE, ROOT, build
+from .selftest import Order
+
+# Of csrc/tensor_view.h.
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex64,
+    torch.complex128,
+)
+_DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias")
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What the mapping may depend on; an H200's by default."""
+
+    sm_count: int = 132
+    shared_bytes: int = 227 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a call is run; nothing of it may change a bit of the result."""
+
+    order: Order = Order.FORWARD
+    seed: int = 0
+    machine: Machine = Machine()
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    result: torch.Tensor
+    plan: dict[str, object] | None  # None of grad_bias
+    # Shared memory accesses: a kernel's source line with accesses, wavefronts and the ideal number.
+    traffic: list[dict[str, object]]
+    launches: int
+    workspace_bytes: int
+
+
+class KernelError(AssertionError):
+    """A call that was refused, or a kernel that did something wrong."""
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("size", ctypes.c_int64 * 4),
+        ("stride", ctypes.c_int64 * 4),
+    )
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in ("direction", "dtype", "math", "order", "seed", "sm_count", "shared_bytes")
+        ),
+        ("problem", ctypes.c_int64 * 18),
+        *((name, _Tensor) for name in ("first", "second", "bias", "result")),
+    )
+
+
+def _described(tensor: torch.Tensor | None) -> _Tensor:
+    if tensor is None:
+        return _Tensor(None, (0,) * 4, (0,) * 4)
+    missing = 4 - tensor.dim()
+    return _Tensor(
+        tensor.data_ptr(),
+        (*tensor.shape, *(1,) * missing),
+        (*tensor.stride(), *(0,) * missing),
+    )
+
+
+class Engine:
+    def __init__(self, library: pathlib.Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.cuda_host_run.restype = ctypes.c_char_p
+
+    def run(
+        self,
+        direction: str,
+        problem: Problem,
+        first: torch.Tensor,
+        second: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *,
+        result: torch.Tensor | None = None,
+        tf32: bool = False,
+        execution: Execution = Execution(),  # noqa: B008 (frozen)
+    ) -> Answer:
+        """``first`` and ``second``: (input, weight), (grad_output, weight), (grad_output, input),
+        or grad_output alone, of any strides.
+
+        ``result`` is written to, and says by its strides how the result lies; contiguous when None.
+        """
+        shape = {
+            "forward": problem.output_shape,
+            "grad_input": problem.input_shape,
+            "grad_weight": problem.weight_shape,
+            "grad_bias": (problem.out_channels,),
+        }[direction]
+        if result is None:
+            result = torch.empty(shape, dtype=first.dtype)
+        assert result.shape == shape
+        n, c, h, w = problem.input_shape
+        oc, oh, ow = problem.output_shape[1:]
+        top, bottom, left, right = problem.padding4
+        sizes = (n, c, h, w, oc, oh, ow, *problem.kernel, *problem.stride)
+        sizes += (top, bottom, left, right, *problem.dilation, problem.groups)
+        call = _Call(
+            _DIRECTIONS.index(direction),
+            _DTYPES.index(first.dtype),
+            int(tf32),
+            int(execution.order),
+            execution.seed,
+            execution.machine.sm_count,
+            execution.machine.shared_bytes,
+            sizes,
+            *map(_described, (first, second, bias, result)),
+        )
+        answer = json.loads(self._library.cuda_host_run(ctypes.byref(call)).decode())
+        if "error" in answer:
+            raise KernelError(f"{problem}, {direction}: {answer['error']}")
+        return Answer(
+            result,
+            answer.get("plan"),
+            answer["traffic"],
+            answer["launches"],
+            answer["workspace_bytes"],
+        )
+
+
+def build_engine(
+    csrc: pathlib.Path = ROOT / "csrc", *, sanitize: bool = False, optimize: str = "-O1"
+) -> pathlib.Path:
+    units = [HERE / "host_api.cpp", *sorted(csrc.glob("cuda/*.cu"))]
+    # The torch-free sources; what includes ATen is the glue to PyTorch.
+    units += [
+        file
+        for file in sorted(csrc.glob("cuda/*.cpp"))
+        if "#include <ATen" not in file.read_text() and "#include <torch" not in file.read_text()
+    ]
+    return build("conv2d_cuda_host", units, csrc=csrc, sanitize=sanitize, optimize=optimize)
+
+
+@functools.cache
+def engine() -> Engine:
+    return Engine(build_engine())
