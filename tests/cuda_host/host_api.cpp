@@ -15,8 +15,8 @@
 #include "execution.h"
 #include "sanitizer.h"
 
-using conv2d_ext::Conv2dProblem;
 using conv2d_ext::ConstTensorView;
+using conv2d_ext::Conv2dProblem;
 using conv2d_ext::DType;
 using conv2d_ext::TensorView;
 using conv2d_ext::cuda::Direction;
