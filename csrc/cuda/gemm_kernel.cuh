@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
                  thread);
     entry += kEntries;
     if (--steps_left == 0) {
-      entry = entry < kChainEntries ? kChainEntries : 0;
+      entry = entry <= kChainEntries ? kChainEntries : 0;
       steps_left = chain_steps;
     }
   };

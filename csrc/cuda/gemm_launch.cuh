@@ -44,7 +44,7 @@ struct Gemm16 {
   using Params = typename Geometry::Params;
   // Gathering holds a stage in registers, so two stages of shared memory are enough, and a CTA per SM fills them.
   static constexpr int kGatherCtas = WARPS_M * WARPS_X >= 8 ? 1 : 8 / (WARPS_M * WARPS_X);
-  static constexpr int kVectorCtas = 2 * kGatherCtas;
+  static constexpr int kVectorCtas = WARPS_M * WARPS_X >= 8 ? 2 : 12 / (WARPS_M * WARPS_X);
   static cudaError_t run(const Params& params, const GemmLaunch& launch_of) {
     if constexpr (Geometry::kGroup == 8) {
       if (launch_of.vector_a && launch_of.vector_b)

@@ -64,7 +64,8 @@ struct ElementLoader {
   __device__ static __forceinline__ void over_x(T* tile, const Side<IM2COL>& side, int thread) {
     constexpr int kRun = kPerThread < GROUP ? kPerThread : GROUP;
     constexpr int kRuns = kPerThread / kRun;
-#pragma unroll
+    // Unrolled further, the table's entries would take more registers than there are.
+#pragma unroll(GROUP == 1 ? 4 : kRuns)
     for (int i = 0; i < kRuns; ++i) {
       const int unit = thread + i * THREADS;
       const int x = unit % TILE;
@@ -91,7 +92,7 @@ struct ElementLoader {
     const int channel = k % GROUP;
     const int64_t offset = side.offset(k / GROUP) + channel * side.step;
     const bool exists = channel < position.count;
-#pragma unroll
+#pragma unroll(kPerThread < 8 ? kPerThread : 4)
     for (int i = 0; i < kPerThread; ++i) {
       const int x = thread / kTileK + i * (THREADS / kTileK);
       const XEntry entry = side.entry(x);
