@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+from typing import NamedTuple
 
 import torch
 
@@ -68,23 +69,37 @@ class _Tensor(ctypes.Structure):
 
 class _Call(ctypes.Structure):
     _fields_ = (
-        *(
-            (name, ctypes.c_int64)
-            for name in ("direction", "dtype", "math", "order", "seed", "sm_count", "shared_bytes")
-        ),
+        *((name, ctypes.c_int64) for name in ("direction", "dtype", "math", "plan_only")),
+        *((name, ctypes.c_int64) for name in ("order", "seed", "sm_count", "shared_bytes")),
         ("problem", ctypes.c_int64 * 18),
         *((name, _Tensor) for name in ("first", "second", "bias", "result")),
     )
 
 
-def _described(tensor: torch.Tensor | None) -> _Tensor:
-    if tensor is None:
+class Flipped(NamedTuple):
+    """``tensor.flip(dims)`` in the tensor's own memory, by negative strides, which torch lacks."""
+
+    tensor: torch.Tensor
+    dims: tuple[int, ...]
+
+
+Operand = torch.Tensor | Flipped
+
+
+def _described(operand: Operand | None) -> _Tensor:
+    if operand is None:
         return _Tensor(None, (0,) * 4, (0,) * 4)
+    tensor, flipped = operand if isinstance(operand, Flipped) else (operand, ())
+    strides = list(tensor.stride())
+    first = 0
+    for dim in flipped:
+        first += max(tensor.shape[dim] - 1, 0) * strides[dim]
+        strides[dim] *= -1
     missing = 4 - tensor.dim()
     return _Tensor(
-        tensor.data_ptr(),
+        tensor.data_ptr() + first * tensor.element_size(),
         (*tensor.shape, *(1,) * missing),
-        (*tensor.stride(), *(0,) * missing),
+        (*strides, *(0,) * missing),
     )
 
 
@@ -92,32 +107,78 @@ class Engine:
     def __init__(self, library: pathlib.Path) -> None:
         self._library = ctypes.CDLL(str(library))
         self._library.cuda_host_run.restype = ctypes.c_char_p
+        self._library.cuda_host_kernels.restype = ctypes.c_char_p
+
+    def kernels(self, dtype: torch.dtype, *, tf32: bool = False) -> list[str]:
+        """The names of the GEMM kernels that plans choose from."""
+        names = self._library.cuda_host_kernels(
+            ctypes.c_int64(_DTYPES.index(dtype)), ctypes.c_int64(tf32)
+        )
+        return names.decode().split("\n")
 
     def run(
         self,
         direction: str,
         problem: Problem,
-        first: torch.Tensor,
-        second: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        first: Operand,
+        second: Operand | None = None,
+        bias: Operand | None = None,
         *,
         result: torch.Tensor | None = None,
         tf32: bool = False,
-        execution: Execution = Execution(),  # noqa: B008 (frozen)
+        execution: Execution = Execution(),
     ) -> Answer:
         """``first`` and ``second``: (input, weight), (grad_output, weight), (grad_output, input),
         or grad_output alone, of any strides.
 
         ``result`` is written to, and says by its strides how the result lies; contiguous when None.
         """
+        operands = (first, second, bias)
+        result, answer = self._call(direction, problem, operands, result, tf32, execution, False)
+        return Answer(
+            result,
+            answer.get("plan"),
+            answer["traffic"],
+            answer["launches"],
+            answer["workspace_bytes"],
+        )
+
+    def plan(
+        self,
+        direction: str,
+        problem: Problem,
+        first: Operand,
+        second: Operand,
+        *,
+        result: torch.Tensor | None = None,
+        tf32: bool = False,
+        machine: Machine = Machine(),
+    ) -> dict[str, object]:
+        """What run would do; not of grad_bias."""
+        execution = Execution(machine=machine)
+        operands = (first, second, None)
+        return self._call(direction, problem, operands, result, tf32, execution, True)[1]["plan"]
+
+    def _call(
+        self,
+        direction: str,
+        problem: Problem,
+        operands: tuple[Operand | None, ...],
+        result: torch.Tensor | None,
+        tf32: bool,
+        execution: Execution,
+        plan_only: bool,
+    ) -> tuple[torch.Tensor, dict]:
         shape = {
             "forward": problem.output_shape,
             "grad_input": problem.input_shape,
             "grad_weight": problem.weight_shape,
             "grad_bias": (problem.out_channels,),
         }[direction]
+        first = operands[0]
+        dtype = (first.tensor if isinstance(first, Flipped) else first).dtype
         if result is None:
-            result = torch.empty(shape, dtype=first.dtype)
+            result = torch.empty(shape, dtype=dtype)
         assert result.shape == shape
         n, c, h, w = problem.input_shape
         oc, oh, ow = problem.output_shape[1:]
@@ -126,25 +187,20 @@ class Engine:
         sizes += (top, bottom, left, right, *problem.dilation, problem.groups)
         call = _Call(
             _DIRECTIONS.index(direction),
-            _DTYPES.index(first.dtype),
+            _DTYPES.index(dtype),
             int(tf32),
+            int(plan_only),
             int(execution.order),
             execution.seed,
             execution.machine.sm_count,
             execution.machine.shared_bytes,
             sizes,
-            *map(_described, (first, second, bias, result)),
+            *map(_described, (*operands, result)),
         )
         answer = json.loads(self._library.cuda_host_run(ctypes.byref(call)).decode())
         if "error" in answer:
             raise KernelError(f"{problem}, {direction}: {answer['error']}")
-        return Answer(
-            result,
-            answer.get("plan"),
-            answer["traffic"],
-            answer["launches"],
-            answer["workspace_bytes"],
-        )
+        return result, answer
 
 
 def build_engine(

@@ -271,27 +271,36 @@ void Machine::exit_thread() {
   current().fiber.leave_to(scheduler_, true);
 }
 
-// ---- accesses that go past load_shared and its like
-
-struct sigaction previous_action;
-
-void on_segmentation_fault(int, siginfo_t* info, void*) {
-  if (machine().runs_a_thread() && machine().shared.reserves(info->si_addr))
-    machine().fail("reaches shared memory past load_shared, store_shared, copy_async and load_matrix_x4");
-  sigaction(SIGSEGV, &previous_action, nullptr);  // and the faulting instruction runs again
-}
+// ---- faults of the host that stand for faults of a kernel: accesses past load_shared and its like, integer division
+// by zero (which the device answers with garbage)
 
 class FaultHandler {
  public:
   FaultHandler() {
     struct sigaction action = {};
-    action.sa_sigaction = on_segmentation_fault;
+    action.sa_sigaction = handle;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;  // it may never return
-    sigaction(SIGSEGV, &action, &previous_action);
+    sigaction(SIGSEGV, &action, &previous_segv);
+    sigaction(SIGFPE, &action, &previous_fpe);
   }
-  ~FaultHandler() { sigaction(SIGSEGV, &previous_action, nullptr); }
+  ~FaultHandler() { restore(); }
   FaultHandler(const FaultHandler&) = delete;
   FaultHandler& operator=(const FaultHandler&) = delete;
+
+ private:
+  static void handle(int signal, siginfo_t* info, void*) {
+    if (machine().runs_a_thread()) {
+      if (signal == SIGFPE) machine().fail("divides by zero");
+      if (machine().shared.reserves(info->si_addr))
+        machine().fail("reaches shared memory past load_shared, store_shared, copy_async and load_matrix_x4");
+    }
+    restore();  // and the faulting instruction runs again
+  }
+  static void restore() {
+    sigaction(SIGSEGV, &previous_segv, nullptr);
+    sigaction(SIGFPE, &previous_fpe, nullptr);
+  }
+  inline static struct sigaction previous_segv, previous_fpe;
 };
 
 }  // namespace

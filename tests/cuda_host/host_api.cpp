@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
+#include <new>
 #include <string>
-#include <vector>
 
 #include "../../csrc/cuda/conv2d_cuda.h"
+#include "../../csrc/cuda/plan.h"
 #include "execution.h"
 #include "sanitizer.h"
 
@@ -39,7 +39,7 @@ struct HostTensor {
 // `direction`: a Direction, or 3 for grad_bias. The operands are (input, weight), (grad_output, weight),
 // (grad_output, input) or grad_output alone. bias: size[0] elements; data null where there is none.
 struct HostCall {
-  int64_t direction, dtype, math, order, seed, sm_count, shared_bytes;
+  int64_t direction, dtype, math, plan_only, order, seed, sm_count, shared_bytes;
   Conv2dProblem problem;
   HostTensor first, second, bias, result;
 };
@@ -235,6 +235,7 @@ void run(const HostCall& call, Json& json) {
       return;
     }
     workspace_bytes = plan.workspace_bytes;
+    if (call.plan_only != 0) return;
   }
   json.add("workspace_bytes", workspace_bytes);
   void* workspace = nullptr;
@@ -280,4 +281,13 @@ extern "C" const char* cuda_host_run(const HostCall* call) {
   }
   answer = json.text();
   return answer.c_str();
+}
+
+// The names of all kernels that plans choose from, for a dtype and a Float32Math, separated by newlines.
+extern "C" const char* cuda_host_kernels(int64_t dtype, int64_t math) {
+  static std::string names;
+  names.clear();
+  const auto table = conv2d_ext::cuda::gemm_table(static_cast<DType>(dtype), static_cast<Float32Math>(math));
+  for (int i = 0; i < table.count; ++i) names += std::string(i == 0 ? "" : "\n") + table.kernels[i].name;
+  return names.c_str();
 }
