@@ -39,7 +39,14 @@ CXX_FLAGS = [
     # CXXFLAGS=-g brings it back.
     "-g0",
 ]
-NVCC_FLAGS = ["-O3"]
+NVCC_FLAGS = [
+    "-O3",
+    # As -ffp-contract=off: the kernels name their fused operations.
+    "-fmad=false",
+    # The architectures side by side: a file of kernels compiles for longer than all others.
+    "--threads=2",
+    "-Xcompiler=-ffp-contract=off,-fvisibility=hidden,-Wall,-Wextra",
+]
 
 
 class CudaDecision(NamedTuple):

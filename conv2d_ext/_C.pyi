@@ -22,5 +22,7 @@ def explain(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    gpu: tuple[int, int] | None = None,  # SM count, bytes of shared memory a CTA may have
 ) -> dict[str, dict[str, object]]: ...
 def build_config() -> dict[str, str]: ...
+def float32_math_on_cuda() -> str: ...  # "tf32" or "ieee"; in builds with CUDA

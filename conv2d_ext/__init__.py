@@ -32,6 +32,7 @@ _check_torch_version(_build_info.TORCH_VERSION, torch.__version__)
 # What loads _C comes after the check: under another torch it would end in an undefined symbol.
 from conv2d_ext import ops, reference  # noqa: E402
 from conv2d_ext.functional import (  # noqa: E402
+    CudaDirectionExplanation,
     DirectionExplanation,
     Explanation,
     build_config,
@@ -45,6 +46,7 @@ from conv2d_ext.modules import Conv2d, convert  # noqa: E402
 __version__ = _build_info.VERSION
 __all__ = [
     "Conv2d",
+    "CudaDirectionExplanation",
     "DirectionExplanation",
     "Explanation",
     "build_config",

@@ -27,8 +27,10 @@ def conv2d(
     input: (N, C, H, W) or (C, H, W). weight: (OC, C/groups, KH, KW). bias: (OC,) or None.
     Returns (N, OC, H', W') or (OC, H', W'). Every tensor may have any strides.
 
-    All are on one device and of one dtype: float32, float64, bfloat16, float16, complex64,
-    complex128, and on the CPU int8, uint8, int16, int32, int64 (exact, wrapping around).
+    All are on one device (the CPU, or a GPU where the build has CUDA) and of one dtype: float32,
+    float64, bfloat16, float16, complex64, complex128, and on the CPU int8, uint8, int16, int32,
+    int64 (exact, wrapping around). On CUDA float32 is multiplied in TF32 where PyTorch's setting
+    for convolutions allows it, as in F.conv2d.
     stride, padding, dilation: an int, or (height, width). padding may also be 'valid' (none) or
     'same' (an output of the input's size, at stride 1; where the padding is odd, the larger half
     is below and on the right).
@@ -38,9 +40,9 @@ def conv2d(
     Differentiable to any order, in reverse and forward mode, under torch.func, torch.compile and
     autocast.
 
-    Raises TypeError for arguments of a wrong type, NotImplementedError for other dtypes, and
-    RuntimeError for ranks, sizes, dtypes, devices and hyper-parameters that don't fit together, in
-    F.conv2d's words.
+    Raises TypeError for arguments of a wrong type, NotImplementedError (on CUDA RuntimeError) for
+    other dtypes, and RuntimeError for ranks, sizes, dtypes, devices and hyper-parameters that don't
+    fit together, in F.conv2d's words.
     """
     if is_compiling():
         # The graph gets the op itself: the compiled module's Python function would break it.
@@ -85,7 +87,7 @@ def forward_unfold(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class DirectionExplanation:
-    """How one direction of a convolution is computed."""
+    """How one direction of a convolution is computed on the CPU."""
 
     engine: str
     micro_kernel: str
@@ -120,6 +122,46 @@ class DirectionExplanation:
 
 
 @dataclass(frozen=True)
+class CudaDirectionExplanation:
+    """How one direction of a convolution is computed on a GPU."""
+
+    engine: str
+    kernel: str
+    math: str  # of float32: "tf32" or "ieee", by PyTorch's setting; empty for other dtypes
+    gemm_m: int  # the GEMM view, per group; where there are several GEMMs, that of the largest
+    gemm_n: int
+    gemm_k: int
+    tile_m: int  # what a CTA computes at a time
+    tile_n: int
+    tile_k: int
+    threads: int  # of a CTA
+    k_segments: int  # the sum over K: segments, each summed from zero, added in order
+    k_segment_length: int
+    k_chain_length: int  # a segment likewise of chains, each summed from zero
+    split: bool  # segments run in CTAs of their own, and are added up through the workspace
+    ctas: int
+    shared_bytes: int  # of a CTA
+    workspace_bytes: int
+    refused: str  # why a faster kernel is not taken; empty where there is none
+
+    def __str__(self) -> str:
+        if not self.kernel:  # an empty result
+            return self.engine
+        lines = [
+            f"{self.engine}: {self.kernel}" + (f" ({self.math})" if self.math else ""),
+            f"GEMM per group: M={self.gemm_m} N={self.gemm_n} K={self.gemm_k}",
+            f"tile: {self.tile_m} x {self.tile_n} x {self.tile_k}, {self.ctas} CTAs of "
+            f"{self.threads} threads with {self.shared_bytes} bytes of shared memory",
+            f"K: {self.k_segments} segments of up to {self.k_segment_length} products, chains of "
+            f"up to {self.k_chain_length}, segments {'side by side' if self.split else 'in turn'}",
+            f"workspace: {self.workspace_bytes} bytes",
+        ]
+        if self.refused:
+            lines.append(f"faster kernel refused: {self.refused}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What a call of `conv2d` and its backward will do; `print` it, or read the fields."""
 
@@ -132,15 +174,16 @@ class Explanation:
     groups: int
     dtype: torch.dtype
     device: torch.device
-    threads: int
-    forward: DirectionExplanation | None
-    grad_input: DirectionExplanation | None
-    grad_weight: DirectionExplanation | None
+    threads: int  # of the CPU
+    forward: DirectionExplanation | CudaDirectionExplanation | None
+    grad_input: DirectionExplanation | CudaDirectionExplanation | None
+    grad_weight: DirectionExplanation | CudaDirectionExplanation | None
     refused: str  # why nothing is computed; empty where the three directions are given
 
     def __str__(self) -> str:
         lines = [
-            f"conv2d: {self.dtype} on {self.device}, {self.threads} threads",
+            f"conv2d: {self.dtype} on {self.device}"
+            + (f", {self.threads} threads" if self.device.type == "cpu" else ""),
             f"  input {self.input_size}, weight {self.weight_size}, output {self.output_size}",
             f"  stride {self.stride}, padding {self.padding} (top, bottom, left, right), "
             f"dilation {self.dilation}, groups {self.groups}",
@@ -166,23 +209,31 @@ def explain(
 ) -> Explanation:
     """What `conv2d` with these arguments, and its backward, will do. Nothing is computed.
 
-    Arguments and errors are `conv2d`'s. An unbatched input is described as a batch of one. Where
-    nothing is computed, the directions are None and `refused` says why.
+    Arguments and errors are `conv2d`'s. An unbatched input is described as a batch of one. The
+    directions are of type DirectionExplanation for CPU tensors, CudaDirectionExplanation for CUDA
+    tensors. Where nothing is computed, they are None and `refused` says why.
     """
     described = _C.explain(
         input, weight, bias, *_hyper_parameters(weight, stride, padding, dilation), groups
     )
-    directions = {
-        name: DirectionExplanation(**described[name]) if name in described else None
-        for name in ("forward", "grad_input", "grad_weight")
-    }
+    return _explanation(described, input)
+
+
+def _explanation(described: dict[str, dict], input: Tensor) -> Explanation:
+    directions = {}
+    for name in ("forward", "grad_input", "grad_weight"):
+        fields = described.get(name)
+        on_cuda = fields is not None and "kernel" in fields
+        kind = CudaDirectionExplanation if on_cuda else DirectionExplanation
+        directions[name] = None if fields is None else kind(**fields)
     refused = ""
-    if input.device.type == "meta":
-        refused = "meta tensors hold no data: only sizes and strides are computed"
-    elif input.device.type != "cpu":
-        refused = f"this build has no kernels for {input.device.type} tensors"
-    elif directions["forward"] is None:
-        refused = "input has no channels: the results are empty or zero"
+    if directions["forward"] is None:
+        if input.device.type == "meta":
+            refused = "meta tensors hold no data: only sizes and strides are computed"
+        elif described["problem"]["input_size"][1] == 0:
+            refused = "input has no channels: the results are empty or zero"
+        else:
+            refused = f"this build has no kernels for {input.device.type} tensors"
     return Explanation(
         **described["problem"],
         dtype=input.dtype,

@@ -1,9 +1,9 @@
 """The dispatcher ops, `torch.ops.conv2d_ext.*`, and how torch.func.vmap batches them.
 
 Activations are (N, C, H, W), or (C, H, W) throughout a call; weights (OC, C/groups, KH, KW);
-padding is (top, bottom, left, right). Registered for the CPU and for fake tensors, which get the
-real strides. Without bias the first three are linear in each tensor and the derivatives of each are
-the other two, so every op has derivatives of every order:
+padding is (top, bottom, left, right). Registered for the CPU, for CUDA in builds with it, and for
+fake tensors, which get the real strides. Without bias the first three are linear in each tensor and
+the derivatives of each are the other two, so every op has derivatives of every order:
 
     conv2d(input, weight, bias, stride, padding, dilation, groups) -> output
         output[n, oc, oh, ow] = bias[oc] + the sum over (ic, kh, kw) of

@@ -11,6 +11,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_arg_parser.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,6 +21,10 @@
 #include "conv2d_ops.h"
 #include "conv2d_tensors.h"
 #include "cpu/conv2d_cpu.h"
+#if defined(CONV2D_EXT_WITH_CUDA)
+#include "cuda/conv2d_cuda_ops.h"
+#include "cuda/float32_math.h"
+#endif
 
 namespace conv2d_ext {
 namespace {
@@ -138,25 +143,103 @@ py::dict describe(const cpu::Explanation& e) {
   return result;
 }
 
-// padding: (top, bottom, left, right). The three directions are described for CPU tensors alone.
+py::dict explain_on_cpu(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight) {
+  const int threads = at::get_num_threads();
+  const auto dtype = to_dtype(input.scalar_type());
+  const bool channels_last = output_is_channels_last(input, weight);
+  const auto describe_direction = [&](cpu::Direction direction) {
+    return describe(cpu::explain(problem, dtype, direction, view(input), view(weight), channels_last, threads));
+  };
+  py::dict result;
+  result["forward"] = describe_direction(cpu::Direction::kForward);
+  result["grad_input"] = describe_direction(cpu::Direction::kGradInput);
+  result["grad_weight"] = describe_direction(cpu::Direction::kGradWeight);
+  return result;
+}
+
+#if defined(CONV2D_EXT_WITH_CUDA)
+
+const char* name_of(cuda::Float32Math math) { return math == cuda::Float32Math::kTF32 ? "tf32" : "ieee"; }
+
+const char* name_of(cuda::Engine engine) {
+  switch (engine) {
+    case cuda::Engine::kNothing:
+      return "none: the result is empty";
+    case cuda::Engine::kImplicitGemm:
+      return "implicit GEMM";
+    case cuda::Engine::kDirect:
+      return "direct, a thread computes whole sums";
+  }
+  return "";
+}
+
+py::dict describe(const cuda::Plan& plan) {
+  py::dict result;
+  result["engine"] = plan.error[0] != '\0' ? std::string("none: ") + plan.error : name_of(plan.engine);
+  result["kernel"] = plan.kernel;
+  result["math"] = plan.dtype == DType::kFloat32 ? name_of(plan.math) : "";
+  result["gemm_m"] = plan.gemm_m;
+  result["gemm_n"] = plan.gemm_n;
+  result["gemm_k"] = plan.gemm_k;
+  result["tile_m"] = plan.tile_m;
+  result["tile_n"] = plan.tile_n;
+  result["tile_k"] = plan.tile_k;
+  result["threads"] = plan.threads;
+  result["k_segments"] = plan.segments;
+  result["k_segment_length"] = plan.segment_length;
+  result["k_chain_length"] = std::min(plan.chain_length, plan.segment_length);
+  result["split"] = plan.split;
+  result["ctas"] = plan.ctas;
+  result["shared_bytes"] = plan.shared_bytes;
+  result["workspace_bytes"] = plan.workspace_bytes;
+  result["refused"] = plan.refused;
+  return result;
+}
+
+// grad_output and grad_input are taken to have the output's format.
+py::dict explain_on_cuda(const Conv2dProblem& p, const Tensor& input, const Tensor& weight, bool channels_last,
+                         cuda::Float32Math math, const cuda::Machine& machine) {
+  const auto activation = [&](int64_t channels, int64_t height, int64_t width) {
+    return view(empty_activation<int64_t>(p.batch, channels, height, width, /*unbatched=*/false, channels_last,
+                                          input.options().device(c10::kMeta)));
+  };
+  const auto dtype = to_dtype(input.scalar_type());
+  const auto x = view(input);
+  const auto w = view(weight);
+  const auto y = activation(p.out_channels, p.out_h, p.out_w);
+  const auto gx = activation(p.in_channels, p.in_h, p.in_w);
+  py::dict result;
+  result["forward"] = describe(cuda::plan_forward(p, dtype, math, x, w, y.stride, machine));
+  result["grad_input"] = describe(cuda::plan_grad_input(p, dtype, math, y, w, gx.stride, machine));
+  result["grad_weight"] = describe(cuda::plan_grad_weight(p, dtype, math, machine));
+  return result;
+}
+
+#endif
+
+// padding: (top, bottom, left, right). gpu: (SM count, bytes of shared memory a CTA may have) describes a GPU that need
+// not be there, for which the call is explained whatever the tensors' device.
 py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                  const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
-                 const std::vector<int64_t>& dilation, int64_t groups) {
+                 const std::vector<int64_t>& dilation, int64_t groups,
+                 [[maybe_unused]] const std::optional<std::pair<int, int>>& gpu) {
   const auto problem =
       check_conv2d<int64_t>(input, weight, bias, make_params<int64_t>(stride, padding, dilation, groups));
   py::dict result;
-  result["problem"] = describe(problem);
-  if (input.device().is_cpu() && problem.in_channels != 0) {
-    const int threads = at::get_num_threads();
-    const auto dtype = to_dtype(input.scalar_type());
-    const bool channels_last = output_is_channels_last(input, weight);
-    const auto describe_direction = [&](cpu::Direction direction) {
-      return describe(cpu::explain(problem, dtype, direction, view(input), view(weight), channels_last, threads));
-    };
-    result["forward"] = describe_direction(cpu::Direction::kForward);
-    result["grad_input"] = describe_direction(cpu::Direction::kGradInput);
-    result["grad_weight"] = describe_direction(cpu::Direction::kGradWeight);
+  if (problem.in_channels != 0) {
+#if defined(CONV2D_EXT_WITH_CUDA)
+    if (gpu.has_value() || input.is_cuda()) {
+      const auto machine =
+          gpu.has_value() ? cuda::Machine{gpu->first, gpu->second} : cuda::machine_of(input.device().index());
+      result = explain_on_cuda(problem, input, weight, output_is_channels_last(input, weight), cuda::float32_math(),
+                               machine);
+    } else
+#endif
+        if (input.device().is_cpu()) {
+      result = explain_on_cpu(problem, input, weight);
+    }
   }
+  result["problem"] = describe(problem);
   return result;
 }
 
@@ -181,6 +264,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("forward_unfold", &forward_unfold, py::arg("im"), py::arg("kernel"), py::arg("bias"),
         py::call_guard<py::gil_scoped_release>());
   m.def("explain", &explain, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"),
-        py::arg("padding"), py::arg("dilation"), py::arg("groups"));
+        py::arg("padding"), py::arg("dilation"), py::arg("groups"), py::arg("gpu") = py::none());
   m.def("build_config", &build_config);
+#if defined(CONV2D_EXT_WITH_CUDA)
+  m.def("float32_math_on_cuda", [] { return name_of(cuda::float32_math()); });
+#endif
 }

@@ -231,15 +231,21 @@ bool is_supported_integer(c10::ScalarType dtype) {
   }
 }
 
+constexpr const char* kDTypes = "float32, float64, bfloat16, float16, complex64, complex128";
+
+// F.conv2d leaves other dtypes to cuDNN on CUDA, and to a dispatch over dtypes on the CPU: hence two types of errors.
 void check_kind(const char* name, const Tensor& tensor) {
   TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(), "conv2d: expected ", name,
               " to be a dense (strided) tensor, but got ", tensor.toString(), " of layout ", tensor.layout());
   const auto dtype = tensor.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      is_supported(dtype) || (is_supported_integer(dtype) && !tensor.is_cuda()), "\"conv2d\" not implemented for '",
-      c10::toString(dtype), "': ", name, " is a ", tensor.toString(),
-      "; expected float32, float64, bfloat16, float16, complex64, complex128, or on the CPU int8, uint8, int16, int32, "
-      "int64");
+  if (is_cuda_or_fake(tensor)) {
+    TORCH_CHECK(is_supported(dtype), "conv2d on CUDA is not supported for ", c10::toString(dtype), ": ", name, " is a ",
+                tensor.toString(), "; expected ", kDTypes);
+  } else {
+    TORCH_CHECK_NOT_IMPLEMENTED(is_supported(dtype) || is_supported_integer(dtype), "\"conv2d\" not implemented for '",
+                                c10::toString(dtype), "': ", name, " is a ", tensor.toString(), "; expected ", kDTypes,
+                                ", or on the CPU int8, uint8, int16, int32, int64");
+  }
 }
 
 std::string types_differ(std::string first_name, const Tensor& first, const char* second_name, const Tensor& second) {

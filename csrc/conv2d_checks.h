@@ -29,6 +29,12 @@ struct SymConv2dProblem {
 template <class Int>
 using ProblemOf = std::conditional_t<std::is_same_v<Int, int64_t>, Conv2dProblem, SymConv2dProblem>;
 
+// Whether the tensor is, or pretends to be, on a GPU: inside a fake kernel a fake tensor's device is meta, but its
+// dispatch keys still say what it stands for.
+inline bool is_cuda_or_fake(const at::Tensor& tensor) {
+  return tensor.is_cuda() || tensor.key_set().has_backend(c10::BackendComponent::CUDABit);
+}
+
 // The hyper-parameters as the schemas pass them, stored inline.
 template <class Int>
 struct Conv2dParams {

@@ -13,10 +13,12 @@ inline bool has_no_elements(const at::Tensor& tensor) {
   return numel.has_value() && *numel == 0;
 }
 
-// The format of F.conv2d's output: channels_last where input or weight suggests it; never for float64 on CUDA and for
-// empty inputs. An unbatched input counts as a batch of one.
+// The format of F.conv2d's output: channels_last where input or weight suggests it; never for float64 on CUDA, nor for
+// complex128 there, which PyTorch takes apart into float64, and for empty inputs. An unbatched input counts as a batch
+// of one.
 inline bool output_is_channels_last(const at::Tensor& input, const at::Tensor& weight) {
-  if ((input.is_cuda() && input.scalar_type() == at::kDouble) || has_no_elements(input)) {
+  const bool is_double = input.scalar_type() == at::kDouble || input.scalar_type() == at::kComplexDouble;
+  if ((is_double && is_cuda_or_fake(input)) || has_no_elements(input)) {
     return false;
   }
   const auto suggests = [](const at::Tensor& tensor) {

@@ -51,13 +51,15 @@ struct Conv2dProblem {
   CONV2D_HOST_DEVICE GatherAxis cols() const { return {stride_w, -pad_left, dilation_w}; }
 };
 
-// The same problem with strides no longer than the padded image, so that multiples of them don't overflow. Along an
-// axis with one output position any stride gives the same output.
+// The same problem with strides no longer than the padded image, so that multiples of them don't overflow: along an
+// axis with one output position any stride gives the same output. So does, along one with a single tap, any dilation.
 CONV2D_HOST_DEVICE inline Conv2dProblem with_bounded_strides(Conv2dProblem p) {
   const int64_t rows = p.in_h + p.pad_top + p.pad_bottom + 1;
   const int64_t cols = p.in_w + p.pad_left + p.pad_right + 1;
   if (p.out_h == 1 && p.stride_h > rows) p.stride_h = rows;
   if (p.out_w == 1 && p.stride_w > cols) p.stride_w = cols;
+  if (p.kernel_h == 1) p.dilation_h = 1;
+  if (p.kernel_w == 1) p.dilation_w = 1;
   return p;
 }
 

@@ -12,6 +12,7 @@ from conv2d_ext.testing import (
     Oracle,
     Problem,
     Results,
+    Tensors,
     aten_results,
     float64_oracle,
     library_results,
@@ -24,6 +25,7 @@ def assert_as_accurate(
     actual: torch.Tensor, aten: torch.Tensor, oracle: Oracle, what: str = "result"
 ) -> None:
     """Each error measure is at most twice F.conv2d's plus one unit roundoff."""
+    actual, aten = (t.to(oracle.value.device) for t in (actual, aten))
     assert actual.shape == aten.shape == oracle.value.shape, what
     assert actual.dtype == aten.dtype, what
     slack = unit_roundoff(actual.dtype)
@@ -33,6 +35,11 @@ def assert_as_accurate(
             f"{what}: {measure.__name__} is {ours:.3g}, F.conv2d's {theirs:.3g}, the bound "
             f"{2 * theirs + slack:.3g}"
         )
+
+
+def on_cpu(tensors: Tensors) -> Tensors:
+    """For oracles: their float64 comes from the CPU, whatever device is tested."""
+    return Tensors(*(t if t is None else t.cpu() for t in tensors))
 
 
 def _joined(oracles: Iterable[Oracle]) -> Oracle:
@@ -59,7 +66,7 @@ def assert_results_as_accurate(
     for seed in range(_draws(problem)):
         tensors = make_tensors(problem, dtype, seed=seed, device=device)
         actual, aten = library_results(problem, tensors), aten_results(problem, tensors)
-        found.append((actual, aten, find_exact(problem, tensors)))
+        found.append((actual, aten, find_exact(problem, on_cpu(tensors))))
     for name in Results._fields:
         ours, theirs, exact = (
             [getattr(results, name) for results in same] for same in zip(*found, strict=True)

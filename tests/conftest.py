@@ -12,32 +12,54 @@ import conv2d_ext
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("suite")
 
-CUDA = torch.cuda.is_available() and bool(conv2d_ext.build_config()["cuda_architectures"])
+CUDA_BUILD = bool(conv2d_ext.build_config()["cuda_architectures"])
+CUDA = torch.cuda.is_available() and CUDA_BUILD
+
+# Why tests of a marker are skipped; a marker without an entry here skips nothing.
+SKIPPED = {
+    "needs_cuda": None if CUDA else "needs a GPU, and a build with CUDA",
+    "needs_cuda_build": None if CUDA_BUILD else "needs a build with CUDA; no GPU",
+    "needs_two_gpus": (
+        None if CUDA and torch.cuda.device_count() > 1 else "needs two GPUs, and a build with CUDA"
+    ),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs_cuda: needs a GPU, and a build with CUDA")
+    for marker in SKIPPED:
+        config.addinivalue_line("markers", f"{marker}: skipped, with the reason, where it is not")
+    config.addinivalue_line("markers", "xdist_group(name): not at once, under pytest-xdist")
     config.addinivalue_line("markers", "slow: takes seconds; left out by -m 'not slow'")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not CUDA:
-        for item in items:
-            if item.get_closest_marker("needs_cuda"):
-                item.add_marker(pytest.mark.skip(reason="needs a GPU, and a build with CUDA"))
+    for item in items:
+        for marker, reason in SKIPPED.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes ``device`` runs once for each device of this machine."""
+    """A test that takes ``device`` runs once for each device."""
     if "device" in metafunc.fixturenames:
-        metafunc.parametrize("device", ["cpu", "cuda"] if CUDA else ["cpu"])
+        metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
 
 
 @pytest.fixture(autouse=True)
 def _restore_process_state():
-    """Seed each test alike, and leave the RNG and the number of threads as they were."""
+    """Seed each test alike, and leave the RNG and the number of threads as they were. Float32 is
+    IEEE float32 on every device, unless a test asks for TF32."""
     threads = torch.get_num_threads()
-    with torch.random.fork_rng():
+    cudnn = torch.backends.cudnn
+    with (
+        torch.random.fork_rng(),
+        cudnn.flags(
+            enabled=cudnn.enabled,
+            benchmark=cudnn.benchmark,
+            deterministic=cudnn.deterministic,
+            allow_tf32=False,
+        ),
+    ):
         torch.manual_seed(0)
         yield
     torch.set_num_threads(threads)

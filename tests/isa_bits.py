@@ -13,7 +13,7 @@ import torch
 
 import conv2d_ext
 from conv2d_ext import testing
-from conv2d_ext.testing import Problem, library_results, make_tensors
+from conv2d_ext.testing import Problem, Results, library_results, make_tensors
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -28,6 +28,14 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of the values in logical order, so that -0.0, 0.0 and NaNs are told apart."""
     dense = tensor.clone(memory_format=torch.contiguous_format)
     return dense.view(-1).view(torch.uint8)
+
+
+def assert_same_bits(actual: Results, expected: Results, what: str) -> None:
+    for name, ours, theirs in zip(Results._fields, actual, expected, strict=True):
+        if theirs is not None:
+            assert ours.shape == theirs.shape, (what, name)
+            differing = (bits(ours) != bits(theirs)).sum().item()
+            assert differing == 0, f"{what}: {name} differs in {differing} bytes"
 
 
 def assert_batch_changes_no_bit(

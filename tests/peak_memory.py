@@ -27,16 +27,22 @@ DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias")
 KINDS = ("contiguous", "channels_last", "sliced", "permuted", "expanded")
 
 
-def _activation(kind: str, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+Call = Callable[[], tuple[torch.Tensor, ...]]
+
+
+def _activation(
+    kind: str, size: tuple[int, ...], dtype: torch.dtype, device: str = "cpu"
+) -> torch.Tensor:
     """Ones in the memory layout of the case; every page of them is touched."""
     n, c, h, w = size
+    options = {"dtype": dtype, "device": device}
     if kind == "sliced":
-        return torch.ones(n, c, h, 2 * w, dtype=dtype)[..., ::2]
+        return torch.ones(n, c, h, 2 * w, **options)[..., ::2]
     if kind == "permuted":
-        return torch.ones(w, n, h, c, dtype=dtype).permute(1, 3, 2, 0)
+        return torch.ones(w, n, h, c, **options).permute(1, 3, 2, 0)
     if kind == "expanded":
-        return torch.ones(1, dtype=dtype).expand(size)
-    image = torch.ones(size, dtype=dtype)
+        return torch.ones(1, **options).expand(size)
+    image = torch.ones(size, **options)
     return image if kind == "contiguous" else VIEWS[kind](image)
 
 
@@ -48,7 +54,8 @@ def _memory(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
-def _extra_memory(call: Callable[[], tuple[torch.Tensor, ...]]) -> int:
+def _extra_memory(call: Call) -> int:
+    """What the process needed during the call, beyond the results."""
     with open("/proc/self/clear_refs", "w") as clear_refs:
         clear_refs.write("5")  # the peak becomes the present
     before = _memory("VmHWM")
@@ -57,15 +64,33 @@ def _extra_memory(call: Callable[[], tuple[torch.Tensor, ...]]) -> int:
     return peak - before - sum(result.untyped_storage().nbytes() for result in results)
 
 
-def measure_op(direction: str, kind: str, size: tuple[int, ...], dtype: torch.dtype) -> int:
+def extra_cuda_memory(call: Call) -> int:
+    """The same of PyTorch's caching allocator, on the current GPU."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = call()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    return peak - before - sum(result.untyped_storage().nbytes() for result in results)
+
+
+def measure_op(
+    direction: str,
+    kind: str,
+    size: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str = "cpu",
+    measure: Callable[[Call], int] = _extra_memory,
+) -> int:
     """One op, its activations all in one layout."""
-    weight = torch.ones(OUT_CHANNELS, size[1], 3, 3, dtype=dtype)
+    weight = torch.ones(OUT_CHANNELS, size[1], 3, 3, dtype=dtype, device=device)
     geometry = ([1, 1], [1, 1, 1, 1], [1, 1], 1)
     ops = torch.ops.conv2d_ext
     if direction in ("forward", "grad_weight"):
-        input = _activation(kind, size, dtype)
+        input = _activation(kind, size, dtype, device)
     if direction != "forward":
-        grad_output = _activation(kind, (size[0], OUT_CHANNELS, *size[2:]), dtype)
+        grad_output = _activation(kind, (size[0], OUT_CHANNELS, *size[2:]), dtype, device)
     calls = {
         "forward": lambda: ops.conv2d(input, weight, None, *geometry),
         "grad_input": lambda: ops.conv2d_grad_input(
@@ -76,20 +101,25 @@ def measure_op(direction: str, kind: str, size: tuple[int, ...], dtype: torch.dt
         ),
         "grad_bias": lambda: ops.conv2d_grad_bias(grad_output),
     }
-    return _extra_memory(lambda: (calls[direction](),))
+    return measure(lambda: (calls[direction](),))
 
 
-def measure_training_step(kind: str, size: tuple[int, ...]) -> int:
+def measure_training_step(
+    kind: str,
+    size: tuple[int, ...],
+    device: str = "cpu",
+    measure: Callable[[Call], int] = _extra_memory,
+) -> int:
     """Forward and backward of a sum, whose gradient is one number expanded."""
-    weight = torch.ones(OUT_CHANNELS, size[1], 3, 3, requires_grad=True)
-    bias = torch.ones(OUT_CHANNELS, requires_grad=True)
-    input = _activation(kind, size, torch.float32).requires_grad_()
+    weight = torch.ones(OUT_CHANNELS, size[1], 3, 3, device=device, requires_grad=True)
+    bias = torch.ones(OUT_CHANNELS, device=device, requires_grad=True)
+    input = _activation(kind, size, torch.float32, device).requires_grad_()
 
     def step() -> tuple[torch.Tensor, ...]:
         output = conv2d_ext.conv2d(input, weight, bias, padding=1)
         return (output, *torch.autograd.grad(output.sum(), (input, weight, bias)))
 
-    return _extra_memory(step)
+    return measure(step)
 
 
 def measure_all() -> dict[str, int]:

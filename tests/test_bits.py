@@ -11,7 +11,7 @@ import dataclasses
 
 import pytest
 import torch
-from isa_bits import ONE_PIXEL, assert_batch_changes_no_bit, bits
+from isa_bits import ONE_PIXEL, assert_batch_changes_no_bit, assert_same_bits, bits
 
 from conv2d_ext import testing
 from conv2d_ext.testing import (
@@ -51,14 +51,6 @@ CASES = [
     for problem in problems
 ]
 over_cases = pytest.mark.parametrize(("problem", "dtype"), CASES)
-
-
-def assert_same_bits(actual: Results, expected: Results, what: str) -> None:
-    for name, ours, theirs in zip(Results._fields, actual, expected, strict=True):
-        if theirs is not None:
-            assert ours.shape == theirs.shape, (what, name)
-            differing = (bits(ours) != bits(theirs)).sum().item()
-            assert differing == 0, f"{what}: {name} differs in {differing} bytes"
 
 
 @over_cases

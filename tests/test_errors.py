@@ -118,8 +118,8 @@ def raised(function, *args, **kwargs) -> BaseException:
 
 
 @pytest.mark.parametrize("call", BAD_CALLS, ids=lambda call: call.name)
-def test_bad_geometry(call):
-    tensors = call.tensors()
+def test_bad_geometry(call, device):
+    tensors = [t if t is None else t.to(device) for t in call.tensors()]
     theirs = raised(F.conv2d, *tensors, **call.kwargs)
     ours = raised(conv2d_ext.conv2d, *tensors, **call.kwargs)
     assert type(ours) is type(theirs), (ours, theirs)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 import conv2d_ext
-from conv2d_ext import testing
+from conv2d_ext import _C, testing
+from conv2d_ext.functional import _explanation
 from conv2d_ext.testing import Problem, make_tensors
 
 DIRECTIONS = ("forward", "grad_input", "grad_weight")
@@ -179,6 +181,84 @@ def test_an_empty_batch():
 def test_errors_are_those_of_conv2d():
     with pytest.raises(RuntimeError, match="expected input"):
         conv2d_ext.explain(torch.ones(1, 3, 8, 8), torch.ones(4, 2, 3, 3))
+
+
+class TestDescribedGpu:
+    """Plans for a GPU that need not be there: what the mapping may follow and what not."""
+
+    pytestmark = pytest.mark.needs_cuda_build
+
+    H200, SMALL = (132, 232448), (20, 101376)
+    ORDER = ("k_segments", "k_segment_length", "k_chain_length", "gemm_k", "engine")
+    over_dtypes = pytest.mark.parametrize(
+        "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str
+    )
+
+    @staticmethod
+    def _plan(problem, dtype=torch.float32, gpu=H200, view=None):
+        input, weight, bias, _ = make_tensors(problem, dtype)
+        if view:
+            input, weight = view(input), view(weight)
+        args = problem.op_args()
+        return _explanation(_C.explain(input, weight, bias, *args, gpu=gpu), input)
+
+    @over_dtypes
+    @pytest.mark.parametrize("problem", [*PROBLEMS, testing.POST], ids=str)
+    def test_each_direction(self, problem, dtype):
+        plan = self._plan(problem, dtype)
+        for name in DIRECTIONS:
+            direction = getattr(plan, name)
+            assert isinstance(direction, conv2d_ext.CudaDirectionExplanation)
+            assert direction.kernel in str(plan)
+            assert 0 <= direction.workspace_bytes <= 32 * 2**20
+            assert 0 <= direction.shared_bytes <= self.H200[1]
+            assert 0 < direction.threads <= 1024
+            assert direction.ctas > 0
+            # Without a split a CTA keeps its sums to itself.
+            assert direction.split or direction.workspace_bytes == 0
+            # The segments cover the sum, and none of them is empty.
+            length, pieces = direction.k_segment_length, direction.k_segments
+            assert pieces <= direction.gemm_k <= pieces * length
+            assert direction.k_chain_length <= length
+
+    @over_dtypes
+    @pytest.mark.parametrize("problem", [*PROBLEMS, testing.POST], ids=str)
+    def test_the_order_of_summation_follows_the_geometry_alone(self, problem, dtype):
+        """Neither the GPU nor the formats move it, nor the batch that of activations."""
+        plan = self._plan(problem, dtype)
+        others = [
+            self._plan(problem, dtype, gpu=self.SMALL),
+            *(self._plan(problem, dtype, view=view) for view in testing.VIEWS.values()),
+        ]
+        batch = self._plan(dataclasses.replace(problem, batch=9), dtype)
+        for name in DIRECTIONS:
+            for other in others if name == "grad_weight" else [*others, batch]:
+                for field in self.ORDER:
+                    assert getattr(getattr(other, name), field) == getattr(
+                        getattr(plan, name), field
+                    ), (name, field)
+
+    @pytest.mark.parametrize("batch", [1, 64, 512])
+    def test_workspace_of_large_layers(self, batch):
+        layers = [layer for model in testing.REAL_LAYERS.values() for layer in model]
+        for layer in layers:
+            input = torch.empty(1).expand(batch, *layer.input_shape[1:])
+            weight = torch.empty(layer.weight_shape)
+            described = _C.explain(input, weight, None, *layer.op_args(), gpu=self.H200)
+            for name in DIRECTIONS:
+                assert described[name]["workspace_bytes"] <= 32 * 2**20, (layer, name)
+
+    def test_math_is_pytorchs_setting(self):
+        """Of float32 alone; conftest.py takes TF32 back."""
+        assert self._plan(testing.POST).forward.math == "ieee"
+        torch._C._set_cudnn_allow_tf32(True)
+        assert self._plan(testing.POST).forward.math == "tf32"
+        assert self._plan(testing.POST, torch.float64).forward.math == ""
+
+    def test_an_empty_batch(self):
+        plan = self._plan(Problem("empty", 0, 3, (6, 7), 4, (3, 2)))
+        assert "empty" in str(plan.forward)
+        assert plan.forward.workspace_bytes == 0
 
 
 def test_build_config():

@@ -11,24 +11,35 @@ import conv2d_ext
 OPS = torch.ops.conv2d_ext
 
 
+# Of the tests on a GPU, those of this group run one after the other: each takes up to 17 GiB there.
+pytestmark = pytest.mark.xdist_group("large tensors")
+
+
 @pytest.fixture
 def spread(tmp_path):
     """Copy a tensor to memory where its last slice along ``dim`` begins beyond 2^31 elements.
 
-    The memory is a sparse file's, of which only the slices' pages ever exist.
+    On the CPU the memory is a sparse file's, of which only the slices' pages ever exist.
     """
 
     def spread(tensor: torch.Tensor, dim: int) -> torch.Tensor:
         strides = list(tensor.contiguous().stride())
         strides[dim] = 2**31 // (tensor.shape[dim] - 1) + 64
-        reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
-        memory = torch.from_file(
-            str(tmp_path / "memory"), shared=True, size=reach + 1, dtype=tensor.dtype
-        )
+        size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
+        if tensor.is_cuda:
+            free, _ = torch.cuda.mem_get_info()
+            if free < size * tensor.itemsize + 2**30:
+                pytest.skip(f"needs {size * tensor.itemsize / 2**30:.0f} GiB on the GPU")
+            memory = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
+        else:
+            path = str(tmp_path / "memory")
+            memory = torch.from_file(path, shared=True, size=size, dtype=tensor.dtype)
         return memory.as_strided(tensor.shape, strides).copy_(tensor)
 
     yield spread
-    (tmp_path / "memory").unlink()
+    (tmp_path / "memory").unlink(missing_ok=True)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 DIMS = pytest.mark.parametrize("dim", range(4))
@@ -37,9 +48,9 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.b
 
 @DTYPES
 @DIMS
-def test_input(spread, dim, dtype):
-    small = torch.randn(2, 3, 6, 7).to(dtype)
-    weight = torch.randn(4, 3, 3, 2).to(dtype)
+def test_input(spread, dim, dtype, device):
+    small = torch.randn(2, 3, 6, 7, device=device).to(dtype)
+    weight = torch.randn(4, 3, 3, 2, device=device).to(dtype)
     large = spread(small, dim)
     expected = conv2d_ext.conv2d(small, weight, padding=1)
     assert torch.equal(conv2d_ext.conv2d(large, weight, padding=1), expected)
@@ -53,9 +64,9 @@ def test_input(spread, dim, dtype):
 
 @DTYPES
 @DIMS
-def test_weight(spread, dim, dtype):
-    input = torch.randn(2, 3, 6, 7).to(dtype)
-    small = torch.randn(4, 3, 3, 2).to(dtype)
+def test_weight(spread, dim, dtype, device):
+    input = torch.randn(2, 3, 6, 7, device=device).to(dtype)
+    small = torch.randn(4, 3, 3, 2, device=device).to(dtype)
     large = spread(small, dim)
     expected = conv2d_ext.conv2d(input, small)
     assert torch.equal(conv2d_ext.conv2d(input, large), expected)
@@ -68,9 +79,12 @@ def test_weight(spread, dim, dtype):
 
 @DTYPES
 @DIMS
-def test_grad_output(spread, dim, dtype):
-    input, weight = torch.randn(2, 3, 6, 7).to(dtype), torch.randn(4, 3, 3, 2).to(dtype)
-    small = torch.randn(2, 4, 4, 6).to(dtype)
+def test_grad_output(spread, dim, dtype, device):
+    input, weight = (
+        torch.randn(2, 3, 6, 7, device=device).to(dtype),
+        torch.randn(4, 3, 3, 2, device=device).to(dtype),
+    )
+    small = torch.randn(2, 4, 4, 6, device=device).to(dtype)
     large = spread(small, dim)
     args = ([1, 1], [0, 0, 0, 0], [1, 1], 1)
     for op, rest in (
@@ -81,47 +95,47 @@ def test_grad_output(spread, dim, dtype):
         assert torch.equal(op(large, *rest), op(small, *rest))
 
 
-def test_bias(spread):
-    bias = spread(torch.randn(3), 0)
-    input, weight = torch.randn(1, 2, 3, 3), torch.randn(3, 2, 2, 2)
+def test_bias(spread, device):
+    bias = spread(torch.randn(3, device=device), 0)
+    input, weight = torch.randn(1, 2, 3, 3, device=device), torch.randn(3, 2, 2, 2, device=device)
     assert torch.equal(
         conv2d_ext.conv2d(input, weight, bias), conv2d_ext.conv2d(input, weight, bias.clone())
     )
 
 
-def test_sizes_and_products_beyond_2_to_the_31():
+def test_sizes_and_products_beyond_2_to_the_31(device):
     """An expanded image of 2^34 elements, read at a large stride."""
-    input = torch.tensor(2.0).expand(1, 1, 2**17, 2**17)
-    weight = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    input = torch.tensor(2.0, device=device).expand(1, 1, 2**17, 2**17)
+    weight = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]], device=device)
     output = conv2d_ext.conv2d(input, weight, stride=2**14, dilation=2**13)
     assert output.shape == (1, 1, 8, 8)
-    assert torch.equal(output, torch.full((1, 1, 8, 8), 20.0))
+    assert torch.equal(output.cpu(), torch.full((1, 1, 8, 8), 20.0))
 
 
-def test_many_channels_through_expansion():
+def test_many_channels_through_expansion(device):
     """2^16 channels of 2^16 pixels: 2^32 elements; the exact sums are powers of two."""
-    input = torch.tensor(1.0).expand(1, 2**16, 2**8, 2**8)
-    weight = torch.tensor(1.0).expand(2, 2**16, 1, 1)
+    input = torch.tensor(1.0, device=device).expand(1, 2**16, 2**8, 2**8)
+    weight = torch.tensor(1.0, device=device).expand(2, 2**16, 1, 1)
     output = conv2d_ext.conv2d(input, weight, stride=2**6)
-    assert torch.equal(output, torch.full((1, 2, 4, 4), 2.0**16))
+    assert torch.equal(output.cpu(), torch.full((1, 2, 4, 4), 2.0**16))
 
 
-def test_grad_weight_over_a_large_expanded_image():
-    grad_output = torch.tensor(1.0).expand(1, 1, 8, 8)
-    input = torch.tensor(3.0).expand(1, 1, 2**17, 2**17)
+def test_grad_weight_over_a_large_expanded_image(device):
+    grad_output = torch.tensor(1.0, device=device).expand(1, 1, 8, 8)
+    input = torch.tensor(3.0, device=device).expand(1, 1, 2**17, 2**17)
     gradient = OPS.conv2d_grad_weight(
         grad_output, input, [1, 1, 2, 2], [4, 4, 2, 1],
         [2**14, 2**14], [0] * 4, [2**13, 2**13], 1,
     )  # fmt: skip
-    assert torch.equal(gradient, torch.full((1, 1, 2, 2), 192.0))
+    assert torch.equal(gradient.cpu(), torch.full((1, 1, 2, 2), 192.0))
 
 
-def test_huge_hyper_parameters():
+def test_huge_hyper_parameters(device):
     """Stride and dilation near 2^62 are legal where one tap or one pixel is all there is."""
-    input, weight = torch.randn(1, 2, 4, 5), torch.randn(3, 2, 3, 2)
+    input, weight = torch.randn(1, 2, 4, 5, device=device), torch.randn(3, 2, 3, 2, device=device)
     expected = F.conv2d(input, weight)[..., :1, :1]
     torch.testing.assert_close(conv2d_ext.conv2d(input, weight, stride=2**62), expected)
-    point = torch.randn(3, 2, 1, 1)
+    point = torch.randn(3, 2, 1, 1, device=device)
     torch.testing.assert_close(
         conv2d_ext.conv2d(input, point, dilation=2**62), F.conv2d(input, point)
     )

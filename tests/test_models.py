@@ -26,14 +26,14 @@ def _relative_l2(actual: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_resnet18_is_as_accurate_as_with_nn_conv2d(memory_format):
+def test_resnet18_is_as_accurate_as_with_nn_conv2d(memory_format, device):
     """Relative L2 error of the logits and of each gradient at most twice nn.Conv2d's own."""
     torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None)
     # Statistics of a batch, so that eval mode keeps activations of order one through all layers.
     model.train()(torch.randn(8, 3, 64, 64))
-    model.eval().to(memory_format=memory_format)
-    input = torch.randn(2, 3, 64, 64).to(memory_format=memory_format)
+    model.eval().to(device, memory_format=memory_format)
+    input = torch.randn(2, 3, 64, 64).to(device, memory_format=memory_format)
 
     exact = _run(copy.deepcopy(model).double(), input.double())
     theirs = _run(copy.deepcopy(model), input)

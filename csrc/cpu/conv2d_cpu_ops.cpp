@@ -1,15 +1,11 @@
-// The dispatcher's CPU kernels: check, allocate the result, hand raw pointers and strides to the engines.
+// The dispatcher's CPU kernels: tensors become raw pointers and strides, PyTorch's threads the engines' workers.
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
 
-#include "../conv2d_checks.h"
-#include "../conv2d_format.h"
+#include "../conv2d_device_ops.h"
 #include "../conv2d_tensors.h"
 #include "conv2d_cpu.h"
 
@@ -21,7 +17,6 @@ namespace conv2d_ext::cpu {
 namespace {
 
 using at::Tensor;
-using c10::IntArrayRef;
 
 // ---- threads
 
@@ -73,77 +68,42 @@ Executor executor() { return {available_threads(), run_items}; }
 
 // ---- the ops
 
-Tensor conv2d_cpu(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, IntArrayRef stride,
-                  IntArrayRef padding, IntArrayRef dilation, int64_t groups) {
-  const auto problem =
-      check_conv2d<int64_t>(input, weight, bias, make_params<int64_t>(stride, padding, dilation, groups));
-  const auto output =
-      empty_activation<int64_t>(problem.batch, result_channels<int64_t>(problem), problem.out_h, problem.out_w,
-                                input.dim() == 3, output_is_channels_last(input, weight), input.options());
-  if (output.numel() != 0) {
-    const bool has_bias = bias.has_value() && bias->defined();
-    forward(problem, to_dtype(input.scalar_type()), view(input), view(weight),
-            has_bias ? bias->const_data_ptr() : nullptr, has_bias ? bias->stride(0) : 0, mutable_view(output),
-            executor());
+struct Cpu {
+  static void forward(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight, const Tensor& bias,
+                      const Tensor& output) {
+    cpu::forward(problem, to_dtype(input.scalar_type()), view(input), view(weight),
+                 bias.defined() ? bias.const_data_ptr() : nullptr, bias.defined() ? bias.stride(0) : 0,
+                 mutable_view(output), executor());
   }
-  return output;
-}
 
-Tensor conv2d_grad_input_cpu(const Tensor& grad_output, const Tensor& weight, IntArrayRef input_size,
-                             IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                             bool channels_last) {
-  const auto problem = check_conv2d_grad_input<int64_t>(grad_output, weight, input_size,
-                                                        make_params<int64_t>(stride, padding, dilation, groups));
-  const auto result = empty_activation<int64_t>(problem.batch, problem.in_channels, problem.in_h, problem.in_w,
-                                                input_size.size() == 3, channels_last, grad_output.options());
-  if (result.numel() != 0) {
-    grad_input(problem, to_dtype(weight.scalar_type()), view(grad_output), view(weight), mutable_view(result),
-               executor());
+  static void grad_input(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& weight,
+                         const Tensor& result) {
+    cpu::grad_input(problem, to_dtype(weight.scalar_type()), view(grad_output), view(weight), mutable_view(result),
+                    executor());
   }
-  return result;
-}
 
-Tensor conv2d_grad_weight_cpu(const Tensor& grad_output, const Tensor& input, IntArrayRef weight_size,
-                              IntArrayRef weight_stride, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                              int64_t groups) {
-  const auto problem = check_conv2d_grad_weight<int64_t>(grad_output, input, weight_size,
-                                                         make_params<int64_t>(stride, padding, dilation, groups));
-  const auto result = checked_weight_strides(at::empty_strided(weight_size, weight_stride, grad_output.options()));
-  if (input.numel() == 0) {
-    result.zero_();
-  } else {
-    grad_weight(problem, to_dtype(input.scalar_type()), view(grad_output), view(input), mutable_view(result),
-                executor());
+  static void grad_weight(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& input,
+                          const Tensor& result) {
+    cpu::grad_weight(problem, to_dtype(input.scalar_type()), view(grad_output), view(input), mutable_view(result),
+                     executor());
   }
-  return result;
-}
 
-Tensor conv2d_grad_bias_cpu(const Tensor& grad_output) {
-  check_conv2d_grad_bias(grad_output);
-  const auto channels = grad_output.size(-3);
-  if (grad_output.numel() == 0) {
-    return at::zeros({channels}, grad_output.options());
+  static void grad_bias(const Tensor& grad_output, const Tensor& result) {
+    cpu::grad_bias(grad_output.dim() == 4 ? grad_output.size(0) : 1, grad_output.size(-3), grad_output.size(-2),
+                   grad_output.size(-1), to_dtype(grad_output.scalar_type()), view(grad_output),
+                   result.mutable_data_ptr(), executor());
   }
-  const auto result = at::empty({channels}, grad_output.options());
-  grad_bias(grad_output.dim() == 4 ? grad_output.size(0) : 1, channels, grad_output.size(-2), grad_output.size(-1),
-            to_dtype(grad_output.scalar_type()), view(grad_output), result.mutable_data_ptr(), executor());
-  return result;
-}
+};
 
-void register_ops(torch::Library& m) {
-  m.impl("conv2d", conv2d_cpu);
-  m.impl("conv2d_grad_input", conv2d_grad_input_cpu);
-  m.impl("conv2d_grad_weight", conv2d_grad_weight_cpu);
-  m.impl("conv2d_grad_bias", conv2d_grad_bias_cpu);
-}
+using Ops = DeviceOps<Cpu>;
 
-TORCH_LIBRARY_IMPL(conv2d_ext, CPU, m) { register_ops(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, CPU, m) { Ops::register_ops(m); }
 
 // Not to compute, but so that the checks, and not the dispatcher, say what is wrong with these.
-TORCH_LIBRARY_IMPL(conv2d_ext, SparseCPU, m) { register_ops(m); }
-TORCH_LIBRARY_IMPL(conv2d_ext, SparseCsrCPU, m) { register_ops(m); }
-TORCH_LIBRARY_IMPL(conv2d_ext, MkldnnCPU, m) { register_ops(m); }
-TORCH_LIBRARY_IMPL(conv2d_ext, QuantizedCPU, m) { register_ops(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, SparseCPU, m) { Ops::register_ops(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, SparseCsrCPU, m) { Ops::register_ops(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, MkldnnCPU, m) { Ops::register_ops(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, QuantizedCPU, m) { Ops::register_ops(m); }
 
 }  // namespace
 }  // namespace conv2d_ext::cpu

@@ -137,7 +137,8 @@ struct Same {
   using Type = T;
 };
 
-// Queues the kernel. shared_bytes beyond 48 KiB need, once per kernel and device, the attribute that this sets.
+// Queues the kernel. shared_bytes beyond 48 KiB need an attribute of the kernel, which is set for every such launch: it
+// belongs to the current device, and setting it again costs less than finding out.
 template <class... Params>
 cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream,
                    typename Same<Params>::Type... args) {

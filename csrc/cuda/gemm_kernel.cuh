@@ -122,8 +122,10 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
       KPosition position;
       geometry.k_entry(static_cast<int64_t>(geometry.tile.k_begin) * kEntries + static_cast<int64_t>(chain) * count + i,
                        offset, position);
-      store_shared(offsets + chain % 2 * kChainEntries + i, offset);
-      store_shared(positions + chain % 2 * kChainEntries + i, position);
+      constexpr bool kGathersSingly = !Policy::kTransposed && kGroup == 1;
+      const int place = kGathersSingly ? entry_place<Tiling::kTileK / 8>(i) : i;
+      store_shared(offsets + chain % 2 * kChainEntries + place, offset);
+      store_shared(positions + chain % 2 * kChainEntries + place, position);
     }
   };
   make_entries(0);

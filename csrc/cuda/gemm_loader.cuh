@@ -49,6 +49,13 @@ struct Side<false> {
   __device__ __forceinline__ bool contains(const XEntry&, const KPosition&) const { return true; }
 };
 
+// Where the table has the entry of k where groups of 8 k are gathered one by one: what neighbouring lanes, which take
+// neighbouring groups, read at once lies side by side.
+template <int GROUPS>
+__device__ __forceinline__ int entry_place(int k) {
+  return k / (8 * GROUPS) * (8 * GROUPS) + k % 8 * GROUPS + k / 8 % GROUPS;
+}
+
 __device__ __forceinline__ const void* at_address(int64_t address) { return reinterpret_cast<const void*>(address); }
 
 // Single elements, copied asynchronously to [k][x] in rows of TILE + padding.
@@ -84,17 +91,22 @@ struct ElementLoader {
     }
   }
 
-  // Neighbouring threads take neighbouring k, a thread one k of several x.
+  // Neighbouring threads take neighbouring k, a thread one k of several x. A warp covers 8 k of 4 x, which in rows 16
+  // bytes apart (modulo all banks) meet no bank twice.
   __device__ static __forceinline__ void over_k(T* tile, const Side<IM2COL>& side, int thread) {
-    static_assert(THREADS % kTileK == 0);
-    const int k = thread % kTileK;
+    constexpr int kLanesK = 8;
+    static_assert(kTileK % kLanesK == 0 && THREADS % (32 * (kTileK / kLanesK)) == 0);
+    const int lane = thread % 32;
+    const int warp = thread / 32;
+    const int k = lane % kLanesK + warp % (kTileK / kLanesK) * kLanesK;
+    const int first = lane / kLanesK + warp / (kTileK / kLanesK) * (32 / kLanesK);
     const KPosition position = load_shared(side.tables.positions + k / GROUP);
     const int channel = k % GROUP;
     const int64_t offset = side.offset(k / GROUP) + channel * side.step;
     const bool exists = channel < position.count;
-#pragma unroll(kPerThread < 8 ? kPerThread : 4)
+#pragma unroll(kPerThread < 8 ? kPerThread : 2)
     for (int i = 0; i < kPerThread; ++i) {
-      const int x = thread / kTileK + i * (THREADS / kTileK);
+      const int x = first + i * (THREADS / kTileK);
       const XEntry entry = side.entry(x);
       copy_async<sizeof(T)>(tile + k * kRow + x, at_address(entry.address + offset),
                             exists && side.contains(entry, position));
@@ -146,7 +158,7 @@ struct GatherLoader {
       } else {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const int k = group * 8 + j;
+          const int k = entry_place<kGroups>(group * 8 + j);
           const KPosition position = load_shared(side.tables.positions + k);
           values[i][j] = position.count != 0 && side.contains(entry, position)
                              ? load_global(static_cast<const uint16_t*>(at_address(entry.address + side.offset(k))))

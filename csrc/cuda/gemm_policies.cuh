@@ -199,7 +199,7 @@ struct Tf32Policy {
   using Sum = float;
   static constexpr bool kTransposed = true;
   // The most products in a chain, if the table of k counts GROUP of them at a time.
-  static constexpr int chain_k(int group) { return group == 1 ? 256 : 512; }
+  static constexpr int chain_k(int) { return 256; }
   static constexpr int kTileK = 16;
   static constexpr int kWarpM = MmaSums::kWarpM;
   static constexpr int kWarpX = MmaSums::kWarpX;
@@ -248,7 +248,7 @@ struct Mma16Policy {
   using Sum = float;
   static constexpr bool kTransposed = false;
   // The most products in a chain, if the table of k counts GROUP of them at a time.
-  static constexpr int chain_k(int group) { return group == 1 ? 256 : 1024; }
+  static constexpr int chain_k(int group) { return group == 1 ? 256 : 512; }
   static constexpr int kTileK = 32;
   static constexpr int kWarpM = MmaSums::kWarpM;
   static constexpr int kWarpX = MmaSums::kWarpX;

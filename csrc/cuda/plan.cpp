@@ -7,6 +7,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace conv2d_ext::cuda {
 
@@ -46,14 +47,18 @@ const char* size_error(const Conv2dProblem& p) {
 // A GEMM's narrowest tile has 32 rows.
 bool is_direct(int64_t m, int64_t groups) { return groups > 1 ? m <= kMostDirectChannels : m <= 4; }
 
-constexpr int64_t kLeastSegmentPixels = 2048;
+// Shorter segments would spend their time on beginning and ending. The GEMM's are at least a chain; the direct kernel's
+// pixels are dealt out to 32 residues.
+constexpr int64_t kLeastGemmPixels = 256;
+constexpr int64_t kLeastDirectPixels = 1024;
 constexpr int64_t kWantedWeightTiles = 1024;
 
 // Segments of a weight gradient: as many as keep a large machine busy and whose sums fit the workspace.
-PixelSegments cut_weight_pixels(const Conv2dProblem& p, DType dtype, int64_t tiles) {
+PixelSegments cut_weight_pixels(const Conv2dProblem& p, DType dtype, int64_t tiles, int64_t least_pixels) {
   const int64_t sums = p.out_channels * p.in_channels_per_group() * p.taps() * sum_bytes(dtype);
   const int64_t fitting = kMaxWorkspaceBytes / std::max<int64_t>(sums, 1);
-  return cut_pixels(p.batch * p.out_pixels(), std::min(fitting, std::max<int64_t>(kWantedWeightTiles / tiles, 1)));
+  return cut_pixels(p.batch * p.out_pixels(), least_pixels,
+                    std::min(fitting, std::max<int64_t>(kWantedWeightTiles / tiles, 1)));
 }
 
 // ---- the machine
@@ -81,8 +86,8 @@ struct Layout {
   double cycles;
 };
 
-// Cycles that `items` CTAs of equal work take: an SM has its full rate from 8 warps on, and every CTA takes a while to
-// begin and to end.
+// Cycles that `items` CTAs of equal work take. With fewer warps than 12 an SM waits for memory more and more, since
+// each has but its own instructions to hide that; and every CTA takes a while to begin and to end.
 double estimate_cycles(const GemmKernel& kernel, const Machine& machine, int shared_bytes, double rate, int64_t items,
                        double k) {
   const int fitting = std::max(1, machine.shared_bytes_per_block / std::max(shared_bytes, 1));
@@ -93,7 +98,7 @@ double estimate_cycles(const GemmKernel& kernel, const Machine& machine, int sha
   const double work = static_cast<double>(kernel.tile_m) * kernel.tile_x * k;
   const double waves = static_cast<double>(div_up(static_cast<int64_t>(per_sm), static_cast<int64_t>(resident)));
   constexpr double kCtaCycles = 2500;
-  return per_sm * work / (rate * std::min(1.0, warps / 8)) + waves * kCtaCycles;
+  return per_sm * work / (rate * std::sqrt(std::min(1.0, warps / 12))) + waves * kCtaCycles;
 }
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
@@ -222,8 +227,8 @@ bool lies_over_channels(int64_t channel_stride, int64_t channels, int64_t pixel_
          (channel_stride < 0 ? -channel_stride : channel_stride) < (pixel_stride < 0 ? -pixel_stride : pixel_stride);
 }
 
-PixelSegments cut_pixels(int64_t pixels, int64_t most_segments) {
-  const int64_t wanted = std::min(div_up(pixels, kLeastSegmentPixels), std::max<int64_t>(most_segments, 1));
+PixelSegments cut_pixels(int64_t pixels, int64_t least_pixels, int64_t most_segments) {
+  const int64_t wanted = std::min(div_up(pixels, least_pixels), std::max<int64_t>(most_segments, 1));
   // Whole steps of every kernel, so that no segment begins inside one.
   const int64_t length = div_up(div_up(pixels, std::max<int64_t>(wanted, 1)), 64) * 64;
   return {div_up(pixels, length), length};
@@ -231,7 +236,7 @@ PixelSegments cut_pixels(int64_t pixels, int64_t most_segments) {
 
 PixelSegments grad_bias_segments(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype) {
   const int64_t fitting = kMaxWorkspaceBytes / (out_channels * sum_bytes(dtype));
-  return cut_pixels(batch * out_h * out_w, std::min<int64_t>(fitting, 1024));
+  return cut_pixels(batch * out_h * out_w, kLeastDirectPixels, std::min<int64_t>(fitting, 1024));
 }
 
 GemmTable gemm_table(DType dtype, Float32Math math) {
@@ -295,13 +300,14 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
     plan.threads = 256;
     plan.shared_bytes = direct_weight_shared_bytes(dtype, plan.gemm_m);
     const int64_t tiles = div_up(plan.gemm_m, plan.tile_m) * div_up(plan.gemm_n, plan.tile_n) * div_up(p.groups, 8);
-    segments = cut_weight_pixels(p, dtype, tiles);
+    segments = cut_weight_pixels(p, dtype, tiles, kLeastDirectPixels);
     plan.ctas = tiles * segments.count;
     plan.chain_length = 256;  // of a residue's products
   } else {
     plan.engine = Engine::kImplicitGemm;
     // Of a tile that is the same on every machine: segments fix bits.
-    segments = cut_weight_pixels(p, dtype, div_up(plan.gemm_m, 64) * div_up(plan.gemm_n, 128) * p.groups);
+    segments =
+        cut_weight_pixels(p, dtype, div_up(plan.gemm_m, 64) * div_up(plan.gemm_n, 128) * p.groups, kLeastGemmPixels);
     const GemmTable table = gemm_table(dtype, plan.math);
     const double rate = products_per_cycle(dtype, plan.math);
     double best = 0;

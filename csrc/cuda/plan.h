@@ -35,11 +35,11 @@ GemmTable gemm_table(DType dtype, Float32Math math);
 // Whether neighbouring lanes share memory along channels rather than along pixels.
 bool lies_over_channels(int64_t channel_stride, int64_t channels, int64_t pixel_stride);
 
-// How grad_bias's sum over pixels is cut.
+// How a sum over pixels is cut.
 struct PixelSegments {
   int64_t count, pixels;
 };
-PixelSegments cut_pixels(int64_t pixels, int64_t most_segments);
+PixelSegments cut_pixels(int64_t pixels, int64_t least_pixels, int64_t most_segments);
 PixelSegments grad_bias_segments(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype);
 
 }  // namespace conv2d_ext::cuda

@@ -1,0 +1,82 @@
+// The four ops as every device computes them: check, allocate the result, settle what needs no engine, and hand the
+// rest to the device.
+//
+// Device has static functions forward, grad_input, grad_weight and grad_bias, which write every element of a result
+// that has some; all their tensors have passed the checks.
+#pragma once
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "conv2d_checks.h"
+#include "conv2d_format.h"
+
+namespace conv2d_ext {
+
+template <class Device>
+struct DeviceOps {
+  using Tensor = at::Tensor;
+  using IntArrayRef = c10::IntArrayRef;
+
+  static Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, IntArrayRef stride,
+                       IntArrayRef padding, IntArrayRef dilation, int64_t groups) {
+    const auto problem =
+        check_conv2d<int64_t>(input, weight, bias, make_params<int64_t>(stride, padding, dilation, groups));
+    const auto output =
+        empty_activation<int64_t>(problem.batch, result_channels<int64_t>(problem), problem.out_h, problem.out_w,
+                                  input.dim() == 3, output_is_channels_last(input, weight), input.options());
+    if (output.numel() != 0) {
+      Device::forward(problem, input, weight, bias.has_value() ? *bias : Tensor(), output);
+    }
+    return output;
+  }
+
+  static Tensor conv2d_grad_input(const Tensor& grad_output, const Tensor& weight, IntArrayRef input_size,
+                                  IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                                  bool channels_last) {
+    const auto problem = check_conv2d_grad_input<int64_t>(grad_output, weight, input_size,
+                                                          make_params<int64_t>(stride, padding, dilation, groups));
+    const auto result = empty_activation<int64_t>(problem.batch, problem.in_channels, problem.in_h, problem.in_w,
+                                                  input_size.size() == 3, channels_last, grad_output.options());
+    if (result.numel() != 0) {
+      Device::grad_input(problem, grad_output, weight, result);
+    }
+    return result;
+  }
+
+  static Tensor conv2d_grad_weight(const Tensor& grad_output, const Tensor& input, IntArrayRef weight_size,
+                                   IntArrayRef weight_stride, IntArrayRef stride, IntArrayRef padding,
+                                   IntArrayRef dilation, int64_t groups) {
+    const auto problem = check_conv2d_grad_weight<int64_t>(grad_output, input, weight_size,
+                                                           make_params<int64_t>(stride, padding, dilation, groups));
+    const auto result = checked_weight_strides(at::empty_strided(weight_size, weight_stride, grad_output.options()));
+    if (input.numel() == 0) {
+      result.zero_();
+    } else {
+      Device::grad_weight(problem, grad_output, input, result);
+    }
+    return result;
+  }
+
+  static Tensor conv2d_grad_bias(const Tensor& grad_output) {
+    check_conv2d_grad_bias(grad_output);
+    const auto channels = grad_output.size(-3);
+    if (grad_output.numel() == 0) {
+      return at::zeros({channels}, grad_output.options());
+    }
+    const auto result = at::empty({channels}, grad_output.options());
+    Device::grad_bias(grad_output, result);
+    return result;
+  }
+
+  static void register_ops(torch::Library& m) {
+    m.impl("conv2d", conv2d);
+    m.impl("conv2d_grad_input", conv2d_grad_input);
+    m.impl("conv2d_grad_weight", conv2d_grad_weight);
+    m.impl("conv2d_grad_bias", conv2d_grad_bias);
+  }
+};
+
+}  // namespace conv2d_ext
