@@ -1,9 +1,9 @@
-"""The CUDA kernels, run on the host: right, the same to the bit whatever may not matter, and clean.
+"""The CUDA kernels, run on the host: right, the same to the bit where they must be, and clean.
 
-The same sources that nvcc compiles, with every shared access checked for races (cuda_host/). What is
-promised here: results within the error bounds for every branch, dtype and layout, also under
-AddressSanitizer and UBSan; no bit that depends on batch, formats, alignment, machine or the order of
-threads; few bank conflicts, by number; and that the checks would notice a bug (seeded ones, in
+The same sources that nvcc compiles, with every shared access checked for races (cuda_host/). What
+is promised here: results within the error bounds for every branch, dtype and layout, also under
+AddressSanitizer and UBSan; no bit that depends on batch, formats, alignment, machine or the order
+of threads; few bank conflicts, by number; and that the checks would notice a bug (seeded ones, in
 cuda_host/mutations.py).
 """
 
@@ -31,8 +31,14 @@ from cuda_host.cases import (
     variations,
 )
 from cuda_host.checks import assert_close, check_accuracy
-from cuda_host.engine import Answer, Execution, Flipped, Machine, build_engine, engine
-from cuda_host.mutations import MUTATIONS, build_mutant, run_mutant
+from cuda_host.engine import Answer, Flipped, build_engine, engine
+from cuda_host.mutations import (
+    MUTATIONS,
+    build_mutant,
+    run_call,
+    run_mutant,
+    wavefront_ratio,
+)
 
 from conv2d_ext import testing
 from conv2d_ext.testing import Oracle, Problem, make_tensors
@@ -132,7 +138,7 @@ def run(direction, problem, math, tensors, variation=None) -> Answer:
 @over_maths
 @pytest.mark.parametrize("problem", BRANCHES, ids=str)
 def test_bits_depend_on_values_alone(problem, math):
-    """Not on formats, alignment, machine (so neither on tiles nor on splitting K), order of threads."""
+    """Not on formats, alignment, order of threads, or machine (hence tiles, and splitting K)."""
     tensors = make_tensors(problem, math.dtype)
     start = BRANCHES.index(problem) * 5 + MATHS.index(math) * 11
     for direction in DIRECTIONS:
@@ -217,9 +223,7 @@ def test_the_branches_reach_every_kernel(math):
         for direction in DIRECTIONS:
             arrangement = ARRANGEMENTS["channels_last" if last else "contiguous"]
             first, second = map(arrangement, operands(direction, tensors))
-            plan = engine().plan(
-                direction, problem, first, second, tf32=math.tf32, machine=machine
-            )
+            plan = engine().plan(direction, problem, first, second, tf32=math.tf32, machine=machine)
             kernel = plan["kernel"]
             seen[kernel] += 1
             seen[kernel.split("_gemm")[0], plan["split"], plan["segments"] > 1] += 1
@@ -233,13 +237,13 @@ def test_the_branches_reach_every_kernel(math):
         assert seen["direct_weight", split, bool(split)]
     if math.dtype.itemsize == 2:
         for vectors in ((0, 0), (0, 1), (1, 1)):
-            assert seen["vectors", *vectors], vectors
+            assert seen[("vectors", *vectors)], vectors
 
 
 @over_maths
 @pytest.mark.parametrize("problem", [*SEGMENTS, *testing.LONG_SUMS], ids=str)
 def test_the_order_of_summation_does_not_depend_on_machine_or_batch(problem, math):
-    """Segments and chains of the plans, as explain prints them; weight gradients sum over the batch."""
+    """Segments and chains, as explain prints them. Weight gradients sum over the batch."""
     for direction in DIRECTIONS:
         found = set()
         for machine, batch in itertools.product(MACHINES, (1, 2)):
@@ -276,3 +280,68 @@ def banks(math: Math, problem: Problem, direction: str, channels_last: bool) -> 
     first, second = map(arrangement, operands(direction, tensors))
     result = empty_result(direction, problem, math.dtype, channels_last)
     return engine().run(direction, problem, first, second, result=result, tf32=math.tf32)
+
+
+# The most wavefronts for each that accesses of their sizes need, of all accesses of a call. What is
+# above 1 comes from filling tiles and storing results.
+MOST_WAVEFRONTS = {
+    "float32": 1.01,
+    "tf32": 1.16,
+    "float64": 1.01,
+    "bfloat16": 1.10,
+    "float16": 1.10,
+    "complex64": 1.05,
+    "complex128": 1.03,
+}
+MOST_WAVEFRONTS_DIRECT = {"complex64": 1.27, "complex128": 1.24}  # others 1.12
+
+
+@over_maths
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_bank_conflicts(direction, last, math):
+    """Multiplying meets no bank twice; whole calls take few more wavefronts than they must."""
+    for problem in (BANK_PROBLEM, BANK_PROBLEM_FEW, BANK_PROBLEM_DEPTHWISE):
+        found = banks(math, problem, direction, last)
+        kernel = found.plan["kernel"]
+        for at in found.traffic:
+            if at["file"] == "gemm_policies.cuh":
+                assert at["wavefronts"] == at["ideal"], (kernel, at)
+        if kernel == "direct_conv":
+            assert not found.traffic
+            continue
+        if "gemm" in kernel:
+            bound = MOST_WAVEFRONTS[str(math)]
+            assert any(at["file"] == "gemm_policies.cuh" for at in found.traffic)
+        else:
+            bound = MOST_WAVEFRONTS_DIRECT.get(str(math), 1.12)
+        assert wavefront_ratio(found) <= bound, (kernel, problem)
+
+
+# ---- the checks themselves
+
+
+@functools.cache
+def _expected(mutation):
+    return run_call(mutation, engine())
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_mutations_are_caught(mutation):
+    mutant = _background()[1][MUTATIONS.index(mutation)].result()
+    assert run_mutant(mutation, mutant, _expected(mutation))
+
+
+def test_the_unaltered_kernels_pass_as_no_mutant_may():
+    for mutation in MUTATIONS:
+        library = build_engine(sanitize=mutation.shows == "sanitizers")
+        found = run_mutant(mutation, library, _expected(mutation))
+        assert not found, (mutation, found)
+
+
+def test_sanitizers_find_nothing():
+    """Every branch, dtype and layout under AddressSanitizer and UBSan, tensors in exact blocks."""
+    done = _background()[0].result()
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(BRANCHES) * len(MATHS)
+    assert not done.stderr, done.stderr

@@ -1,4 +1,4 @@
-"""The problems that touch every branch of the CUDA engine, and the ways in which their tensors lie."""
+"""Problems that touch every branch of the CUDA engine, and the ways in which their tensors lie."""
 
 from __future__ import annotations
 
@@ -145,10 +145,7 @@ class Variation:
 
 
 def variations() -> Iterator[Variation]:
-    """Without end: each arrangement, format, order and machine with changing companions.
-
-    The numbers of each kind but two have no common divisor, so that pairs differ from round to round.
-    """
+    """Without end: each arrangement, format, order and machine, with companions that change."""
     names = list(ARRANGEMENTS)
     for i in itertools.count():
         order = ORDERS[i % len(ORDERS)]

@@ -11,9 +11,9 @@ from .engine import Engine
 
 MOST_WORKSPACE_BYTES = 32 << 20
 
-# Of a sum's rounding error over the sum of its products' absolute values, in units of roundoff of the
-# type that sums have: chains of at most 1024 products, a few chains added. (The tensor cores' own
-# rounding, which the host execution doesn't have, is bounded on a GPU.)
+# Of a sum's rounding error over the sum of its products' absolute values, in units of roundoff of
+# the type that sums have: chains of a few hundred products, a few chains added. (The tensor cores'
+# own rounding, which the host execution doesn't have, is bounded on a GPU.)
 MOST_ERROR = 8
 
 

@@ -203,17 +203,19 @@ class Engine:
         return result, answer
 
 
-def build_engine(
-    csrc: pathlib.Path = ROOT / "csrc", *, sanitize: bool = False, optimize: str = "-O1"
-) -> pathlib.Path:
-    units = [HERE / "host_api.cpp", *sorted(csrc.glob("cuda/*.cu"))]
-    # The torch-free sources; what includes ATen is the glue to PyTorch.
-    units += [
+def engine_units() -> list[pathlib.Path]:
+    """What the engine consists of: the sources that nvcc compiles and those without torch."""
+    csrc = ROOT / "csrc" / "cuda"
+    torch_free = [
         file
-        for file in sorted(csrc.glob("cuda/*.cpp"))
-        if "#include <ATen" not in file.read_text() and "#include <torch" not in file.read_text()
+        for file in sorted(csrc.glob("*.cpp"))
+        if not any(f"#include <{torch}" in file.read_text() for torch in ("ATen", "c10", "torch"))
     ]
-    return build("conv2d_cuda_host", units, csrc=csrc, sanitize=sanitize, optimize=optimize)
+    return [HERE / "host_api.cpp", *sorted(csrc.glob("*.cu")), *torch_free]
+
+
+def build_engine(*, sanitize: bool = False) -> pathlib.Path:
+    return build("conv2d_cuda_host", engine_units(), sanitize=sanitize)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import pathlib
 import sys
 
 import torch
+
 from cuda_host.cases import BRANCHES, MATHS, variations
 from cuda_host.checks import check_accuracy
 from cuda_host.engine import Engine
