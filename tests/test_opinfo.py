@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.testing._internal.common_methods_invocations import op_db
 
 import conv2d_ext
 from conv2d_ext.testing import unit_roundoff
+
+pytest.importorskip("expecttest", reason="PyTorch's samples need it")
+from torch.testing._internal.common_methods_invocations import op_db
 
 (OPINFO,) = (op for op in op_db if op.name == "nn.functional.conv2d")
 

@@ -16,9 +16,10 @@ cudaError_t conv_of(const ConvParams& params, const DirectLaunch& launch_of) {
 
 template <class T>
 cudaError_t conv(const ConvParams& params, const DirectLaunch& launch_of) {
-  return params.m == 1   ? conv_of<T, 1>(params, launch_of)
-         : params.m <= 4 ? conv_of<T, 4>(params, launch_of)
-                         : conv_of<T, kMostDirectChannels>(params, launch_of);
+  if (params.m == 1) return conv_of<T, 1>(params, launch_of);
+  if (params.m <= 4) return conv_of<T, 4>(params, launch_of);
+  if constexpr (sizeof(T) < 16) return conv_of<T, kMostDirectChannels>(params, launch_of);
+  return cudaErrorInvalidValue;
 }
 
 // More rows share each load of the input; wide sums would take too many registers.

@@ -50,7 +50,7 @@ struct DirectShape {
 // The grid: pixel_blocks x group_blocks x phases. With lanes over pixels a group block is a group, and a pixel block
 // 4 * 256 pixels; with lanes over groups 32 groups, and 4 pixels of each of 8 warps.
 template <class T, int TILE_M>
-__global__ void __launch_bounds__(kDirectThreads)
+__global__ void __launch_bounds__(kDirectThreads, 1)
     direct_conv(const __grid_constant__ ConvParams p, const __grid_constant__ DirectShape shape) {
   using Sum = SumOf<T>;
   int64_t item = blockIdx.x;

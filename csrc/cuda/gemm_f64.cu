@@ -10,9 +10,11 @@ using Groups = ConvGeometry<8, 1>;
 using Elements = ConvGeometry<1, 1>;
 
 constexpr GemmKernel kKernels[] = {
-    element_entry<Policy, Groups, 4, 2, 3, 1>("conv_gemm_f64_64x64x16", GemmKind::kConvGroups),
-    element_entry<Policy, Elements, 4, 2, 3, 1>("conv_gemm_f64_64x64x16_by_element", GemmKind::kConvElements),
-    element_entry<Policy, WeightGeometry, 4, 2, 3, 1>("weight_gemm_f64_64x64x16", GemmKind::kWeight),
+    element_entry<Policy, Groups, 4, 2, 3, 1, DenseLoads::kOverK>("conv_gemm_f64_64x64x16", GemmKind::kConvGroups),
+    element_entry<Policy, Elements, 4, 2, 3, 1, DenseLoads::kOverK>("conv_gemm_f64_64x64x16_by_element",
+                                                                    GemmKind::kConvElements),
+    element_entry<Policy, WeightGeometry, 4, 2, 3, 1, DenseLoads::kAsIm2col>("weight_gemm_f64_64x64x16",
+                                                                             GemmKind::kWeight),
 };
 
 }  // namespace

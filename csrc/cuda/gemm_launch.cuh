@@ -21,35 +21,49 @@ cudaError_t launch_gemm(const typename Geometry::Params& params, const GemmLaunc
   return error != cudaSuccess ? error : launch_reduction<Policy, Geometry>(params, launch_of);
 }
 
+// Which instantiations a kernel has for the way along which its dense operand is contiguous. The im2col operand always
+// has both. What is left out is read with gaps: the operand is small or the case is rare.
+enum class DenseLoads {
+  kBoth,      // forward reads the weight along k, grad_input along m
+  kOverK,     // along k
+  kAsIm2col,  // as the im2col operand: grad_output and input of one memory format
+};
+
 // Policies that load single elements: the way along which each operand is contiguous is part of the instantiation.
-template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS>
+template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS, DenseLoads DENSE>
 struct ElementGemm {
   using Params = typename Geometry::Params;
-  template <Load LOAD_A>
+  template <Load LOAD_A, Load LOAD_B>
+  static cudaError_t launch_as(const Params& params, const GemmLaunch& launch_of) {
+    return launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS, LOAD_A, LOAD_B>(params, launch_of);
+  }
+  template <Load LOAD_B>
   static cudaError_t launch_b(const Params& params, const GemmLaunch& launch_of) {
-    return params.tile.b_over_k
-               ? launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS, LOAD_A, Load::kOverK>(params,
-                                                                                                         launch_of)
-               : launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS, LOAD_A, Load::kOverX>(params,
-                                                                                                         launch_of);
+    if constexpr (DENSE == DenseLoads::kAsIm2col) return launch_as<LOAD_B, LOAD_B>(params, launch_of);
+    if constexpr (DENSE == DenseLoads::kBoth)
+      if (!params.tile.a_over_k) return launch_as<Load::kOverX, LOAD_B>(params, launch_of);
+    return launch_as<Load::kOverK, LOAD_B>(params, launch_of);
   }
   static cudaError_t run(const Params& params, const GemmLaunch& launch_of) {
-    return params.tile.a_over_k ? launch_b<Load::kOverK>(params, launch_of) : launch_b<Load::kOverX>(params, launch_of);
+    return params.tile.b_over_k ? launch_b<Load::kOverK>(params, launch_of) : launch_b<Load::kOverX>(params, launch_of);
   }
 };
 
 // 16-bit policies: whole groups where both operands allow it, or the im2col one does; otherwise element by element.
-template <class Policy, class Geometry, int WARPS_M, int WARPS_X>
+// Whole groups need no registers, so their warps can be taller.
+template <class Policy, class VectorPolicy, class Geometry, int WARPS_M, int WARPS_X>
 struct Gemm16 {
   using Params = typename Geometry::Params;
-  // Gathering holds a stage in registers, so two stages of shared memory are enough, and a CTA per SM fills them.
-  static constexpr int kGatherCtas = WARPS_M * WARPS_X >= 8 ? 1 : 8 / (WARPS_M * WARPS_X);
-  static constexpr int kVectorCtas = WARPS_M * WARPS_X >= 8 ? 2 : 12 / (WARPS_M * WARPS_X);
+  static constexpr int kWarps = WARPS_M * WARPS_X;
+  static constexpr int kVectorWarpsM = WARPS_M * Policy::kWarpM / VectorPolicy::kWarpM;
+  // Gathering holds a stage in registers, so two stages of shared memory are enough, and 8 warps fill an SM's.
+  static constexpr int kGatherCtas = kWarps >= 8 ? 1 : 8 / kWarps;
+  static constexpr int kVectorCtas = kWarps >= 8 ? 2 : 12 / kWarps;
   static cudaError_t run(const Params& params, const GemmLaunch& launch_of) {
     if constexpr (Geometry::kGroup == 8) {
       if (launch_of.vector_a && launch_of.vector_b)
-        return launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, 3, kVectorCtas, Load::kVector, Load::kVector>(params,
-                                                                                                             launch_of);
+        return launch_gemm<VectorPolicy, Geometry, kVectorWarpsM, WARPS_X, 3, kVectorCtas, Load::kVector,
+                           Load::kVector>(params, launch_of);
       if (launch_of.vector_b)
         return launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, 2, kGatherCtas, Load::kGather, Load::kVector>(params,
                                                                                                              launch_of);
@@ -69,7 +83,7 @@ constexpr GemmKernel gemm_entry(const char* name, GemmKind kind, int ctas_per_sm
   kernel.tile_m = Tiling::kTileM;
   kernel.tile_x = Tiling::kTileX;
   kernel.tile_k = Tiling::kTileK;
-  kernel.threads = Tiling::kThreads;
+  kernel.threads = kernel.vector_threads = Tiling::kThreads;
   kernel.ctas_per_sm = ctas_per_sm;
   kernel.chain_tiles = Policy::chain_k(Geometry::kGroup) / Tiling::kTileK;
   kernel.shared_one_chain = Tiling::shared_bytes(false);
@@ -82,15 +96,17 @@ constexpr GemmKernel gemm_entry(const char* name, GemmKind kind, int ctas_per_sm
   return kernel;
 }
 
-template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS>
+template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS, DenseLoads DENSE>
 constexpr GemmKernel element_entry(const char* name, GemmKind kind) {
-  return gemm_entry<ElementGemm<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS>, Policy, Geometry, WARPS_M,
+  return gemm_entry<ElementGemm<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS, DENSE>, Policy, Geometry, WARPS_M,
                     WARPS_X, STAGES>(name, kind, MIN_CTAS);
 }
-template <class Policy, class Geometry, int WARPS_M, int WARPS_X>
+template <class Policy, class VectorPolicy, class Geometry, int WARPS_M, int WARPS_X>
 constexpr GemmKernel entry_16(const char* name, GemmKind kind) {
-  using Kernel = Gemm16<Policy, Geometry, WARPS_M, WARPS_X>;
-  return gemm_entry<Kernel, Policy, Geometry, WARPS_M, WARPS_X, 3>(name, kind, Kernel::kGatherCtas);
+  using Kernel = Gemm16<Policy, VectorPolicy, Geometry, WARPS_M, WARPS_X>;
+  GemmKernel kernel = gemm_entry<Kernel, Policy, Geometry, WARPS_M, WARPS_X, 3>(name, kind, Kernel::kGatherCtas);
+  kernel.vector_threads = Kernel::kVectorWarpsM * WARPS_X * 32;
+  return kernel;
 }
 
 }  // namespace conv2d_ext::cuda

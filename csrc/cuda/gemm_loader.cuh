@@ -188,7 +188,6 @@ struct GatherLoader {
 enum class Load {
   kOverX,   // single elements
   kOverK,   // single elements
-  kEither,  // single elements, over x or k as the parameters say
   kVector,  // 16 bytes along k
   kGather,  // through registers, over x or k as the parameters say
 };
@@ -198,8 +197,8 @@ template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL, Load LOAD
 struct TileLoader {
   using T = typename Policy::Element;
   using Elements = ElementLoader<Policy, TILE, THREADS, GROUP, IM2COL>;
-  __device__ __forceinline__ void start(T* tile, const Side<IM2COL>& side, bool over_k, int thread) {
-    if (LOAD == Load::kOverK || (LOAD == Load::kEither && over_k)) {
+  __device__ __forceinline__ void start(T* tile, const Side<IM2COL>& side, bool, int thread) {
+    if (LOAD == Load::kOverK) {
       Elements::over_k(tile, side, thread);
     } else {
       Elements::over_x(tile, side, thread);

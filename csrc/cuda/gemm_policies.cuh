@@ -155,10 +155,12 @@ struct FmaPolicy {
 
 // ---- tensor cores
 
-// What the two tensor core policies share: a warp owns 2 x 8 blocks of 16 (m) x 8 (x) results. A lane holds of each the
-// neighbours (2 * (lane % 4), and the next) of rows lane / 4 and lane / 4 + 8.
+// What the two tensor core policies share: a warp owns WARP_M / 16 x 8 blocks of 16 (m) x 8 (x) results. A lane holds
+// of each the neighbours (2 * (lane % 4), and the next) of rows lane / 4 and lane / 4 + 8. The larger WARP_M, the more
+// products each loaded fragment serves.
+template <int WARP_M>
 struct MmaSums {
-  static constexpr int kWarpM = 32, kWarpX = 64;
+  static constexpr int kWarpM = WARP_M, kWarpX = 64;
   static constexpr int kBlocksM = kWarpM / 16, kBlocksX = kWarpX / 8;
   // A lane stores 8 bytes; the 16 lanes that do so at once meet 4 rows, 32 bytes of each.
   static constexpr int kResultPadding = 8;
@@ -194,6 +196,7 @@ struct MmaSums {
 };
 
 // float32 rounded to tf32 (to nearest, ties away from zero) as it enters the tensor cores.
+template <int WARP_M>
 struct Tf32Policy {
   using Element = float;
   using Sum = float;
@@ -201,12 +204,12 @@ struct Tf32Policy {
   // The most products in a chain, if the table of k counts GROUP of them at a time.
   static constexpr int chain_k(int) { return 256; }
   static constexpr int kTileK = 16;
-  static constexpr int kWarpM = MmaSums::kWarpM;
-  static constexpr int kWarpX = MmaSums::kWarpX;
+  static constexpr int kWarpM = MmaSums<WARP_M>::kWarpM;
+  static constexpr int kWarpX = MmaSums<WARP_M>::kWarpX;
   // A fragment reads 4 neighbouring k of 8 neighbouring elements: rows 8 banks apart meet every bank once.
   static constexpr int kRowPadding = 8;
-  static constexpr int kResultPadding = MmaSums::kResultPadding;
-  using Sums = MmaSums;
+  static constexpr int kResultPadding = MmaSums<WARP_M>::kResultPadding;
+  using Sums = MmaSums<WARP_M>;
 
   __device__ static __forceinline__ void clear(Sums& sums) { sums.clear(); }
 
@@ -235,14 +238,14 @@ struct Tf32Policy {
 
   template <bool ADD>
   __device__ static __forceinline__ void store(const Sums& sums, float* tile, int row, int lane) {
-    sums.store<ADD>(tile, row, lane);
+    sums.template store<ADD>(tile, row, lane);
   }
 };
 
 // float16 and bfloat16, products and sums in float32. Shared memory holds [x][k] in 16-byte groups of 8 k; group g of
 // row x lies at place (g ^ x / 2) % 4 of the row's four, so that the 8 rows that ldmatrix reads at once meet every bank
 // once.
-template <class T>
+template <class T, int WARP_M>
 struct Mma16Policy {
   using Element = T;
   using Sum = float;
@@ -250,11 +253,11 @@ struct Mma16Policy {
   // The most products in a chain, if the table of k counts GROUP of them at a time.
   static constexpr int chain_k(int group) { return group == 1 ? 256 : 512; }
   static constexpr int kTileK = 32;
-  static constexpr int kWarpM = MmaSums::kWarpM;
-  static constexpr int kWarpX = MmaSums::kWarpX;
+  static constexpr int kWarpM = MmaSums<WARP_M>::kWarpM;
+  static constexpr int kWarpX = MmaSums<WARP_M>::kWarpX;
   static constexpr int kRowPadding = 0;
-  static constexpr int kResultPadding = MmaSums::kResultPadding;
-  using Sums = MmaSums;
+  static constexpr int kResultPadding = MmaSums<WARP_M>::kResultPadding;
+  using Sums = MmaSums<WARP_M>;
 
   // Of a group of 8 k in a tile, in elements.
   __device__ static __forceinline__ int group_offset(int x, int group) {
@@ -287,7 +290,7 @@ struct Mma16Policy {
 
   template <bool ADD>
   __device__ static __forceinline__ void store(const Sums& sums, float* tile, int row, int lane) {
-    sums.store<ADD>(tile, row, lane);
+    sums.template store<ADD>(tile, row, lane);
   }
 
  private:

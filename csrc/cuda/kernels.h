@@ -29,8 +29,9 @@ struct GemmKernel {
   const char* name;
   GemmKind kind;
   int tile_m, tile_x, tile_k, threads;
-  int ctas_per_sm;  // that registers allow
-  int chain_tiles;  // the most tiles of k in a chain
+  int vector_threads;  // where both operands are copied 16 bytes at a time
+  int ctas_per_sm;     // that registers allow
+  int chain_tiles;     // the most tiles of k in a chain
   int shared_one_chain, shared_several_chains;
   // Of the two, one is set.
   cudaError_t (*launch_conv)(const ConvParams& params, const GemmLaunch& launch);

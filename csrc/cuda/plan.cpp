@@ -44,8 +44,10 @@ const char* size_error(const Conv2dProblem& p) {
 
 // ---- what fixes bits
 
-// A GEMM's narrowest tile has 32 rows.
-bool is_direct(int64_t m, int64_t groups) { return groups > 1 ? m <= kMostDirectChannels : m <= 4; }
+// A GEMM's narrowest tile has 32 rows. In complex128 a thread hasn't the registers for the sums of more than 4.
+bool is_direct(int64_t m, int64_t groups, DType dtype) {
+  return m <= (groups > 1 && dtype != DType::kComplex128 ? kMostDirectChannels : 4);
+}
 
 // Shorter segments would spend their time on beginning and ending. The GEMM's are at least a chain; the direct kernel's
 // pixels are dealt out to 32 residues.
@@ -187,6 +189,8 @@ void plan_vectors(Plan& plan, const ConvCall& call, const void* source, const vo
                   in_groups(p.weight_w) && in_groups(p.weight_group) && is_aligned(weight);
   for (const AxisPlan* axis : {&call.rows, &call.cols})
     for (const AxisPhase& phase : axis->phases) plan.vector_a = plan.vector_a && in_groups(phase.weight_offset);
+  if (plan.vector_a && plan.vector_b)
+    plan.threads = gemm_table(plan.dtype, plan.math).kernels[plan.variant].vector_threads;
   if (!plan.vector_b) {
     plan.refused = !whole_groups ? "the channels of a group are no multiple of 8: elements are gathered one by one"
                    : p.source_c != 2
@@ -205,7 +209,7 @@ Plan plan_conv(Direction direction, const Conv2dProblem& p, DType dtype, Float32
   plan.gemm_n = p.batch * call.rows.most_positions * call.cols.most_positions;
   const int64_t taps = int64_t{call.rows.most_taps} * call.cols.most_taps;
   if (plan.gemm_n == 0 || g.m == 0 || g.channels == 0) return plan;
-  if (is_direct(g.m, g.groups)) {
+  if (is_direct(g.m, g.groups, dtype)) {
     plan.gemm_k = g.channels * taps;
     if (math == Float32Math::kTF32 && dtype == DType::kFloat32)
       plan.refused =
@@ -288,7 +292,7 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
   if (plan.error[0] != '\0' || plan.gemm_m == 0 || plan.gemm_n == 0 || plan.gemm_k == 0) return plan;
 
   PixelSegments segments{};
-  if (is_direct(plan.gemm_m, p.groups) && p.groups > 1) {
+  if (is_direct(plan.gemm_m, p.groups, dtype) && p.groups > 1) {
     plan.engine = Engine::kDirect;
     plan.kernel = "direct_weight";
     if (plan.math == Float32Math::kTF32)

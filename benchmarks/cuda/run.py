@@ -1,0 +1,179 @@
+"""Goes through the cases while there is time, and keeps what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+import conv2d_ext
+from benchmarks.cuda.cases import CONTESTANTS, OURS, Case, draw, error, operand_bytes
+from benchmarks.cuda.measure import Figures, Plan, transforms
+from benchmarks.problems import layer_class
+
+SCHEMA = 1
+
+
+@dataclasses.dataclass
+class Result:
+    """One case: what was computed, and how long each contestant took."""
+
+    tier: str
+    name: str
+    layer_class: str
+    batch: int
+    precision: str
+    layout: str
+    direction: str
+    flops: int
+    figures: dict[str, Figures]
+    left_out: dict[str, str]  # contestant: why
+    wrong: str | None  # what this library computed wrongly
+    explained: str  # the kernel that explain names
+
+    def median(self, contestant: str, what: str) -> float | None:
+        figures = self.figures.get(contestant)
+        return None if figures is None else figures.median(what)
+
+    def speedup(self, over: str, what: str, of: str = OURS) -> float | None:
+        """How many times as fast as `over` contestant `of` is; None where one has no figure."""
+        own, other = self.median(of, what), self.median(over, what)
+        return other / own if own and other else None
+
+    def transforms(self, contestant: str) -> str | None:
+        figures = self.figures.get(contestant)
+        return transforms(figures.kernels) if figures else None
+
+
+@dataclasses.dataclass
+class Document:
+    """A run, as its JSON file has it."""
+
+    machine: dict[str, object]
+    settings: dict[str, object]
+    ceilings: dict[str, float]
+    results: list[Result]
+    left_out: dict[str, str]  # case: why
+    seconds: float
+    skipped: str | None = None  # why nothing was measured
+
+    @property
+    def wrong(self) -> list[Result]:
+        return [result for result in self.results if result.wrong]
+
+    def write(self, path: Path) -> None:
+        document = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        # Figures that follow from the rounds, for readers without this module.
+        for record, result in zip(document["results"], self.results, strict=True):
+            for name in result.figures:
+                record["figures"][name] |= {
+                    f"{what}_median_s": result.median(name, what)
+                    for what in ("graph", "kernel", "eager", "host")
+                }
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Document:
+        """Raises ValueError where the file is not a result of this benchmark."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document.pop("schema") != SCHEMA:
+                raise ValueError(f"{path}: written by another version of this benchmark")
+            fields = [field.name for field in dataclasses.fields(Figures)]
+            for record in document["results"]:
+                record["figures"] = {
+                    name: Figures(**{field: figures[field] for field in fields})
+                    for name, figures in record["figures"].items()
+                }
+            document["results"] = [Result(**record) for record in document["results"]]
+            return cls(**document)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as problem:
+            raise ValueError(f"{path}: not a result of this benchmark ({problem!r})") from problem
+
+
+def run_cases(
+    cases: Sequence[Case],
+    gpu,
+    device: torch.device,
+    budget_s: float,
+    free_bytes: Callable[[], int],
+    advance: Callable[[Case, int], None],
+    plan: Plan | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[list[Result], dict[str, str]]:
+    """The results, and for each case that was left out, why.
+
+    A case is begun only if the longest of the last ones would still fit; advance(case, left) is
+    called before each.
+    """
+    results: list[Result] = []
+    left_out: dict[str, str] = {}
+    start = clock()
+    recent = [0.0]
+    for number, case in enumerate(cases):
+        begun = clock()
+        if begun - start + max(recent[-5:]) >= budget_s:
+            left_out |= {str(other): f"no time left of {budget_s:g} s" for other in cases[number:]}
+            break
+        # Operands, their copies in float64 and in cuDNN's formats, results, cuDNN's workspace.
+        wanted = 6 * operand_bytes(case) + 2**30
+        if wanted > free_bytes():
+            left_out[str(case)] = f"needs about {wanted / 2**30:.0f} GiB of GPU memory"
+            continue
+        advance(case, len(cases) - number)
+        results.append(_run_case(case, gpu, device, plan or Plan()))
+        recent.append(clock() - begun)
+    return results, left_out
+
+
+def _run_case(case: Case, gpu, device: torch.device, plan: Plan) -> Result:
+    problem = case.problem
+    tensors = draw(case, device)
+    left_out: dict[str, str] = {}
+    figures: dict[str, Figures] = {}
+    calls = {}
+    for name, call in _calls(case, tensors):
+        try:
+            with CONTESTANTS[name].settings(case.precision):
+                found = error(case, tensors, call())
+        except (RuntimeError, torch.OutOfMemoryError) as problem_:
+            left_out[name] = f"refused: {str(problem_).splitlines()[0]}"
+            continue
+        if not found <= case.precision.tolerance:  # which is also true of NaN
+            left_out[name] = f"wrong: relative error {found:.2g}"
+            continue
+        figures[name] = Figures(error=found)
+        calls[name] = call
+    settings = {
+        name: lambda name=name: CONTESTANTS[name].settings(case.precision) for name in calls
+    }
+    if calls:
+        gpu.measure(calls, settings, figures, plan, case.eager)
+    with CONTESTANTS[OURS].settings(case.precision):
+        plans = conv2d_ext.explain(*tensors[:3], **problem.call_args())
+    direction = getattr(plans, case.direction)
+    return Result(
+        tier=case.tier,
+        name=problem.name,
+        layer_class=layer_class(problem),
+        batch=problem.batch,
+        precision=case.precision.name,
+        layout=case.layout,
+        direction=case.direction,
+        flops=problem.flops,
+        figures=figures,
+        left_out=left_out,
+        wrong=left_out.get(OURS),
+        explained=getattr(direction, "kernel", ""),
+    )
+
+
+def _calls(case: Case, tensors) -> Iterator[tuple[str, Callable]]:
+    for name in case.contestants:
+        call = CONTESTANTS[name].make_call(case.problem, tensors, case.direction)
+        if call is not None:
+            yield name, call

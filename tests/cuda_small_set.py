@@ -1,0 +1,63 @@
+"""A program: every kind of CUDA kernel once on small problems, for compute-sanitizer.
+
+Prints how many calls it made. Everything is drawn on the CPU, and no other library convolves here:
+under the sanitizer each kernel takes long.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from conv2d_ext import testing
+from conv2d_ext.testing import VIEWS, Problem, Tensors, make_tensors, real_layer
+
+DTYPES = (
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128,
+)  # fmt: skip
+# Every hyper-parameter; tails; rows of 16 bytes; sums that are cut; depthwise; few channels.
+PROBLEMS = (
+    testing.ASYMMETRIC[0],
+    Problem("tails", 2, 19, (7, 9), 35, (3, 3), padding=(1, 1)),
+    Problem("vectors", 2, 32, (8, 8), 40, (3, 3), (2, 2), (1, 1)),
+    real_layer("resnet50 512@7-512/k3p1").shrunk(5),
+    testing.DEPTHWISE[1],
+    Problem("few channels", 1, 3, (9, 11), 2, (3, 2), padding=(1, 0)),
+    Problem("many pixels", 1, 3, (70, 70), 33, (3, 3), padding=(1, 1)),
+)
+LAYOUTS = {
+    "contiguous": lambda tensor: tensor,
+    "channels_last": VIEWS["channels_last"],
+    "unaligned": VIEWS["unaligned"],
+}
+
+
+def run(problem: Problem, dtype: torch.dtype, layout: str) -> int:
+    """The ops without autograd; their number."""
+    tensors = make_tensors(problem, dtype, device="cuda")
+    input, weight, bias, grad_output = Tensors(
+        *(t if t is None or t.dim() != 4 else LAYOUTS[layout](t) for t in tensors)
+    )
+    args = problem.op_args()
+    ops = torch.ops.conv2d_ext
+    ops.conv2d(input, weight, bias, *args)
+    size, stride = list(weight.shape), list(tensors.weight.stride())
+    ops.conv2d_grad_input(grad_output, weight, list(input.shape), *args, layout == "channels_last")
+    ops.conv2d_grad_weight(grad_output, input, size, stride, *args)
+    ops.conv2d_grad_bias(grad_output)
+    return 4
+
+
+def main() -> None:
+    calls = 0
+    for dtype in DTYPES:
+        for problem in PROBLEMS:
+            for layout in LAYOUTS:
+                for tf32 in (False, True) if dtype == torch.float32 else (False,):
+                    with torch.backends.cudnn.flags(allow_tf32=tf32):
+                        calls += run(problem, dtype, layout)
+    torch.cuda.synchronize()
+    print(f"{calls} calls")
+
+
+if __name__ == "__main__":
+    main()
