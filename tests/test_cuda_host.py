@@ -9,7 +9,6 @@ cuda_host/mutations.py).
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import functools
 import itertools
@@ -26,22 +25,25 @@ from cuda_host.cases import (
     PROBLEMS,
     SEGMENTS,
     Math,
+    Variation,
     empty_result,
     operands,
     variations,
 )
-from cuda_host.checks import assert_close, check_accuracy
-from cuda_host.engine import Answer, Flipped, build_engine, engine
+from cuda_host.checks import check_accuracy
+from cuda_host.engine import Answer, Engine, Execution, Flipped, Machine, build_engine, engine
 from cuda_host.mutations import (
     MUTATIONS,
+    build_altered,
     build_mutant,
     run_call,
     run_mutant,
     wavefront_ratio,
 )
+from cuda_host.selftest import Order
 
 from conv2d_ext import testing
-from conv2d_ext.testing import Oracle, Problem, make_tensors
+from conv2d_ext.testing import Problem, make_tensors
 
 over_maths = pytest.mark.parametrize("math", MATHS, ids=str)
 
@@ -82,19 +84,38 @@ def test_accuracy(problem, math):
     check_accuracy(engine(), problem, math, variation)
 
 
-def test_long_sums_of_few_weights():
-    """So many groups that pixels are not cut: a thread's sum has several chains."""
-    size = 91
-    problem = Problem("8192 groups", 1, 8192, (size, size), 8192, (1, 1), groups=8192, bias=False)
-    image, gradient = torch.randn(2, 1, 1, size, size).unbind()
-    shape = problem.input_shape
-    found = engine().run("grad_weight", problem, gradient.expand(shape), image.expand(shape))
-    assert found.plan["segments"] == 1
-    assert found.plan["chain_length"] * 32 < size * size
-    products = image.double() * gradient.double()
-    exact = Oracle(products.sum(), None, products.abs().sum())
-    for weight in found.result.unique():
-        assert_close(weight, exact, "8192 groups")
+@over_maths
+def test_chains_of_direct_weight_gradients(math):
+    """A thread's sums of more than 256 products take a hundred million multiplications to reach, so
+    the kernels are compiled with shorter chains."""
+    library = build_altered(
+        "direct_kernel.cuh",
+        "constexpr int kDirectChain = 256;",
+        "constexpr int kDirectChain = 12;",
+        unit="direct.cu",
+    )
+    problem = next(p for p in SEGMENTS if p.name == "depthwise, pixels in segments")
+    check_accuracy(Engine(library), problem, math, next(variations()))
+
+
+@over_maths
+def test_chains_of_weight_gradients(math):
+    """With a thousand tiles pixels are not cut, and a CTA adds chains; here for a few tiles."""
+    library = Engine(
+        build_altered(
+            "plan.cpp",
+            "constexpr int64_t kWantedWeightTiles = 1024;",
+            "constexpr int64_t kWantedWeightTiles = 1;",
+            unit="plan.cpp",
+        )
+    )
+    problem = Problem("chains of pixels", 3, 9, (13, 15), 12, (2, 1))
+    for variation in itertools.islice(variations(), 4):
+        check_accuracy(library, problem, math, variation)
+    tensors = make_tensors(problem, math.dtype)
+    plan = library.plan("grad_weight", problem, *operands("grad_weight", tensors), tf32=math.tf32)
+    assert plan["segments"] == 1
+    assert plan["chain_length"] * 2 < plan["gemm_k"]
 
 
 @over_maths
@@ -210,34 +231,52 @@ def test_bias_of_any_stride(math):
             assert torch.equal(bits(found.result), bits(expected))
 
 
-# ---- plans
+# K of two segments or more in every dtype, in few tiles; one for each kind of kernels.
+EVERY_KERNEL = {
+    "conv": (
+        "forward",
+        Problem("segments of groups", 1, 72, (4, 5), 16, (3, 3), padding=(1, 1)),
+    ),
+    "conv by_element": (
+        "forward",
+        Problem("segments of elements", 1, 5, (9, 12), 9, (9, 12), padding=(4, 5)),
+    ),
+    "weight": ("grad_weight", Problem("segments of pixels", 1, 9, (17, 18), 12, (1, 1))),
+}
+FORMATS = (
+    ("contiguous", "contiguous"),
+    ("channels_last", "channels_last"),
+    ("channels_last", "contiguous"),
+    ("contiguous", "channels_last"),
+)
 
 
 @over_maths
-def test_the_branches_reach_every_kernel(math):
-    """What the tests above run: each compiled kernel, K in one segment, in several one after the
-    other and in several at once, each way of loading."""
-    seen = collections.Counter()
-    for problem, machine, last in itertools.product(BRANCHES, MACHINES, (False, True)):
+def test_bits_of_every_kernel(math):
+    """Each that is compiled, by its name, for each way of loading; segments of K in one CTA and in
+    several. (A weight gradient's always have several.)"""
+    is_16_bit = math.dtype.itemsize == 2
+    vectors = set()
+    for number, name in enumerate(engine().kernels(math.dtype, tf32=math.tf32)):
+        kind = name.split("_gemm")[0] + (" by_element" if name.endswith("_by_element") else "")
+        direction, problem = EVERY_KERNEL[kind]
         tensors = make_tensors(problem, math.dtype)
-        for direction in DIRECTIONS:
-            arrangement = ARRANGEMENTS["channels_last" if last else "contiguous"]
-            first, second = map(arrangement, operands(direction, tensors))
-            plan = engine().plan(direction, problem, first, second, tf32=math.tf32, machine=machine)
-            kernel = plan["kernel"]
-            seen[kernel] += 1
-            seen[kernel.split("_gemm")[0], plan["split"], plan["segments"] > 1] += 1
-            seen["vectors", plan["vector_a"], plan["vector_b"]] += 1
-    assert set(engine().kernels(math.dtype, tf32=math.tf32)) <= set(seen)
-    assert {"direct_conv", "direct_weight", ""} <= set(seen)
-    for split, several in ((0, False), (0, True), (1, True)):
-        assert seen["conv", split, several], (split, several)
-    for split in (0, 1):
-        assert seen["weight", split, bool(split)]
-        assert seen["direct_weight", split, bool(split)]
-    if math.dtype.itemsize == 2:
-        for vectors in ((0, 0), (0, 1), (1, 1)):
-            assert seen[("vectors", *vectors)], vectors
+        expected = run(direction, problem, math, tensors)
+        assert expected.plan["segments"] > 1
+        for split, formats in itertools.product((0, 1), FORMATS):
+            execution = Execution(Order.SHUFFLED, number, Machine(variant=number, split=split))
+            variation = Variation(*formats, formats[0] == "channels_last", execution)
+            found = run(direction, problem, math, tensors, variation)
+            assert found.plan["kernel"] == name
+            assert found.plan["split"] == split or kind == "weight"
+            assert found.launches == 1 + found.plan["split"]
+            assert torch.equal(bits(found.result), bits(expected.result)), (name, variation)
+            if kind == "conv":
+                vectors.add((found.plan["vector_a"], found.plan["vector_b"]))
+    assert vectors == set(itertools.product((0, 1), repeat=2) if is_16_bit else [(0, 0)])
+
+
+# ---- plans
 
 
 @over_maths
@@ -260,7 +299,7 @@ def test_the_order_of_summation_does_not_depend_on_machine_or_batch(problem, mat
 
 def test_sizes_beyond_the_kernels_are_refused():
     image = torch.zeros(1, 1, 1, 1).expand(1, 1, 1 << 30, 1)
-    problem = Problem("too high", 1, 1, (1 << 30, 1), 1, (1, 1), bias=False)
+    problem = Problem("too high", 1, 1, (1 << 30, 1), 1, (1, 1), stride=(1 << 29, 1), bias=False)
     with pytest.raises(AssertionError, match="fewer than 2\\^30 rows"):
         engine().plan("forward", problem, image, torch.zeros(1, 1, 1, 1))
 

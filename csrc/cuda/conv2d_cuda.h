@@ -33,6 +33,9 @@ enum class Engine : int {
 struct Machine {
   int sm_count;
   int shared_bytes_per_block;  // with opt-in
+  // What tests and tuning want instead of the planner's choice, where it is possible; -1: nothing.
+  int wanted_variant = -1;
+  int wanted_split = -1;  // 0: a CTA takes all segments of K, 1: each has its own
 };
 
 constexpr int64_t kMaxWorkspaceBytes = int64_t{32} << 20;

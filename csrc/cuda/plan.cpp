@@ -103,6 +103,11 @@ double estimate_cycles(const GemmKernel& kernel, const Machine& machine, int sha
   return per_sm * work / (rate * std::sqrt(std::min(1.0, warps / 12))) + waves * kCtaCycles;
 }
 
+// More than any estimate, for what the caller wants.
+double bonus(const Machine& machine, int variant, bool split) {
+  return (variant == machine.wanted_variant ? 1e30 : 0.0) + (int{split} == machine.wanted_split ? 1e31 : 0.0);
+}
+
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 bool in_groups(int64_t stride_bytes) { return stride_bytes % 16 == 0; }
 
@@ -159,7 +164,7 @@ void plan_conv_gemm(Plan& plan, const ConvCall& call, const Machine& machine) {
       const double k = static_cast<double>(split ? segments.tiles : k_tiles) * kernel.tile_k;
       // The second kernel's launch, and partial sums written and read again.
       const double extra = split ? 4000 + 2.0 * static_cast<double>(partials) / (12.0 * machine.sm_count) : 0;
-      const double cycles = estimate_cycles(kernel, machine, shared, rate, items, k) + extra;
+      const double cycles = estimate_cycles(kernel, machine, shared, rate, items, k) + extra - bonus(machine, i, split);
       if (plan.variant >= 0 && cycles >= best) continue;
       best = cycles;
       plan.variant = i;
@@ -323,7 +328,9 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
       const bool one_chain = div_up(std::min(segments.pixels, plan.gemm_k), kernel.tile_k) <= kernel.chain_tiles;
       const int shared = one_chain ? kernel.shared_one_chain : kernel.shared_several_chains;
       if (shared > machine.shared_bytes_per_block) continue;
-      const double cycles = estimate_cycles(kernel, machine, shared, rate, items, static_cast<double>(segments.pixels));
+      const double cycles =
+          estimate_cycles(kernel, machine, shared, rate, items, static_cast<double>(segments.pixels)) -
+          bonus(machine, i, segments.count > 1);
       if (plan.variant >= 0 && cycles >= best) continue;
       best = cycles;
       plan.variant = i;

@@ -86,7 +86,8 @@ BRANCHES = (
     testing.DEPTHWISE[4],
 )
 
-# Small and large; the last one's shared memory is an A100's.
+# Small and large; the last one's shared memory is an A100's. What the planner is told to take is
+# taken where it can be: a kernel's number in its table, and whether segments of K are split.
 MACHINES = (
     Machine(),
     Machine(sm_count=1),
@@ -94,6 +95,18 @@ MACHINES = (
     Machine(sm_count=1000),
     Machine(sm_count=20, shared_bytes=163 << 10),
 )
+MOST_VARIANTS = 10  # in a table of kernels
+
+
+def machine(number: int) -> Machine:
+    """For numbers in a row, every kernel, split and not, on machines that change."""
+    return dataclasses.replace(
+        MACHINES[number % len(MACHINES)],
+        variant=number % (MOST_VARIANTS + 1) - 1,
+        split=number // 2 % 3 - 1,
+    )
+
+
 ORDERS = (Order.FORWARD, Order.REVERSE, Order.SHUFFLED)
 
 ARRANGEMENTS: dict[str, Callable[[torch.Tensor], Operand]] = {
@@ -153,7 +166,7 @@ def variations() -> Iterator[Variation]:
             names[i % len(names)],
             names[(i + i // len(names) + 3) % len(names)],
             (i // 2) % 2 == 1,
-            Execution(order, i, MACHINES[i % len(MACHINES)]),
+            Execution(order, i, machine(i)),
         )
 
 

@@ -34,6 +34,9 @@ class Machine:
 
     sm_count: int = 132
     shared_bytes: int = 227 << 10
+    # Wanted instead of the planner's choice; -1: nothing.
+    variant: int = -1
+    split: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,9 @@ class KernelError(AssertionError):
     """A call that was refused, or a kernel that did something wrong."""
 
 
+_EXECUTION_FIELDS = ("order", "seed", "sm_count", "shared_bytes", "variant", "split")
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -70,7 +76,7 @@ class _Tensor(ctypes.Structure):
 class _Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("direction", "dtype", "math", "plan_only")),
-        *((name, ctypes.c_int64) for name in ("order", "seed", "sm_count", "shared_bytes")),
+        *((name, ctypes.c_int64) for name in _EXECUTION_FIELDS),
         ("problem", ctypes.c_int64 * 18),
         *((name, _Tensor) for name in ("first", "second", "bias", "result")),
     )
@@ -194,6 +200,8 @@ class Engine:
             execution.seed,
             execution.machine.sm_count,
             execution.machine.shared_bytes,
+            execution.machine.variant,
+            execution.machine.split,
             sizes,
             *map(_described, (*operands, result)),
         )

@@ -39,7 +39,7 @@ struct HostTensor {
 // `direction`: a Direction, or 3 for grad_bias. The operands are (input, weight), (grad_output, weight),
 // (grad_output, input) or grad_output alone. bias: size[0] elements; data null where there is none.
 struct HostCall {
-  int64_t direction, dtype, math, plan_only, order, seed, sm_count, shared_bytes;
+  int64_t direction, dtype, math, plan_only, order, seed, sm_count, shared_bytes, variant, split;
   Conv2dProblem problem;
   HostTensor first, second, bias, result;
 };
@@ -122,7 +122,8 @@ class Block {
 Plan plan_of(const HostCall& call, const Block& first, const Block& second, const Block& result) {
   const auto dtype = static_cast<DType>(call.dtype);
   const auto math = static_cast<Float32Math>(call.math);
-  const Machine machine{static_cast<int>(call.sm_count), static_cast<int>(call.shared_bytes)};
+  const Machine machine{static_cast<int>(call.sm_count), static_cast<int>(call.shared_bytes),
+                        static_cast<int>(call.variant), static_cast<int>(call.split)};
   const TensorView view = result.mutable_view();
   switch (static_cast<Direction>(call.direction)) {
     case Direction::kForward:

@@ -21,7 +21,7 @@ from conv2d_ext.testing import Problem, make_tensors
 
 from .build import ROOT, SHIM, compile_unit, link, run_sanitized
 from .cases import ARRANGEMENTS, GEMMS, MATHS, PHASES, SEGMENTS, empty_result, operands
-from .engine import Answer, Engine, Execution, KernelError, Machine, build_engine, engine_units
+from .engine import Answer, Engine, Execution, KernelError, Machine, engine_units
 
 DEFAULT_MACHINE = Machine()
 
@@ -47,11 +47,15 @@ class Mutation:
 TAILS, GROUPS, WHOLE_GROUPS, _, FEW = GEMMS[:5]
 SEGMENTED = SEGMENTS[0]
 WHOLE_SEGMENTED = SEGMENTS[1]
-PIXELS = next(p for p in SEGMENTS if p.name == "pixels in segments")
 DEPTHWISE_PIXELS = next(p for p in SEGMENTS if p.name == "depthwise, pixels in segments")
 DEPTHWISE = testing.DEPTHWISE[0]
 NO_TAPS = PHASES[2]
-ONE_SM = Machine(sm_count=1)
+LARGE_TILES = Machine(variant=0)
+UNSPLIT = Machine(variant=0, split=0)
+FOUR_STEPS = Problem("4 steps", 1, 8, (5, 7), 33, (2, 4))
+PHASES_2 = Problem("2 phases", 1, 9, (7, 6), 10, (3, 3), (2, 2), (1, 1))
+# Two chains of the full length.
+FULL_CHAINS = Problem("K = 512", 1, 64, (5, 7), 33, (2, 4))
 
 
 def _kernel(name, old, new, direction="forward", problem=TAILS, **rest) -> Mutation:
@@ -77,11 +81,18 @@ MUTATIONS = (
         "geometry.dense_address(geometry.tile.m0 + m));\n  sync_threads();",
         "geometry.dense_address(geometry.tile.m0 + m));",
     ),
-    _kernel("no barrier before the ring is reused", "sync_threads();  // the ring is free", ""),
+    _kernel(
+        "no barrier before the ring is reused",
+        "sync_threads();  // the ring is free",
+        "",
+        problem=FOUR_STEPS,
+        machine=LARGE_TILES,
+    ),
     _kernel(
         "no barrier in store_tile",
         "0, 0});\n  sync_threads();\n  const char* const bias",
         "0, 0});\n  const char* const bias",
+        machine=LARGE_TILES,
     ),
     _kernel(
         "copies not committed at the start",
@@ -102,21 +113,21 @@ MUTATIONS = (
         "(one_chain ? 0 : Tiling::kRingBytes)",
         "0",
         problem=SEGMENTED,
-        machine=ONE_SM,
+        machine=UNSPLIT,
     ),
     _kernel(
         "the table's halves are mixed up",
         "entry <= kChainEntries ?",
         "entry < kChainEntries ?",
-        direction="grad_weight",
-        problem=PIXELS,
+        problem=FULL_CHAINS,
+        machine=UNSPLIT,
     ),
     _kernel(
         "the next chain's entries are made too early",
         "make_entries(chain + 2);",
         "make_entries(chain + 1);",
         problem=SEGMENTED,
-        machine=ONE_SM,
+        machine=UNSPLIT,
     ),
     _in(
         "direct_kernel.cuh",
@@ -144,7 +155,7 @@ MUTATIONS = (
         "++chain;\n    Policy::clear(sums);",
         "++chain;",
         problem=SEGMENTED,
-        machine=ONE_SM,
+        machine=UNSPLIT,
     ),
     _kernel(
         "a segment's partial sum is left out",
@@ -225,6 +236,7 @@ MUTATIONS = (
         "forward",
         "float32",
         TAILS,
+        shows="sanitizers",
     ),
     _in(
         "gemm_loader.cuh",
@@ -288,7 +300,7 @@ MUTATIONS = (
         *F32,
         "grad_input",
         "float32",
-        TAILS,
+        PHASES_2,
     ),
     _in(
         "gemm_loader.cuh",
@@ -378,23 +390,37 @@ MUTATIONS = (
 )
 
 
-def build_mutant(mutation: Mutation) -> pathlib.Path:
-    """The engine's library with the mutation; raises where the source no longer has its text."""
-    sanitize = mutation.shows == "sanitizers"
+def build_altered(
+    file_name: str, old: str, new: str, *, unit: str, sanitize: bool = False
+) -> pathlib.Path:
+    """The engine's library with a replacement in one file, which ``unit``, a source file, is or
+    includes; raises where the file does not have the text once."""
     with tempfile.TemporaryDirectory() as folder:
         csrc = pathlib.Path(folder) / "csrc"
         shutil.copytree(ROOT / "csrc", csrc, ignore=shutil.ignore_patterns("cpu"))
-        file = csrc / "cuda" / mutation.file
+        file = csrc / "cuda" / file_name
         text = file.read_text()
-        found = text.count(mutation.old)
+        found = text.count(old)
         if found != 1:
-            raise ValueError(f"{mutation}: {mutation.file} has its text {found} times, not once")
-        file.write_text(text.replace(mutation.old, mutation.new))
+            raise ValueError(f"{file_name} has this text {found} times, not once: {old}")
+        file.write_text(text.replace(old, new))
         # First, so that its kernels are the ones that are linked.
-        altered = compile_unit(csrc / "cuda" / mutation.unit, csrc=csrc, sanitize=sanitize)
-    rest = [unit for unit in (*engine_units(), *SHIM) if unit.name != mutation.unit]
-    objects = [compile_unit(unit, sanitize=sanitize) for unit in rest]
-    return link("mutant", [altered, *objects], sanitize=sanitize)
+        altered = compile_unit(
+            csrc / "cuda" / unit, csrc=csrc, sanitize=sanitize, warnings_are_errors=False
+        )
+    rest = [other for other in (*engine_units(), *SHIM) if other.name != unit]
+    objects = [compile_unit(other, sanitize=sanitize) for other in rest]
+    return link("altered", [altered, *objects], sanitize=sanitize)
+
+
+def build_mutant(mutation: Mutation) -> pathlib.Path:
+    return build_altered(
+        mutation.file,
+        mutation.old,
+        mutation.new,
+        unit=mutation.unit,
+        sanitize=mutation.shows == "sanitizers",
+    )
 
 
 def _arranged(name: str, tensor: torch.Tensor):
@@ -472,7 +498,3 @@ def run_mutant(mutation: Mutation, library: pathlib.Path, expected: Answer) -> s
         text = pipe.read().decode()
     status = os.waitpid(child, 0)[1]
     return text or (f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "")
-
-
-def unaltered() -> Engine:
-    return Engine(build_engine())
