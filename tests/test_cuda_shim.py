@@ -59,6 +59,7 @@ EXPECTED = {
     "load global": None,
     "load global misaligned": "misaligned",
     "dereference shared": "reaches shared memory past load_shared",
+    "divide by zero": "divides by zero",
     "read unwritten": None,
     "barrier of some": "wait for others that never come",
     "different barriers": "wait for others that never come",

@@ -32,6 +32,11 @@ _DEPTHWISE = re.compile(
     r"cpu::(?P<isa>\w+)::depthwise_(?P<weight>weight_)?ukernel<(?P<dtype>\w+), (?P<rows>\d+), "
     r"(?P<columns>\d+)(?:, (?P<step>\d+))?>\("
 )
+# Of depthwise input gradients with a stride of 2: 'rows' by 'vectors' in each of two phases.
+_STRIDED = re.compile(
+    r"cpu::(?P<isa>\w+)::strided_ukernel<(?P<storage>[\w:]+), \w+, (?P<rows>\d+), "
+    r"(?P<vectors>\d+)>\("
+)
 # Of images of one result pixel: 'rows' weights' rows by 'columns' images; 'rows' results by vectors
 # of lanes. The latter's are inlined into the function that calls all widths.
 _DOT = re.compile(
@@ -414,6 +419,36 @@ def test_rows_times_factors_hold_their_accumulators_in_registers(isa, storage, r
             elif vectors == widest:
                 report.append(f"  {fma_share(loop):4.0%} of {len(loop):3} instructions: {name}")
             vectors //= 2
+    assert not slow
+
+
+@pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
+@over_one_pixel_kernels
+def test_strided_depthwise_loops_hold_their_accumulators_in_registers(isa, storage, report):
+    """Two loops, one for each phase: a broadcast weight, and a load for each multiply-add."""
+    kernels = _symbols(_STRIDED, isa, storage)
+    assert {(int(f["rows"]), int(f["vectors"])) for f, _, _ in kernels} == {
+        (4, 1), (1, 1), (2, 2), (1, 2), (1, 3), (1, 4)
+    }  # fmt: skip
+    slow = {}
+    for fields, address, size in kernels:
+        fmas = int(fields["rows"]) * int(fields["vectors"])
+        name = f"strided depthwise {storage} {fields['rows']} x {fields['vectors']} vectors, {isa}"
+        loops = [
+            (loop, stack)
+            for loop, stack in _loops(address, size)
+            if len({i.destination for i in loop if i.is_fma}) == fmas
+        ]
+        found = [] if len(loops) == 2 else [f"{len(loops)} loops with {fmas} accumulators"]
+        for loop, stack in loops:
+            found += memory_faults(loop, stack)
+            # The weight, loads that are no part of a multiply-add, four to step and to count, two
+            # to spare.
+            if len(loop) > 2 * fmas + 1 + 4 + 2:
+                found.append(f"{len(loop)} instructions")
+            report.append(f"  {fma_share(loop):4.0%} of {len(loop):3} instructions: {name}")
+        if found:
+            slow[name] = found
     assert not slow
 
 

@@ -36,7 +36,7 @@ void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int6
 // Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
 // the channels inside every image, by up to two cache lines.
 int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
-  return planes * max64(channels, 1) + images * (128 / element_size);
+  return planes * odd_lines_of_channels(max64(channels, 1), element_size) + images * (128 / element_size);
 }
 
 }  // namespace

@@ -238,5 +238,11 @@ inline int64_t odd_lines(int64_t elements, int64_t element_size) {
   const int64_t lines = div_up(elements, line);
   return (lines | 1) * line;
 }
+// The same for pixels whose channels lie together: a segment reads a few lines of each.
+inline int64_t odd_lines_of_channels(int64_t channels, int64_t element_size) {
+  if (channels * element_size < 512) return channels;
+  const int64_t line = 64 / element_size;
+  return (div_up(channels, line) | 1) * line;
+}
 
 }  // namespace conv2d_ext::cpu

@@ -1,6 +1,7 @@
 // The CPU entry points: each direction becomes ConvGemms or a grad_weight run for the instruction set in use.
 #include "conv2d_cpu.h"
 
+#include "depthwise.h"
 #include "direction_gemms.h"
 #include "engine.h"
 
@@ -40,6 +41,10 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) return;
   const Executor executor = executor_for(p, threads);
+  if (is_depthwise_strided(p, grad_input.stride, engine().vector_shape(dtype))) {
+    engine().strided_grad_input(p, dtype, grad_output, weight, grad_input, executor);
+    return;
+  }
   const int64_t size = size_of(dtype);
   const auto at = [size](const void* data, int64_t offset) { return static_cast<const char*>(data) + offset * size; };
   for_each_grad_input_gemm(p, engine().vector_shape(dtype), grad_output.stride, weight.stride, grad_input.stride,

@@ -181,11 +181,10 @@ struct ConvCall {
                                        !(first && s0 == 0),
                                        nullptr};
               if constexpr (kStoresSums) {
-                if (complete && result_is_panel(result) && m + width <= channels_m) {
-                  operands.c = static_cast<S*>(gemm.destination) + first_element(result, m0 + m);
+                if (complete && m + width <= channels_m && result_is_panel(result)) {
                   operands.c_pitch = gemm.destination_col;
                   operands.bias = bias_first ? zeros : bias;
-                  gemm_panel<G, T>(pixels, vectors, operands);
+                  run_rows(result, m0 + m, vectors, operands);
                   continue;
                 }
               }
@@ -232,15 +231,26 @@ struct ConvCall {
 
   // Whether the result tensor itself can serve as the C tile of a complete sum: pixel by pixel, channels side by side.
   static constexpr bool kStoresSums = std::is_same_v<S, T> && kHasTranspose<T> && !G;
+  // Rows that don't continue one another are summed one by one, if they have enough pixels.
   bool result_is_panel(const Result& r) const {
+    constexpr int64_t kLeastPixels = 4 * kMR;
+    return gemm.destination_m == 1 && gemm.result_taps() == 1 && (r.cols >= kLeastPixels || joins_rows(r));
+  }
+  bool joins_rows(const Result& r) const {
     const bool rows_join =
         r.rows == 1 || (r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols);
-    return gemm.destination_m == 1 && gemm.result_taps() == 1 && rows_join &&
+    return rows_join &&
            (r.images == 1 || (r.rows == gemm.rows && gemm.destination_n == gemm.destination_col * r.rows * r.cols));
   }
-  int64_t first_element(const Result& r, int64_t m) const {
-    return (r.group * gemm.m + m) * gemm.destination_m + r.image0 * gemm.destination_n + r.row0 * gemm.destination_row +
-           r.col0 * gemm.destination_col;
+  void run_rows(const Result& r, int64_t m, int64_t vectors, GemmOperands<T> operands) const {
+    const int64_t rows = joins_rows(r) ? 1 : r.images * r.rows, pixels = r.images * r.rows * r.cols / rows;
+    S* const first = static_cast<S*>(gemm.destination) + (r.group * gemm.m + m) * gemm.destination_m +
+                     r.image0 * gemm.destination_n + r.row0 * gemm.destination_row + r.col0 * gemm.destination_col;
+    for (int64_t row = 0; row < rows; ++row) {
+      operands.c = first + row / r.rows * gemm.destination_n + row % r.rows * gemm.destination_row;
+      gemm_panel<G, T>(pixels, vectors, operands);
+      operands.j_offset += pixels;
+    }
   }
 
   // The bias of a panel's result channels, zeros where there is none.

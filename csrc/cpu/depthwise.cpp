@@ -1,5 +1,7 @@
 #include "depthwise.h"
 
+#include "direction_gemms.h"
+
 namespace conv2d_ext::cpu {
 
 namespace {
@@ -12,6 +14,11 @@ constexpr int64_t kRowsBytes = 24 * 1024;
 constexpr int64_t kTileBytes = 128 * 1024;
 // Pixels for whose sake a tile's weights are packed.
 constexpr int64_t kTilePixels = 256;
+// Pairs of columns, and pixels, of a tile with strided phases.
+constexpr int64_t kStridedPairs = 512;
+constexpr int64_t kStridedPixels = 16 * 1024;
+// What a patch may take: large dilations spread it.
+constexpr int64_t kMaxStridedPatchBytes = 1024 * 1024;
 
 // Elements of the tile's patch along one axis.
 int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t taps) {
@@ -85,6 +92,55 @@ DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& 
   s.c_tile = take(max64(tiling.pixels() * vector.lanes * vector.element_size, tiling.tile_cols * block));
   s.patch = take(tiling.patch_elements * vector.element_size);
   s.bytes = bytes;
+  return s;
+}
+
+MetOutputs met_outputs(const GatherAxis& axis, int64_t kernel, int64_t first, int64_t size) {
+  // output * step + origin + tap * axis.tap = coordinate, rounded down.
+  const auto output = [&](int64_t coordinate, int64_t tap) {
+    const int64_t steps = coordinate - axis.source(0, tap);
+    return steps >= 0 ? steps / axis.step : -div_up(-steps, axis.step);
+  };
+  const int64_t low = output(first, kernel - 1), high = output(first + size - 1, 0);
+  return {low, high - low + 1};
+}
+
+bool is_depthwise_strided(const Conv2dProblem& p, const int64_t* result, const VectorShape& vector) {
+  if (p.in_channels_per_group() != 1 || p.out_channels_per_group() != 1 || p.stride_w != 2 || result[3] != 1 ||
+      p.kernel_w < 2 || p.dilation_w % 2 == 0 || p.in_w < vector.lanes || !vector.interleaves || p.out_pixels() < 2) {
+    return false;
+  }
+  const int64_t row_phases = grad_input_tap_step(p.stride_h, p.dilation_h);
+  if (row_phases != p.stride_h || p.kernel_h < row_phases) return false;
+  // All taps of a phase have to make one chain, and none of them may be left out.
+  const int64_t taps_h = div_up(p.kernel_h, row_phases), taps_w = div_up(p.kernel_w, 2);
+  if (block_k(1, taps_h, taps_w, vector.limits).chain < taps_h * taps_w) return false;
+  const StridedTiling t = tile_strided(p, vector, 1);
+  return t.patch_rows * t.patch_pitch * vector.element_size <= kMaxStridedPatchBytes && !cuts_bands(p);
+}
+
+StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, int num_threads) {
+  StridedTiling t{};
+  t.tile_pairs = min64(round_up(even_piece(div_up(p.in_w, 2), kStridedPairs), vector.lanes), div_up(p.in_w, 2));
+  t.tiles_w = div_up(div_up(p.in_w, 2), t.tile_pairs);
+  // Whole rounds of the row phases, so that tiles have alike rows.
+  const int64_t rounds = div_up(p.in_h, p.stride_h);
+  int64_t tile_rounds = even_piece(rounds, kStridedPixels / (2 * t.tile_pairs * p.stride_h));
+  if (p.batch * p.groups * t.tiles_w * div_up(rounds, tile_rounds) < 4 * num_threads) {
+    tile_rounds = even_piece(rounds, div_up(rounds, 2 * num_threads));
+  }
+  t.tile_rows = tile_rounds * p.stride_h;
+  t.tiles_h = div_up(p.in_h, t.tile_rows);
+  // One more than what any tile meets: where that begins differs by the border it is rounded to.
+  t.patch_rows = met_outputs(p.rows(), p.kernel_h, 0, t.tile_rows).size + 1;
+  t.patch_pitch = met_outputs(p.cols(), p.kernel_w, 0, 2 * round_up(t.tile_pairs, vector.lanes)).size + 1;
+  return t;
+}
+
+StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem& p, const VectorShape& vector) {
+  StridedScratch s{};
+  s.patch = round_up(p.taps() * vector.element_size, 64);
+  s.bytes = s.patch + odd_lines(tiling.patch_rows * tiling.patch_pitch, vector.element_size) * vector.element_size;
   return s;
 }
 

@@ -52,4 +52,36 @@ struct DepthwiseScratch {
 };
 DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& gemm, const VectorShape& vector);
 
+// Depthwise input gradients in planes with a stride of 2 along the row (depthwise_strided_driver.h): the two phases of
+// a row's columns are computed together, so that rows are written whole. Vectors run over positions of both.
+//
+// Whether that driver takes the problem: planes of results at least half a vector of pairs wide, all phases met, and
+// every phase one chain over all of its taps. `result`: the strides of grad_input.
+bool is_depthwise_strided(const Conv2dProblem& problem, const int64_t* result, const VectorShape& vector);
+
+// Vectors of each phase in the widest panel, and rows that the micro-kernel for `vectors` of them takes: up to four
+// accumulators of each phase.
+constexpr int kStridedVectors = 4;
+constexpr int strided_rows(int64_t vectors) { return vectors == 1 ? 4 : vectors == 2 ? 2 : 1; }
+
+// A work item is a tile of rows and of pairs of columns of one channel's plane.
+struct StridedTiling {
+  int64_t tile_rows, tile_pairs;
+  int64_t tiles_h, tiles_w;
+  int64_t patch_rows, patch_pitch;
+  int64_t tiles() const { return tiles_h * tiles_w; }
+};
+StridedTiling tile_strided(const Conv2dProblem& problem, const VectorShape& vector, int num_threads);
+
+struct StridedScratch {
+  int64_t weights, patch, bytes;
+};
+StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem& problem, const VectorShape& vector);
+
+// The outputs that `size` input coordinates from `first` on meet along an axis: a run that holds them all.
+struct MetOutputs {
+  int64_t first, size;
+};
+MetOutputs met_outputs(const GatherAxis& axis, int64_t kernel, int64_t first, int64_t size);
+
 }  // namespace conv2d_ext::cpu

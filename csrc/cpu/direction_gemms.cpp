@@ -133,20 +133,25 @@ std::vector<Band> cut_bands(const GradInputPhase& phase, int64_t out_size) {
   return bands;
 }
 
-// A phase of both axes: one GEMM, or where far taps meet no output at many positions one for each pair of bands,
-// without these taps. Decided by the geometry, since the sums' order follows.
-void visit_band_gemms(const Conv2dProblem& p, ConvGemm& g, const GradInputPhase& h, const GradInputPhase& v,
-                      const int64_t* w, const int64_t* gi, const GemmVisitor& visit) {
+// Whether a phase of both axes is cut into the bands of the one times those of the other: where far taps meet no output
+// at many positions. Decided by the geometry, since the sums' order follows.
+bool cuts_bands(const Conv2dProblem& p, const GradInputPhase& h, const GradInputPhase& v) {
   constexpr double kShareMet = 0.85;
   constexpr int64_t kBandPixels = 64;
+  if (share_met(h, p.out_h) * share_met(v, p.out_w) >= kShareMet) return false;
+  const auto bands = static_cast<int64_t>(cut_bands(h, p.out_h).size() * cut_bands(v, p.out_w).size());
+  return h.positions * v.positions >= kBandPixels * bands;
+}
+
+// A phase of both axes: one GEMM, or one for each pair of bands, without the taps that meet no output there.
+void visit_band_gemms(const Conv2dProblem& p, ConvGemm& g, const GradInputPhase& h, const GradInputPhase& v,
+                      const int64_t* w, const int64_t* gi, const GemmVisitor& visit) {
   const Band all_rows{0, h.positions, 0, h.taps}, all_cols{0, v.positions, 0, v.taps};
   std::vector<Band> row_bands, col_bands;
-  bool cut = false;
-  if (share_met(h, p.out_h) * share_met(v, p.out_w) < kShareMet) {
+  const bool cut = cuts_bands(p, h, v);
+  if (cut) {
     row_bands = cut_bands(h, p.out_h);
     col_bands = cut_bands(v, p.out_w);
-    const auto bands = static_cast<int64_t>(row_bands.size() * col_bands.size());
-    cut = h.positions * v.positions >= kBandPixels * bands;
   }
   const Band *const first_row = cut ? row_bands.data() : &all_rows, *const first_col =
                                                                         cut ? col_bands.data() : &all_cols;
@@ -169,7 +174,28 @@ void visit_band_gemms(const Conv2dProblem& p, ConvGemm& g, const GradInputPhase&
   }
 }
 
+GradInputPhase row_phase(const Conv2dProblem& p, int64_t first_tap) {
+  return grad_input_phase(first_tap, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
+}
+GradInputPhase col_phase(const Conv2dProblem& p, int64_t first_tap) {
+  return grad_input_phase(first_tap, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
+}
+// The phases of an axis that taps meet are those of its first taps.
+int64_t first_taps(int64_t kernel, int64_t stride, int64_t dilation) {
+  return min64(grad_input_tap_step(stride, dilation), kernel);
+}
+
 }  // namespace
+
+bool cuts_bands(const Conv2dProblem& p) {
+  for (int64_t tap_h = 0; tap_h < first_taps(p.kernel_h, p.stride_h, p.dilation_h); ++tap_h) {
+    for (int64_t tap_w = 0; tap_w < first_taps(p.kernel_w, p.stride_w, p.dilation_w); ++tap_w) {
+      const GradInputPhase h = row_phase(p, tap_h), v = col_phase(p, tap_w);
+      if (h.positions > 0 && v.positions > 0 && cuts_bands(p, h, v)) return true;
+    }
+  }
+  return false;
+}
 
 void visit_grad_input_gemms(const Conv2dProblem& p, const VectorShape& vector, const int64_t* go, const int64_t* w,
                             const int64_t* gi, const GemmVisitor& visit) {
@@ -229,26 +255,20 @@ void visit_grad_input_gemms(const Conv2dProblem& p, const VectorShape& vector, c
     return;
   }
 
-  const int64_t first_taps_h = min64(grad_input_tap_step(p.stride_h, p.dilation_h), p.kernel_h);
-  const int64_t first_taps_w = min64(grad_input_tap_step(p.stride_w, p.dilation_w), p.kernel_w);
-  const auto row_phase = [&](int64_t first_tap) {
-    return grad_input_phase(first_tap, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
-  };
-  const auto col_phase = [&](int64_t first_tap) {
-    return grad_input_phase(first_tap, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
-  };
+  const int64_t first_taps_h = first_taps(p.kernel_h, p.stride_h, p.dilation_h);
+  const int64_t first_taps_w = first_taps(p.kernel_w, p.stride_w, p.dilation_w);
   int64_t met_h = 0, met_w = 0;
-  for (int64_t tap = 0; tap < first_taps_h; ++tap) met_h += row_phase(tap).positions > 0;
-  for (int64_t tap = 0; tap < first_taps_w; ++tap) met_w += col_phase(tap).positions > 0;
+  for (int64_t tap = 0; tap < first_taps_h; ++tap) met_h += row_phase(p, tap).positions > 0;
+  for (int64_t tap = 0; tap < first_taps_w; ++tap) met_w += col_phase(p, tap).positions > 0;
   if (met_h < min64(p.stride_h, p.in_h) || met_w < min64(p.stride_w, p.in_w)) fill_zero();
 
   g.destination_row = gi[2] * p.stride_h;
   g.destination_col = gi[3] * p.stride_w;
   for (int64_t tap_h = 0; tap_h < first_taps_h; ++tap_h) {
-    const GradInputPhase h = row_phase(tap_h);
+    const GradInputPhase h = row_phase(p, tap_h);
     if (h.positions == 0) continue;
     for (int64_t tap_w = 0; tap_w < first_taps_w; ++tap_w) {
-      const GradInputPhase v = col_phase(tap_w);
+      const GradInputPhase v = col_phase(p, tap_w);
       if (v.positions == 0) continue;
       visit_band_gemms(p, g, h, v, w, gi, visit);
     }

@@ -28,6 +28,9 @@ struct GemmVisitor {
 void visit_grad_input_gemms(const Conv2dProblem& problem, const VectorShape& vector, const int64_t* grad_output,
                             const int64_t* weight, const int64_t* grad_input, const GemmVisitor& visit);
 
+// Whether taps that meet no output at many positions are left out of a phase's sums there.
+bool cuts_bands(const Conv2dProblem& problem);
+
 template <class Visit>
 void for_each_grad_input_gemm(const Conv2dProblem& problem, const VectorShape& vector, const int64_t* grad_output,
                               const int64_t* weight, const int64_t* grad_input, Visit visit) {

@@ -19,6 +19,8 @@ struct Engine {
   void (*conv)(DType, const ConvGemm&, const Executor&);
   void (*grad_weight)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView, const Executor&);
   void (*grad_bias)(int64_t, int64_t, int64_t, int64_t, DType, ConstTensorView, void*, const Executor&);
+  void (*strided_grad_input)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView,
+                             const Executor&);                       // where is_depthwise_strided
   void (*dot_products)(DType, const ConvGemm&, const Executor&);     // forward of one result pixel, where sums_as_dots
   void (*row_products)(DType, const RowProducts&, const Executor&);  // gradients of one, where takes_rows
   VectorShape (*vector_shape)(DType);

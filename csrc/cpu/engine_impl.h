@@ -8,6 +8,7 @@
 #include "pixel_ukernel.h"
 #include "pixel_driver.h"
 #include "depthwise_driver.h"
+#include "depthwise_strided_driver.h"
 #include "depthwise_weight_ukernel.h"
 #include "one_pixel_driver.h"
 #include "grad_weight_driver.h"
@@ -88,7 +89,7 @@ void run_conv(const ConvGemm& problem, const Executor& executor) {
   ConvCall<S, T, false> call(gemm, executor.num_threads);
   run_items(executor, call.items(), &call, &ConvCall<S, T, false>::run);
 }
-// Of the types that one_pixel_driver.h takes.
+// Of real floating-point types.
 #define CONV2D_DISPATCH_FLOATING(dtype, call) \
   switch (dtype) {                            \
     case DType::kFloat32: {                   \
@@ -120,6 +121,10 @@ inline void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_
                       ConstTensorView grad_output, void* result, const Executor& executor) {
   CONV2D_DISPATCH(dtype, run_grad_bias<S>(batch, out_channels, out_h, out_w, grad_output, result, executor))
 }
+inline void strided_grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output,
+                               ConstTensorView weight, TensorView result, const Executor& executor) {
+  CONV2D_DISPATCH_FLOATING(dtype, run_strided<S>(problem, grad_output, weight, result, executor))
+}
 inline void dot_products(DType dtype, const ConvGemm& gemm, const Executor& executor) {
   CONV2D_DISPATCH_FLOATING(dtype, run_dot<S>(gemm, executor))
 }
@@ -135,7 +140,7 @@ int rows_of_type(int64_t vectors) {
 }
 inline int rows_of(DType dtype, int64_t vectors) { CONV2D_DISPATCH(dtype, rows_of_type<S>(vectors)) }
 
-constexpr Engine kEngine{kIsaName,     kIsaName, conv,         grad_weight, grad_bias, dot_products,
-                         row_products, shape_of, dot_shape_of, rows_of,     nullptr};
+constexpr Engine kEngine{kIsaName,     kIsaName,     conv,     grad_weight,  grad_bias, strided_grad_input,
+                         dot_products, row_products, shape_of, dot_shape_of, rows_of,   nullptr};
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -194,6 +194,21 @@ void explain_rows(Explanation& e, const RowProducts& rows, DType dtype, int num_
   e.workspace_bytes_per_thread = row_scratch_bytes(rows, t, results, vector.element_size);
 }
 
+// What differs from the phases' GEMMs: neither the problem nor its chains.
+void explain_strided(Explanation& e, const Conv2dProblem& p, DType dtype, int num_threads) {
+  const VectorShape vector = engine().vector_shape(dtype);
+  const StridedTiling t = tile_strided(p, vector, num_threads);
+  const int64_t vectors = cut_panels(div_up(t.tile_pairs, vector.lanes), kStridedVectors).size(0);
+  e.engine = "depthwise, vectors over the pixels of two phases";
+  name_kernel(e, dtype, engine(), false, "strided_ukernel", strided_rows(vectors), 2 * vectors * vector.lanes);
+  e.tile_images = 1;
+  e.tile_rows = t.tile_rows;
+  e.tile_cols = min64(2 * t.tile_pairs, p.in_w);
+  e.tile_pixels = e.tile_rows * e.tile_cols;
+  e.work_items = p.batch * p.groups * t.tiles();
+  e.workspace_bytes_per_thread = lay_out_scratch(t, p, vector).bytes;
+}
+
 }  // namespace
 
 Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, ConstTensorView input,
@@ -239,6 +254,8 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
           e.work_items = items;
           e.workspace_bytes_per_thread = workspace;
         });
+    const VectorShape vector = engine().vector_shape(dtype);
+    if (is_depthwise_strided(p, result.stride, vector)) explain_strided(e, p, dtype, num_threads);
   } else {
     if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) {
       e.engine = "none: the result is empty";

@@ -143,14 +143,17 @@ CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors) {
   return ukernels_of<T, 1, G>();
 }
 
-// C (rows x NR) for any number of rows, as many at a time as the micro-kernel takes.
+// C (rows x NR) for any number of rows, in near-equal blocks of as many as the micro-kernel takes: a rest of one or two
+// rows would leave the FMA units waiting for its few chains.
 template <bool G, class T>
 CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, GemmOperands<T> operands) {
   const Ukernels<T> ukernels = ukernels_for<T, G>(vectors);
-  for (int64_t row = 0; row < rows; row += ukernels.rows) {
-    ukernels.by_rows[min64(rows - row, ukernels.rows) - 1](operands);
-    operands.j_offset += ukernels.rows;
-    operands.c += ukernels.rows * operands.c_pitch;
+  const Panels blocks = cut_panels(rows, ukernels.rows);
+  for (int64_t block = 0; block < blocks.count; ++block) {
+    const int64_t now = blocks.size(block);
+    ukernels.by_rows[now - 1](operands);
+    operands.j_offset += now;
+    operands.c += now * operands.c_pitch;
   }
 }
 

@@ -72,7 +72,10 @@ CONV2D_INLINE void pack_transposed(const S* src, int64_t lane_step, int64_t lane
         for (int i = 0; i < L; ++i) r[i] = i < valid ? load_as_partial(s + i * lane_step, int(depth)) : V::zero();
       } else if (valid == L) {
 #pragma GCC unroll 16
-        for (int i = 0; i < L; ++i) r[i] = load_as(s + i * lane_step + k);
+        for (int i = 0; i < L; ++i) {
+          r[i] = load_as(s + i * lane_step + k);
+          __builtin_prefetch(s + i * lane_step + k + depth);
+        }
       } else {
         for (int i = 0; i < L; ++i) r[i] = i < valid ? load_as(s + i * lane_step + k) : V::zero();
       }
@@ -213,8 +216,8 @@ inline Patch lay_out_patch(PatchOrder order, const PatchAxis& rows, const PatchA
   Patch patch{order, rows, cols, images, channels, 0, 0, 0, 0};
   if (order == PatchOrder::kChannelInner) {
     patch.channel_pitch = 1;
-    patch.col_pitch = channels;
-    patch.row_pitch = cols.size * channels;
+    patch.col_pitch = odd_lines_of_channels(channels, element_size);
+    patch.row_pitch = cols.size * patch.col_pitch;
     patch.image_pitch = odd_lines(rows.size * patch.row_pitch, element_size);
   } else {
     patch.col_pitch = order == PatchOrder::kLanes ? lanes : 1;
@@ -250,11 +253,11 @@ CONV2D_INLINE void copy_pixels(const Patch& patch, const Source<S>& source, int6
     copy_run(src, step, count, dst, conj);
   } else if (patch.order == PatchOrder::kLanes) {
     pack_lanes(src, source.group, step, source.lanes, count, dst, patch.col_pitch, patch.col_pitch, conj);
-  } else if (step == patch.channels && source.channel == 1) {
+  } else if (step == patch.col_pitch && step == patch.channels && source.channel == 1) {
     copy_run(src, 1, count * patch.channels, dst, conj);
   } else {
     for (int64_t x = 0; x < count; ++x) {
-      copy_run(src + x * step, source.channel, patch.channels, dst + x * patch.channels, conj);
+      copy_run(src + x * step, source.channel, patch.channels, dst + x * patch.col_pitch, conj);
     }
   }
 }

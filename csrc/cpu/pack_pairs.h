@@ -82,12 +82,12 @@ CONV2D_INLINE void copy_pixels(const Patch& patch, const Source<BFloat16>& sourc
     copy_pairs(src, lone ? nullptr : src + source.channel / 2, step, count, dst);
   } else {
     const int64_t channels = 2 * patch.channels - (source.lone ? 1 : 0);
-    if (step == channels && !source.lone) {
+    if (step == channels && !source.lone && patch.col_pitch == patch.channels) {
       __builtin_memcpy(dst, src, size_t(count * patch.channels) * sizeof(BFloat16Pair));
-    } else if (step == channels && channels < 16) {
+    } else if (step == channels && channels < 16) {  // which lie without gaps in the patch, too
       copy_odd_channels(src, channels, count, dst);
     } else {
-      for (int64_t x = 0; x < count; ++x) copy_channels(src + x * step, channels, dst + x * patch.channels);
+      for (int64_t x = 0; x < count; ++x) copy_channels(src + x * step, channels, dst + x * patch.col_pitch);
     }
   }
 }

@@ -11,9 +11,10 @@ using Elements = ConvGeometry<1, 1>;
 
 constexpr GemmKernel kKernels[] = {
     element_entry<Policy, Groups, 4, 2, 3, 1, DenseLoads::kOverK>("conv_gemm_f64_64x64x16", GemmKind::kConvGroups),
-    element_entry<Policy, Elements, 4, 2, 3, 1, DenseLoads::kOverK>("conv_gemm_f64_64x64x16_by_element",
+    // Two stages, so that with a long table of k several chains fit the 99 KiB of smaller GPUs.
+    element_entry<Policy, Elements, 4, 2, 2, 1, DenseLoads::kOverK>("conv_gemm_f64_64x64x16_by_element",
                                                                     GemmKind::kConvElements),
-    element_entry<Policy, WeightGeometry, 4, 2, 3, 1, DenseLoads::kAsIm2col>("weight_gemm_f64_64x64x16",
+    element_entry<Policy, WeightGeometry, 4, 2, 2, 1, DenseLoads::kAsIm2col>("weight_gemm_f64_64x64x16",
                                                                              GemmKind::kWeight),
 };
 

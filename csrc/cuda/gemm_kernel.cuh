@@ -58,9 +58,9 @@ struct GemmTiling {
 // neighbouring x, or m where memory runs along it.
 template <class Tiling, bool PARTIAL, class Geometry>
 __device__ __forceinline__ void store_tile(const Geometry& geometry, XEntry* table, const typename Tiling::Sum* tile,
-                                           int thread) {
+                                           unsigned thread) {
   using Element = std::conditional_t<PARTIAL, typename Tiling::Sum, typename Tiling::Element>;
-  for (int x = thread; x < Tiling::kTileX; x += Tiling::kThreads)
+  for (unsigned x = thread; x < Tiling::kTileX; x += Tiling::kThreads)
     store_shared(table + x, XEntry{PARTIAL ? geometry.partial_address(geometry.tile.x0 + x)
                                            : geometry.result_address(geometry.tile.x0 + x),
                                    0, 0});
@@ -72,9 +72,9 @@ __device__ __forceinline__ void store_tile(const Geometry& geometry, XEntry* tab
   const bool over_m = !PARTIAL && geometry.p.tile.result_over_m;
 #pragma unroll 4
   for (int i = 0; i < Tiling::kTileM * Tiling::kTileX / Tiling::kThreads; ++i) {
-    const int unit = thread + i * Tiling::kThreads;
-    const int m = over_m ? unit % 8 + unit / (8 * Tiling::kTileX) * 8 : unit / Tiling::kTileX;
-    const int x = over_m ? unit / 8 % Tiling::kTileX : unit % Tiling::kTileX;
+    const unsigned unit = thread + i * Tiling::kThreads;
+    const int32_t m = over_m ? unit % 8 + unit / (8 * Tiling::kTileX) * 8 : unit / Tiling::kTileX;
+    const unsigned x = over_m ? unit / 8 % Tiling::kTileX : unit % Tiling::kTileX;
     const int64_t address = load_shared(table + x).address;
     if (m >= m_left || address == 0) continue;
     auto value = load_shared(tile + m * Tiling::kResultRow + x);
@@ -106,9 +106,9 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
   int64_t* const dense = reinterpret_cast<int64_t*>(shared + Tiling::kDenseAt);
   Element* const ring = reinterpret_cast<Element*>(shared + Tiling::kStagesAt);
 
-  const int thread = threadIdx.x;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
+  const unsigned thread = threadIdx.x;
+  const int lane = static_cast<int>(thread % 32);
+  const int warp = static_cast<int>(thread / 32);
   const int steps = static_cast<int>(geometry.tile.k_end - geometry.tile.k_begin);
   const int chain_steps = static_cast<int>(geometry.chain_tiles);
   const bool one_chain = steps <= chain_steps;
@@ -116,23 +116,23 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
 
   // The entries of k of one chain, in the half of the table that is its turn.
   const auto make_entries = [&](int chain) {
-    const int count = chain_steps * kEntries;
-    for (int i = thread; i < count; i += Tiling::kThreads) {
+    const unsigned count = chain_steps * kEntries;
+    for (unsigned i = thread; i < count; i += Tiling::kThreads) {
       KOffsets offset;
       KPosition position;
       geometry.k_entry(static_cast<int64_t>(geometry.tile.k_begin) * kEntries + static_cast<int64_t>(chain) * count + i,
                        offset, position);
       constexpr bool kGathersSingly = !Policy::kTransposed && kGroup == 1;
-      const int place = kGathersSingly ? entry_place<Tiling::kTileK / 8>(i) : i;
+      const unsigned place = kGathersSingly ? entry_place<Tiling::kTileK / 8>(i) : i;
       store_shared(offsets + chain % 2 * kChainEntries + place, offset);
       store_shared(positions + chain % 2 * kChainEntries + place, position);
     }
   };
   make_entries(0);
   if (!one_chain) make_entries(1);
-  for (int x = thread; x < Tiling::kTileX; x += Tiling::kThreads)
+  for (unsigned x = thread; x < Tiling::kTileX; x += Tiling::kThreads)
     store_shared(im2col + x, geometry.im2col_entry(geometry.tile.x0 + x));
-  for (int m = thread; m < Tiling::kTileM; m += Tiling::kThreads)
+  for (unsigned m = thread; m < Tiling::kTileM; m += Tiling::kThreads)
     store_shared(dense + m, geometry.dense_address(geometry.tile.m0 + m));
   sync_threads();
 

@@ -39,10 +39,14 @@ struct ElementGemm {
   }
   template <Load LOAD_B>
   static cudaError_t launch_b(const Params& params, const GemmLaunch& launch_of) {
-    if constexpr (DENSE == DenseLoads::kAsIm2col) return launch_as<LOAD_B, LOAD_B>(params, launch_of);
-    if constexpr (DENSE == DenseLoads::kBoth)
-      if (!params.tile.a_over_k) return launch_as<Load::kOverX, LOAD_B>(params, launch_of);
-    return launch_as<Load::kOverK, LOAD_B>(params, launch_of);
+    if constexpr (DENSE == DenseLoads::kAsIm2col) {
+      return launch_as<LOAD_B, LOAD_B>(params, launch_of);
+    } else {
+      if constexpr (DENSE == DenseLoads::kBoth) {
+        if (!params.tile.a_over_k) return launch_as<Load::kOverX, LOAD_B>(params, launch_of);
+      }
+      return launch_as<Load::kOverK, LOAD_B>(params, launch_of);
+    }
   }
   static cudaError_t run(const Params& params, const GemmLaunch& launch_of) {
     return params.tile.b_over_k ? launch_b<Load::kOverK>(params, launch_of) : launch_b<Load::kOverX>(params, launch_of);

@@ -35,8 +35,8 @@ struct Side<true> {
   Tables tables;
   Bounds bounds;
   int64_t step;  // bytes from one channel of a group to the next
-  __device__ __forceinline__ XEntry entry(int x) const { return load_shared(tables.im2col + x); }
-  __device__ __forceinline__ int64_t offset(int k) const { return load_shared(&tables.offsets[k].im2col); }
+  __device__ __forceinline__ XEntry entry(unsigned x) const { return load_shared(tables.im2col + x); }
+  __device__ __forceinline__ int64_t offset(unsigned k) const { return load_shared(&tables.offsets[k].im2col); }
   __device__ __forceinline__ bool contains(const XEntry& x, const KPosition& k) const { return bounds.contain(x, k); }
 };
 
@@ -44,15 +44,15 @@ template <>
 struct Side<false> {
   Tables tables;
   int64_t step;
-  __device__ __forceinline__ XEntry entry(int x) const { return {load_shared(tables.dense + x), 0, 0}; }
-  __device__ __forceinline__ int64_t offset(int k) const { return load_shared(&tables.offsets[k].dense); }
+  __device__ __forceinline__ XEntry entry(unsigned x) const { return {load_shared(tables.dense + x), 0, 0}; }
+  __device__ __forceinline__ int64_t offset(unsigned k) const { return load_shared(&tables.offsets[k].dense); }
   __device__ __forceinline__ bool contains(const XEntry&, const KPosition&) const { return true; }
 };
 
 // Where the table has the entry of k where groups of 8 k are gathered one by one: what neighbouring lanes, which take
 // neighbouring groups, read at once lies side by side.
 template <int GROUPS>
-__device__ __forceinline__ int entry_place(int k) {
+__device__ __forceinline__ unsigned entry_place(unsigned k) {
   return k / (8 * GROUPS) * (8 * GROUPS) + k % 8 * GROUPS + k / 8 % GROUPS;
 }
 
@@ -64,52 +64,73 @@ struct ElementLoader {
   using T = typename Policy::Element;
   static constexpr int kRow = TILE + Policy::kRowPadding;
   static constexpr int kTileK = Policy::kTileK;
-  static constexpr int kPerThread = TILE * kTileK / THREADS;
+  static constexpr unsigned kPerThread = TILE * kTileK / THREADS;
   static_assert(TILE * kTileK % THREADS == 0);
 
+  // The entries of so many copies are read before the first of them is made: a copy that follows other work waits for
+  // it.
+  template <unsigned COUNT>
+  static constexpr unsigned kBatchOf = COUNT < 4 ? COUNT : 4;
+
   // Neighbouring threads take neighbouring x, a thread several k of a group: one test for all of them.
-  __device__ static __forceinline__ void over_x(T* tile, const Side<IM2COL>& side, int thread) {
-    constexpr int kRun = kPerThread < GROUP ? kPerThread : GROUP;
-    constexpr int kRuns = kPerThread / kRun;
+  __device__ static __forceinline__ void over_x(T* tile, const Side<IM2COL>& side, unsigned thread) {
+    constexpr unsigned kRun = kPerThread < GROUP ? kPerThread : GROUP;
+    constexpr unsigned kRuns = kPerThread / kRun;
+    constexpr unsigned kBatch = kBatchOf<kRuns>;
+    static_assert(kRuns % kBatch == 0);
     // Unrolled further, the table's entries would take more registers than there are.
-#pragma unroll(GROUP == 1 ? 4 : kRuns)
-    for (int i = 0; i < kRuns; ++i) {
-      const int unit = thread + i * THREADS;
-      const int x = unit % TILE;
-      const int k = unit / TILE * kRun;
-      const KPosition position = load_shared(side.tables.positions + k / GROUP);
-      const int64_t offset = side.offset(k / GROUP);
-      const XEntry entry = side.entry(x);
-      const bool inside = side.contains(entry, position);
-      const int64_t address = entry.address + offset;
+#pragma unroll 1
+    for (unsigned first = 0; first < kRuns; first += kBatch) {
+      KPosition positions[kBatch];
+      int64_t addresses[kBatch];
+      bool inside[kBatch];
 #pragma unroll
-      for (int j = 0; j < kRun; ++j) {
-        const int channel = k % GROUP + j;
-        copy_async<sizeof(T)>(tile + (k + j) * kRow + x, at_address(address + channel * side.step),
-                              inside && channel < position.count);
+      for (unsigned i = 0; i < kBatch; ++i) {
+        const unsigned unit = thread + (first + i) * THREADS;
+        const unsigned k = unit / TILE * kRun;
+        const XEntry entry = side.entry(THREADS % TILE == 0 ? thread % TILE : unit % TILE);
+        positions[i] = load_shared(side.tables.positions + k / GROUP);
+        addresses[i] = entry.address + side.offset(k / GROUP);
+        inside[i] = side.contains(entry, positions[i]);
+      }
+#pragma unroll
+      for (unsigned i = 0; i < kBatch; ++i) {
+        const unsigned unit = thread + (first + i) * THREADS;
+        const unsigned k = unit / TILE * kRun;
+#pragma unroll
+        for (unsigned j = 0; j < kRun; ++j) {
+          const int channel = static_cast<int>(k % GROUP + j);
+          copy_async<sizeof(T)>(tile + (k + j) * kRow + unit % TILE, at_address(addresses[i] + channel * side.step),
+                                inside[i] && channel < positions[i].count);
+        }
       }
     }
   }
 
   // Neighbouring threads take neighbouring k, a thread one k of several x. A warp covers 8 k of 4 x, which in rows 16
   // bytes apart (modulo all banks) meet no bank twice.
-  __device__ static __forceinline__ void over_k(T* tile, const Side<IM2COL>& side, int thread) {
-    constexpr int kLanesK = 8;
-    static_assert(kTileK % kLanesK == 0 && THREADS % (32 * (kTileK / kLanesK)) == 0);
-    const int lane = thread % 32;
-    const int warp = thread / 32;
-    const int k = lane % kLanesK + warp % (kTileK / kLanesK) * kLanesK;
-    const int first = lane / kLanesK + warp / (kTileK / kLanesK) * (32 / kLanesK);
+  __device__ static __forceinline__ void over_k(T* tile, const Side<IM2COL>& side, unsigned thread) {
+    constexpr unsigned kLanesK = 8;
+    constexpr unsigned kWarpsK = kTileK / kLanesK;
+    constexpr unsigned kBatch = kBatchOf<kPerThread>;
+    static_assert(kTileK % kLanesK == 0 && THREADS % (32 * kWarpsK) == 0 && kPerThread % kBatch == 0);
+    const unsigned lane = thread % 32;
+    const unsigned warp = thread / 32;
+    const unsigned k = lane % kLanesK + warp % kWarpsK * kLanesK;
+    const unsigned x0 = lane / kLanesK + warp / kWarpsK * (32 / kLanesK);
     const KPosition position = load_shared(side.tables.positions + k / GROUP);
-    const int channel = k % GROUP;
+    const int channel = static_cast<int>(k % GROUP);
     const int64_t offset = side.offset(k / GROUP) + channel * side.step;
     const bool exists = channel < position.count;
-#pragma unroll(kPerThread < 8 ? kPerThread : 2)
-    for (int i = 0; i < kPerThread; ++i) {
-      const int x = first + i * (THREADS / kTileK);
-      const XEntry entry = side.entry(x);
-      copy_async<sizeof(T)>(tile + k * kRow + x, at_address(entry.address + offset),
-                            exists && side.contains(entry, position));
+#pragma unroll 1
+    for (unsigned first = 0; first < kPerThread; first += kBatch) {
+      XEntry entries[kBatch];
+#pragma unroll
+      for (unsigned i = 0; i < kBatch; ++i) entries[i] = side.entry(x0 + (first + i) * (THREADS / kTileK));
+#pragma unroll
+      for (unsigned i = 0; i < kBatch; ++i)
+        copy_async<sizeof(T)>(tile + k * kRow + x0 + (first + i) * (THREADS / kTileK),
+                              at_address(entries[i].address + offset), exists && side.contains(entries[i], position));
     }
   }
 };
@@ -118,14 +139,14 @@ struct ElementLoader {
 template <class Policy, int TILE, int THREADS, bool IM2COL>
 struct VectorLoader {
   using T = typename Policy::Element;
-  static constexpr int kGroups = Policy::kTileK / 8;
+  static constexpr unsigned kGroups = Policy::kTileK / 8;
 
-  __device__ static __forceinline__ void load(T* tile, const Side<IM2COL>& side, int thread) {
+  __device__ static __forceinline__ void load(T* tile, const Side<IM2COL>& side, unsigned thread) {
 #pragma unroll
-    for (int i = 0; i < TILE * kGroups / THREADS; ++i) {
-      const int unit = thread + i * THREADS;
-      const int group = unit % kGroups;
-      const int x = unit / kGroups;
+    for (unsigned i = 0; i < TILE * kGroups / THREADS; ++i) {
+      const unsigned unit = thread + i * THREADS;
+      const unsigned group = unit % kGroups;
+      const unsigned x = unit / kGroups;
       const KPosition position = load_shared(side.tables.positions + group);
       const XEntry entry = side.entry(x);
       copy_async<16>(tile + Policy::group_offset(x, group), at_address(entry.address + side.offset(group)),
@@ -138,15 +159,15 @@ struct VectorLoader {
 template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
 struct GatherLoader {
   using T = typename Policy::Element;
-  static constexpr int kGroups = Policy::kTileK / 8;
-  static constexpr int kUnits = TILE * kGroups / THREADS;
+  static constexpr unsigned kGroups = Policy::kTileK / 8;
+  static constexpr unsigned kUnits = TILE * kGroups / THREADS;
   uint16_t values[kUnits][8];
 
-  __device__ __forceinline__ void load(const Side<IM2COL>& side, bool over_k, int thread) {
+  __device__ __forceinline__ void load(const Side<IM2COL>& side, bool over_k, unsigned thread) {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int unit = thread + i * THREADS;
-      const int group = over_k ? unit % kGroups : unit / TILE;
+    for (unsigned i = 0; i < kUnits; ++i) {
+      const unsigned unit = thread + i * THREADS;
+      const unsigned group = over_k ? unit % kGroups : unit / TILE;
       const XEntry entry = side.entry(over_k ? unit / kGroups : unit % TILE);
       if (GROUP == 8) {
         const KPosition position = load_shared(side.tables.positions + group);
@@ -158,7 +179,7 @@ struct GatherLoader {
       } else {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const int k = entry_place<kGroups>(group * 8 + j);
+          const unsigned k = entry_place<kGroups>(group * 8 + j);
           const KPosition position = load_shared(side.tables.positions + k);
           values[i][j] = position.count != 0 && side.contains(entry, position)
                              ? load_global(static_cast<const uint16_t*>(at_address(entry.address + side.offset(k))))
@@ -168,12 +189,12 @@ struct GatherLoader {
     }
   }
 
-  __device__ __forceinline__ void store(T* tile, bool over_k, int thread) const {
+  __device__ __forceinline__ void store(T* tile, bool over_k, unsigned thread) const {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int unit = thread + i * THREADS;
-      const int group = over_k ? unit % kGroups : unit / TILE;
-      const int x = over_k ? unit / kGroups : unit % TILE;
+    for (unsigned i = 0; i < kUnits; ++i) {
+      const unsigned unit = thread + i * THREADS;
+      const unsigned group = over_k ? unit % kGroups : unit / TILE;
+      const unsigned x = over_k ? unit / kGroups : unit % TILE;
       uint4 packed;
       packed.x = values[i][0] | static_cast<uint32_t>(values[i][1]) << 16;
       packed.y = values[i][2] | static_cast<uint32_t>(values[i][3]) << 16;
@@ -197,34 +218,34 @@ template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL, Load LOAD
 struct TileLoader {
   using T = typename Policy::Element;
   using Elements = ElementLoader<Policy, TILE, THREADS, GROUP, IM2COL>;
-  __device__ __forceinline__ void start(T* tile, const Side<IM2COL>& side, bool, int thread) {
+  __device__ __forceinline__ void start(T* tile, const Side<IM2COL>& side, bool, unsigned thread) {
     if (LOAD == Load::kOverK) {
       Elements::over_k(tile, side, thread);
     } else {
       Elements::over_x(tile, side, thread);
     }
   }
-  __device__ __forceinline__ void finish(T*, bool, int) {}
+  __device__ __forceinline__ void finish(T*, bool, unsigned) {}
 };
 
 template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
 struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kVector> {
   using T = typename Policy::Element;
   static_assert(GROUP == 8);
-  __device__ __forceinline__ void start(T* tile, const Side<IM2COL>& side, bool, int thread) {
+  __device__ __forceinline__ void start(T* tile, const Side<IM2COL>& side, bool, unsigned thread) {
     VectorLoader<Policy, TILE, THREADS, IM2COL>::load(tile, side, thread);
   }
-  __device__ __forceinline__ void finish(T*, bool, int) {}
+  __device__ __forceinline__ void finish(T*, bool, unsigned) {}
 };
 
 template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
 struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kGather> {
   using T = typename Policy::Element;
   GatherLoader<Policy, TILE, THREADS, GROUP, IM2COL> gather;
-  __device__ __forceinline__ void start(T*, const Side<IM2COL>& side, bool over_k, int thread) {
+  __device__ __forceinline__ void start(T*, const Side<IM2COL>& side, bool over_k, unsigned thread) {
     gather.load(side, over_k, thread);
   }
-  __device__ __forceinline__ void finish(T* tile, bool over_k, int thread) { gather.store(tile, over_k, thread); }
+  __device__ __forceinline__ void finish(T* tile, bool over_k, unsigned thread) { gather.store(tile, over_k, thread); }
 };
 
 }  // namespace conv2d_ext::cuda

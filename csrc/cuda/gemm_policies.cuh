@@ -260,7 +260,7 @@ struct Mma16Policy {
   using Sums = MmaSums<WARP_M>;
 
   // Of a group of 8 k in a tile, in elements.
-  __device__ static __forceinline__ int group_offset(int x, int group) {
+  __device__ static __forceinline__ unsigned group_offset(unsigned x, unsigned group) {
     return x * kTileK + ((group ^ (x >> 1)) & 3) * 8;
   }
 

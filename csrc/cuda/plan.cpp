@@ -351,6 +351,7 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
 }
 
 int64_t grad_bias_workspace(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype) {
+  if (batch * out_channels * out_h * out_w == 0) return 0;
   const PixelSegments segments = grad_bias_segments(batch, out_channels, out_h, out_w, dtype);
   return segments.count > 1 ? segments.count * out_channels * sum_bytes(dtype) : 0;
 }

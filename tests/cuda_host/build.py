@@ -13,7 +13,6 @@ import hashlib
 import os
 import pathlib
 import shlex
-import shutil
 import subprocess
 from collections.abc import Sequence
 
@@ -31,6 +30,7 @@ SHIM = tuple(
 _FLAGS = (
     "-std=c++17",
     "-fPIC",
+    "-fno-semantic-interposition",  # inline what is exported
     "-g1",
     # As nvcc is told: one rounding where the source says multiply_add, two elsewhere.
     "-ffp-contract=off",
@@ -61,6 +61,10 @@ def _machine_flags() -> tuple[str, ...]:
     return ("-mfma",) if has_fma else ()
 
 
+def _is_clang() -> bool:
+    return b"clang" in _compiler_version()
+
+
 @functools.cache
 def _compiler_version() -> bytes:
     return subprocess.run([*compiler(), "--version"], capture_output=True, check=True).stdout
@@ -73,68 +77,75 @@ def _run(command: Sequence[str | os.PathLike]) -> None:
         raise RuntimeError(f"{line}\nfailed with exit status {done.returncode}:\n{done.stderr}")
 
 
-def _sources_below(csrc: pathlib.Path) -> list[pathlib.Path]:
+def _headers(csrc: pathlib.Path) -> list[pathlib.Path]:
     """Whatever a unit may include."""
-    return sorted(
-        file
-        for pattern in ("*.h", "cuda/*.h", "cuda/*.cuh", "cuda/*.cu")
-        for file in csrc.glob(pattern)
-    ) + sorted(HERE.glob("*.h"))
+    return [
+        *(file for pattern in ("*.h", "cuda/*.h", "cuda/*.cuh") for file in csrc.glob(pattern)),
+        *HERE.glob("*.h"),
+    ]
 
 
-def build(
-    name: str,
-    units: Sequence[pathlib.Path],
+def _folder(digest: hashlib._Hash) -> pathlib.Path:
+    return ROOT / "build" / "cuda_host" / digest.hexdigest()[:20]
+
+
+def compile_unit(
+    unit: pathlib.Path,
     *,
     csrc: pathlib.Path = ROOT / "csrc",
     sanitize: bool = False,
-    optimize: str = "-O1",
 ) -> pathlib.Path:
-    """A shared library of the units and the shim; units named *.cu are compiled as C++.
+    """The object file of a unit; *.cu is compiled as C++.
 
-    Units that lie in csrc/cuda are taken from ``csrc`` (mutations.py gives an altered copy).
+    ``csrc`` is where the unit's headers are; mutations.py gives an altered copy.
     """
-    flags = [*_FLAGS, *_machine_flags(), optimize, *(_SANITIZERS if sanitize else ())]
-    flags += [f"-I{HERE}", f"-I{csrc}"]
-    headers = _sources_below(csrc)
+    # What the shim does takes most of the time.
+    optimize = "-O2" if unit.parent == HERE else "-O1"
+    # Otherwise a process that loads several libraries would have the first one's variables in all.
+    own_variables = () if _is_clang() else ("-fno-gnu-unique",)
+    flags = [
+        *_FLAGS,
+        *_machine_flags(),
+        *own_variables,
+        optimize,
+        *(_SANITIZERS if sanitize else ()),
+    ]
+    digest = hashlib.sha256(_compiler_version())
+    digest.update(repr(flags).encode())
+    # By name, not by place: two copies of csrc with the same content are the same.
+    for file in sorted({unit, *_headers(csrc)}, key=lambda file: file.name):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    folder = _folder(digest)
+    result = folder / (unit.name + ".o")
+    with _locked(folder):
+        if not result.exists():
+            partial = folder / (unit.name + ".partial.o")
+            includes = (f"-I{HERE}", f"-I{csrc}")
+            _run([*compiler(), *flags, *includes, "-x", "c++", "-c", unit, "-o", partial])
+            partial.rename(result)
+    return result
 
-    def folder_of(unit: pathlib.Path) -> pathlib.Path:
-        own_csrc = csrc.resolve() in unit.resolve().parents or unit.name == "host_api.cpp"
-        read = [
-            unit,
-            *(headers if own_csrc or unit.name == "shim_selftest.cpp" else HERE.glob("*.h")),
-        ]
-        digest = hashlib.sha256(_compiler_version())
-        # Not the place of an altered copy: two copies with the same content are the same.
-        digest.update(repr([flag for flag in flags if not flag.startswith("-I")]).encode())
-        for file in sorted(set(read), key=lambda file: file.name):
-            digest.update(file.name.encode() + b"\0" + file.read_bytes())
-        return ROOT / "build" / "cuda_host" / digest.hexdigest()[:20]
 
-    def compile_unit(unit: pathlib.Path) -> pathlib.Path:
-        folder = folder_of(unit)
-        result = folder / (unit.name + ".o")
-        with _locked(folder):
-            if not result.exists():
-                partial = folder / (unit.name + ".partial.o")
-                _run([*compiler(), *flags, "-x", "c++", "-c", unit, "-o", partial])
-                partial.rename(result)
-        return result
-
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_unit, [*units, *SHIM]))
-    digest = hashlib.sha256("".join(map(str, objects)).encode())
-    folder = ROOT / "build" / "cuda_host" / digest.hexdigest()[:20]
+def link(name: str, objects: Sequence[pathlib.Path], *, sanitize: bool = False) -> pathlib.Path:
+    """A shared library. Of functions that several objects have, the first object's are taken."""
+    folder = _folder(hashlib.sha256("".join(map(str, objects)).encode()))
     result = folder / f"{name}.so"
     with _locked(folder):
         if not result.exists():
             partial = folder / f"{name}.partial.so"
             sanitizers = _SANITIZERS if sanitize else ()
-            if sanitize and "clang" in compiler()[0]:
+            if sanitize and _is_clang():
                 sanitizers += ("-shared-libasan",)
             _run([*compiler(), "-shared", *sanitizers, *objects, "-ldl", "-o", partial])
             partial.rename(result)
     return result
+
+
+def build(name: str, units: Sequence[pathlib.Path], *, sanitize: bool = False) -> pathlib.Path:
+    """A shared library of the units and the shim."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = pool.map(functools.partial(compile_unit, sanitize=sanitize), [*units, *SHIM])
+        return link(name, list(objects), sanitize=sanitize)
 
 
 class _locked:
@@ -152,14 +163,6 @@ class _locked:
         self._handle.close()
 
 
-def remove_old_builds(keep: int = 400) -> None:
-    """Leaves the folders that were used last."""
-    folder = ROOT / "build" / "cuda_host"
-    found = sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in found[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
-
-
 def run_sanitized(*arguments: str) -> subprocess.CompletedProcess:
     """A Python of its own that can load libraries with sanitizers, and import from tests/."""
 
@@ -170,7 +173,7 @@ def run_sanitized(*arguments: str) -> subprocess.CompletedProcess:
         return found.stdout.strip()
 
     package = pathlib.Path(conv2d_ext.__file__).parents[1]
-    asan = "libclang_rt.asan-x86_64.so" if "clang" in compiler()[0] else "libasan.so"
+    asan = "libclang_rt.asan-x86_64.so" if _is_clang() else "libasan.so"
     return run_python(
         *arguments,
         env={

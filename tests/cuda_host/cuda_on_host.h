@@ -56,9 +56,13 @@ void wait_copies() {
   cuda_host::wait_copies(PENDING);
 }
 
-template <class... Params, class... Args>
+template <class T>
+struct Same {
+  using Type = T;
+};
+template <class... Params>
 cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t,
-                   const Args&... args) {
+                   typename Same<Params>::Type... args) {
   return cuda_host::launch(kernel, grid, block, shared_bytes, args...);
 }
 

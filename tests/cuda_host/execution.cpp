@@ -51,6 +51,12 @@ struct Thread {
   size_t uncommitted = 0;
 };
 
+// The lanes of a warp that have come to its next operation.
+struct Meeting {
+  size_t arrived;
+  int first;  // the thread that came first
+};
+
 std::string text_of(const uint3& index) {
   return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " + std::to_string(index.z) + ")";
 }
@@ -92,7 +98,8 @@ class Machine {
   void arrange(std::vector<T>& numbers);
 
   std::vector<std::unique_ptr<Thread>> threads_;
-  size_t count_ = 0;  // of the CTA
+  size_t count_ = 0;               // of the CTA
+  std::vector<Meeting> meetings_;  // of each warp
   std::vector<int> sequence_;
   Fiber scheduler_;
   std::mt19937_64 random_;
@@ -150,6 +157,7 @@ void Machine::run(dim3 grid, dim3 block, int shared_bytes, const void* kernel, B
 
 void Machine::run_cta() {
   shared.begin_cta();
+  meetings_.assign((count_ + kLanes - 1) / kLanes, Meeting{0, 0});
   for (size_t i = 0; i < count_; ++i) {
     Thread& thread = *threads_[i];
     thread.state = State::kReady;
@@ -234,18 +242,14 @@ void Machine::meet_warp(const char* operation, Site site, void* lane, Complete c
   const size_t lanes = std::min<size_t>(kLanes, count_ - first);
   current().operation = operation;
   current().lane = lane;
-  bool all = true;
-  for (size_t i = first; i < first + lanes; ++i) {
-    const Thread& other = *threads_[i];
-    if (static_cast<int>(i) == current_) continue;
-    if (other.state != State::kAtWarpOperation) {
-      all = false;
-    } else if (other.site != site || std::strcmp(other.operation, operation) != 0) {
-      fail(std::string("divergence: comes to ") + operation + " (" + site.text() + ") while thread " +
-           std::to_string(i) + " of its warp waits at " + other.operation + " (" + other.site.text() + ")");
-    }
-  }
-  if (!all) return wait(State::kAtWarpOperation, site);
+  Meeting& meeting = meetings_[warp];
+  if (meeting.arrived++ == 0) meeting.first = current_;
+  const Thread& other = *threads_[meeting.first];
+  if (&other != &current() && (other.site != site || std::strcmp(other.operation, operation) != 0))
+    fail(std::string("divergence: comes to ") + operation + " (" + site.text() + ") while thread " +
+         std::to_string(meeting.first) + " of its warp waits at " + other.operation + " (" + other.site.text() + ")");
+  if (meeting.arrived < lanes) return wait(State::kAtWarpOperation, site);
+  meeting.arrived = 0;
   if (complete == nullptr) {
     shared.pass_warp_barrier(warp);
   } else {
@@ -267,27 +271,36 @@ void Machine::exit_thread() {
   current().fiber.leave_to(scheduler_, true);
 }
 
-// ---- accesses that go past load_shared and its like
-
-struct sigaction previous_action;
-
-void on_segmentation_fault(int, siginfo_t* info, void*) {
-  if (machine().runs_a_thread() && machine().shared.reserves(info->si_addr))
-    machine().fail("reaches shared memory past load_shared, store_shared, copy_async and load_matrix_x4");
-  sigaction(SIGSEGV, &previous_action, nullptr);  // and the faulting instruction runs again
-}
+// ---- faults of the host that stand for faults of a kernel: accesses past load_shared and its like, integer division
+// by zero (which the device answers with garbage)
 
 class FaultHandler {
  public:
   FaultHandler() {
     struct sigaction action = {};
-    action.sa_sigaction = on_segmentation_fault;
+    action.sa_sigaction = handle;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;  // it may never return
-    sigaction(SIGSEGV, &action, &previous_action);
+    sigaction(SIGSEGV, &action, &previous_segv);
+    sigaction(SIGFPE, &action, &previous_fpe);
   }
-  ~FaultHandler() { sigaction(SIGSEGV, &previous_action, nullptr); }
+  ~FaultHandler() { restore(); }
   FaultHandler(const FaultHandler&) = delete;
   FaultHandler& operator=(const FaultHandler&) = delete;
+
+ private:
+  static void handle(int signal, siginfo_t* info, void*) {
+    if (machine().runs_a_thread()) {
+      if (signal == SIGFPE) machine().fail("divides by zero");
+      if (machine().shared.reserves(info->si_addr))
+        machine().fail("reaches shared memory past load_shared, store_shared, copy_async and load_matrix_x4");
+    }
+    restore();  // and the faulting instruction runs again
+  }
+  static void restore() {
+    sigaction(SIGSEGV, &previous_segv, nullptr);
+    sigaction(SIGFPE, &previous_fpe, nullptr);
+  }
+  inline static struct sigaction previous_segv, previous_fpe;
 };
 
 }  // namespace
@@ -330,14 +343,14 @@ void meet_warp(const char* operation, Site site, void* lane, Complete complete) 
 }
 
 void check_global(Site site, const void* address, int bytes, int alignment) {
-  const std::string what = "reads " + std::to_string(bytes) + " bytes of global memory (" + site.text() + ")";
+  const auto what = [&] { return "reads " + std::to_string(bytes) + " bytes of global memory (" + site.text() + ")"; };
   const uintptr_t past = reinterpret_cast<uintptr_t>(address) % alignment;
   if (past != 0)
-    fail("misaligned: " + what + " " + std::to_string(past) + " past a multiple of " + std::to_string(alignment));
+    fail("misaligned: " + what() + " " + std::to_string(past) + " past a multiple of " + std::to_string(alignment));
 #if defined(CONV2D_ADDRESS_SANITIZER)
   // It would find this as well, but only if the compiler needs all that the device loads.
   if (__asan_region_is_poisoned(const_cast<void*>(address), bytes) != nullptr)
-    fail("out of range: " + what + " that belong to no tensor");
+    fail("out of range: " + what() + " that belong to no tensor");
 #endif
 }
 

@@ -65,6 +65,8 @@ inline uint32_t round_to_tf32(float value) {
   return (bits_of(value) + 0x1000) & 0xffffe000u;
 }
 
+inline unsigned opaque(unsigned value) { return value; }
+
 inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 inline double multiply_add(double a, double b, double c) { return std::fma(a, b, c); }
 

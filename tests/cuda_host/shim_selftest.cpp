@@ -171,6 +171,10 @@ __global__ void dereference_shared(const float*, float* out) {
   out[threadIdx.x] = 0;
 }
 
+__global__ void divide_by_zero(const float* in, float* out) {
+  out[threadIdx.x] = static_cast<float>(7 / static_cast<int>(in[threadIdx.x] * 0));
+}
+
 // Nothing is ever stored in what is read, in any CTA before this one's.
 __global__ void read_unwritten(const float*, float* out) {
   out[threadIdx.x] = load_shared(shared_floats() + threadIdx.x);
@@ -303,6 +307,7 @@ static const Case kCases[] = {
     {"load global", load_global_at<8>, 1},
     {"load global misaligned", load_global_at<4>, 1},
     {"dereference shared", dereference_shared, 1},
+    {"divide by zero", divide_by_zero, 1},
     {"read unwritten", read_unwritten, 3},
     {"barrier of some", barrier_of_some, 1},
     {"different barriers", different_barriers, 1},

@@ -1,0 +1,223 @@
+"""The CUDA engine on the host: csrc/cuda, compiled and called with torch's CPU tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import NamedTuple
+
+import torch
+
+from conv2d_ext.testing import Problem
+
+from .build import HERE, ROOT, build
+from .selftest import Order
+
+# Of csrc/tensor_view.h.
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex64,
+    torch.complex128,
+)
+_DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias")
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What the mapping may depend on; an H200's by default."""
+
+    sm_count: int = 132
+    shared_bytes: int = 227 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a call is run; nothing of it may change a bit of the result."""
+
+    order: Order = Order.FORWARD
+    seed: int = 0
+    machine: Machine = Machine()
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    result: torch.Tensor
+    plan: dict[str, object] | None  # None of grad_bias
+    # Shared memory accesses: a kernel's source line with accesses, wavefronts and the ideal number.
+    traffic: list[dict[str, object]]
+    launches: int
+    workspace_bytes: int
+
+
+class KernelError(AssertionError):
+    """A call that was refused, or a kernel that did something wrong."""
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("size", ctypes.c_int64 * 4),
+        ("stride", ctypes.c_int64 * 4),
+    )
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("direction", "dtype", "math", "plan_only")),
+        *((name, ctypes.c_int64) for name in ("order", "seed", "sm_count", "shared_bytes")),
+        ("problem", ctypes.c_int64 * 18),
+        *((name, _Tensor) for name in ("first", "second", "bias", "result")),
+    )
+
+
+class Flipped(NamedTuple):
+    """``tensor.flip(dims)`` in the tensor's own memory, by negative strides, which torch lacks."""
+
+    tensor: torch.Tensor
+    dims: tuple[int, ...]
+
+
+Operand = torch.Tensor | Flipped
+
+
+def _described(operand: Operand | None) -> _Tensor:
+    if operand is None:
+        return _Tensor(None, (0,) * 4, (0,) * 4)
+    tensor, flipped = operand if isinstance(operand, Flipped) else (operand, ())
+    strides = list(tensor.stride())
+    first = 0
+    for dim in flipped:
+        first += max(tensor.shape[dim] - 1, 0) * strides[dim]
+        strides[dim] *= -1
+    missing = 4 - tensor.dim()
+    return _Tensor(
+        tensor.data_ptr() + first * tensor.element_size(),
+        (*tensor.shape, *(1,) * missing),
+        (*strides, *(0,) * missing),
+    )
+
+
+class Engine:
+    def __init__(self, library: pathlib.Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.cuda_host_run.restype = ctypes.c_char_p
+        self._library.cuda_host_kernels.restype = ctypes.c_char_p
+
+    def kernels(self, dtype: torch.dtype, *, tf32: bool = False) -> list[str]:
+        """The names of the GEMM kernels that plans choose from."""
+        names = self._library.cuda_host_kernels(
+            ctypes.c_int64(_DTYPES.index(dtype)), ctypes.c_int64(tf32)
+        )
+        return names.decode().split("\n")
+
+    def run(
+        self,
+        direction: str,
+        problem: Problem,
+        first: Operand,
+        second: Operand | None = None,
+        bias: Operand | None = None,
+        *,
+        result: torch.Tensor | None = None,
+        tf32: bool = False,
+        execution: Execution = Execution(),
+    ) -> Answer:
+        """``first`` and ``second``: (input, weight), (grad_output, weight), (grad_output, input),
+        or grad_output alone, of any strides.
+
+        ``result`` is written to, and says by its strides how the result lies; contiguous when None.
+        """
+        operands = (first, second, bias)
+        result, answer = self._call(direction, problem, operands, result, tf32, execution, False)
+        return Answer(
+            result,
+            answer.get("plan"),
+            answer["traffic"],
+            answer["launches"],
+            answer["workspace_bytes"],
+        )
+
+    def plan(
+        self,
+        direction: str,
+        problem: Problem,
+        first: Operand,
+        second: Operand,
+        *,
+        result: torch.Tensor | None = None,
+        tf32: bool = False,
+        machine: Machine = Machine(),
+    ) -> dict[str, object]:
+        """What run would do; not of grad_bias."""
+        execution = Execution(machine=machine)
+        operands = (first, second, None)
+        return self._call(direction, problem, operands, result, tf32, execution, True)[1]["plan"]
+
+    def _call(
+        self,
+        direction: str,
+        problem: Problem,
+        operands: tuple[Operand | None, ...],
+        result: torch.Tensor | None,
+        tf32: bool,
+        execution: Execution,
+        plan_only: bool,
+    ) -> tuple[torch.Tensor, dict]:
+        shape = {
+            "forward": problem.output_shape,
+            "grad_input": problem.input_shape,
+            "grad_weight": problem.weight_shape,
+            "grad_bias": (problem.out_channels,),
+        }[direction]
+        first = operands[0]
+        dtype = (first.tensor if isinstance(first, Flipped) else first).dtype
+        if result is None:
+            result = torch.empty(shape, dtype=dtype)
+        assert result.shape == shape
+        n, c, h, w = problem.input_shape
+        oc, oh, ow = problem.output_shape[1:]
+        top, bottom, left, right = problem.padding4
+        sizes = (n, c, h, w, oc, oh, ow, *problem.kernel, *problem.stride)
+        sizes += (top, bottom, left, right, *problem.dilation, problem.groups)
+        call = _Call(
+            _DIRECTIONS.index(direction),
+            _DTYPES.index(dtype),
+            int(tf32),
+            int(plan_only),
+            int(execution.order),
+            execution.seed,
+            execution.machine.sm_count,
+            execution.machine.shared_bytes,
+            sizes,
+            *map(_described, (*operands, result)),
+        )
+        answer = json.loads(self._library.cuda_host_run(ctypes.byref(call)).decode())
+        if "error" in answer:
+            raise KernelError(f"{problem}, {direction}: {answer['error']}")
+        return result, answer
+
+
+def engine_units() -> list[pathlib.Path]:
+    """What the engine consists of: the sources that nvcc compiles and those without torch."""
+    csrc = ROOT / "csrc" / "cuda"
+    torch_free = [
+        file
+        for file in sorted(csrc.glob("*.cpp"))
+        if not any(f"#include <{torch}" in file.read_text() for torch in ("ATen", "c10", "torch"))
+    ]
+    return [HERE / "host_api.cpp", *sorted(csrc.glob("*.cu")), *torch_free]
+
+
+def build_engine(*, sanitize: bool = False) -> pathlib.Path:
+    return build("conv2d_cuda_host", engine_units(), sanitize=sanitize)
+
+
+@functools.cache
+def engine() -> Engine:
+    return Engine(build_engine())

@@ -1,0 +1,293 @@
+// The CUDA engine's interface as one C function, for ctypes: a call with its tensors in memory of the host, answered in
+// JSON.
+//
+// Each tensor is copied into a block of exactly its extent, so that AddressSanitizer sees what lies beyond it, and what
+// lies between its elements is filled with NaNs. Results and workspace hold NaNs until they are written.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "../../csrc/cuda/conv2d_cuda.h"
+#include "../../csrc/cuda/plan.h"
+#include "execution.h"
+#include "sanitizer.h"
+
+using conv2d_ext::ConstTensorView;
+using conv2d_ext::Conv2dProblem;
+using conv2d_ext::DType;
+using conv2d_ext::TensorView;
+using conv2d_ext::cuda::Direction;
+using conv2d_ext::cuda::Float32Math;
+using conv2d_ext::cuda::Machine;
+using conv2d_ext::cuda::Plan;
+using conv2d_ext::cuda_host::AccessKind;
+using conv2d_ext::cuda_host::Failure;
+using conv2d_ext::cuda_host::Order;
+using conv2d_ext::cuda_host::Session;
+using conv2d_ext::cuda_host::Settings;
+
+extern "C" {
+
+struct HostTensor {
+  void* data;  // of element (0, 0, 0, 0)
+  int64_t size[4], stride[4];
+};
+
+// `direction`: a Direction, or 3 for grad_bias. The operands are (input, weight), (grad_output, weight),
+// (grad_output, input) or grad_output alone. bias: size[0] elements; data null where there is none.
+struct HostCall {
+  int64_t direction, dtype, math, plan_only, order, seed, sm_count, shared_bytes;
+  Conv2dProblem problem;
+  HostTensor first, second, bias, result;
+};
+}
+
+namespace {
+
+constexpr int kGradBias = 3;
+constexpr int kFill = 0xff;
+
+// A tensor's elements at the same distances, and the same place modulo 256, in a block of their own.
+class Block {
+ public:
+  Block(const HostTensor& tensor, int64_t element_bytes) : tensor_(tensor), element_bytes_(element_bytes) {
+    int64_t lowest = 0, highest = 0;
+    for (int i = 0; i < 4; ++i) {
+      const int64_t reach = (tensor.size[i] - 1) * tensor.stride[i];
+      (reach < 0 ? lowest : highest) += reach;
+    }
+    const bool is_empty = std::any_of(tensor.size, tensor.size + 4, [](int64_t size) { return size == 0; });
+    extent_ = is_empty ? 0 : (highest - lowest + 1) * element_bytes;
+    const uintptr_t first_byte = reinterpret_cast<uintptr_t>(tensor.data) + (is_empty ? 0 : lowest * element_bytes);
+    const size_t before = first_byte % kAlignment;
+    void* block = nullptr;
+    if (posix_memalign(&block, kAlignment, before + extent_) != 0) throw std::bad_alloc();
+    memory_.reset(static_cast<char*>(block));
+    std::memset(block, kFill, before + extent_);
+#if defined(CONV2D_ADDRESS_SANITIZER)
+    __asan_poison_memory_region(block, before);
+    poisoned_ = before;
+#endif
+    data_ = memory_.get() + before - (is_empty ? 0 : lowest * element_bytes);
+  }
+  ~Block() {
+#if defined(CONV2D_ADDRESS_SANITIZER)
+    __asan_unpoison_memory_region(memory_.get(), poisoned_);
+#endif
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  void copy_in() const {
+    each([&](char* here, char* there) { std::memcpy(here, there, element_bytes_); });
+  }
+  void copy_out() const {
+    each([&](char* here, char* there) { std::memcpy(there, here, element_bytes_); });
+  }
+  ConstTensorView view() const { return {data_, {stride(0), stride(1), stride(2), stride(3)}}; }
+  TensorView mutable_view() const { return {data_, {stride(0), stride(1), stride(2), stride(3)}}; }
+
+ private:
+  static constexpr size_t kAlignment = 256;
+  struct Free {
+    void operator()(char* block) const { std::free(block); }
+  };
+
+  int64_t stride(int i) const { return tensor_.stride[i]; }
+
+  template <class Copy>
+  void each(const Copy& copy) const {
+    const HostTensor& t = tensor_;
+    for (int64_t n = 0; n < t.size[0]; ++n)
+      for (int64_t c = 0; c < t.size[1]; ++c)
+        for (int64_t h = 0; h < t.size[2]; ++h)
+          for (int64_t w = 0; w < t.size[3]; ++w) {
+            const int64_t offset =
+                (n * t.stride[0] + c * t.stride[1] + h * t.stride[2] + w * t.stride[3]) * element_bytes_;
+            copy(data_ + offset, static_cast<char*>(t.data) + offset);
+          }
+  }
+
+  const HostTensor tensor_;
+  const int64_t element_bytes_;
+  int64_t extent_ = 0;
+  std::unique_ptr<char, Free> memory_;
+  char* data_ = nullptr;
+  size_t poisoned_ = 0;
+};
+
+Plan plan_of(const HostCall& call, const Block& first, const Block& second, const Block& result) {
+  const auto dtype = static_cast<DType>(call.dtype);
+  const auto math = static_cast<Float32Math>(call.math);
+  const Machine machine{static_cast<int>(call.sm_count), static_cast<int>(call.shared_bytes)};
+  const TensorView view = result.mutable_view();
+  switch (static_cast<Direction>(call.direction)) {
+    case Direction::kForward:
+      return plan_forward(call.problem, dtype, math, first.view(), second.view(), view.stride, machine);
+    case Direction::kGradInput:
+      return plan_grad_input(call.problem, dtype, math, first.view(), second.view(), view.stride, machine);
+    default:
+      return plan_grad_weight(call.problem, dtype, math, machine);
+  }
+}
+
+class Json {
+ public:
+  void add(const std::string& name, int64_t value) { member(name) += std::to_string(value); }
+  void add(const std::string& name, const std::string& value) {
+    std::string& text = member(name) += '"';
+    for (const char c : value) {
+      if (c == '"' || c == '\\') text += '\\';
+      text += c;
+    }
+    text += '"';
+  }
+  // value: JSON itself.
+  void add_raw(const std::string& name, const std::string& value) { member(name) += value; }
+  std::string text() const { return "{" + members_ + "}"; }
+
+ private:
+  std::string& member(const std::string& name) {
+    return members_ += (members_.empty() ? "\"" : ", \"") + name + "\": ";
+  }
+  std::string members_;
+};
+
+std::string describe(const Plan& plan) {
+  Json json;
+  json.add("engine", static_cast<int64_t>(plan.engine));
+  json.add("kernel", plan.kernel);
+  json.add("variant", plan.variant);
+  json.add("vector_a", plan.vector_a);
+  json.add("vector_b", plan.vector_b);
+  json.add("tile_m", plan.tile_m);
+  json.add("tile_n", plan.tile_n);
+  json.add("tile_k", plan.tile_k);
+  json.add("threads", plan.threads);
+  json.add("gemm_m", plan.gemm_m);
+  json.add("gemm_n", plan.gemm_n);
+  json.add("gemm_k", plan.gemm_k);
+  json.add("segments", plan.segments);
+  json.add("segment_length", plan.segment_length);
+  json.add("chain_length", plan.chain_length);
+  json.add("split", plan.split);
+  json.add("ctas", plan.ctas);
+  json.add("shared_bytes", plan.shared_bytes);
+  json.add("workspace_bytes", plan.workspace_bytes);
+  json.add("refused", plan.refused);
+  json.add("error", plan.error);
+  return json.text();
+}
+
+const char* name_of(AccessKind kind) {
+  switch (kind) {
+    case AccessKind::kLoad:
+      return "load";
+    case AccessKind::kStore:
+      return "store";
+    case AccessKind::kCopy:
+      return "copy";
+    case AccessKind::kMatrix:
+      break;
+  }
+  return "matrix";
+}
+
+std::string describe(const Session& session) {
+  std::string text = "[";
+  for (const auto& at : session.traffic) {
+    Json json;
+    json.add("kernel", at.kernel);
+    json.add("file", at.access.site.file_name());
+    json.add("line", at.access.site.line);
+    json.add("kind", name_of(at.access.kind));
+    json.add("bytes", at.access.bytes);
+    json.add("accesses", static_cast<int64_t>(at.access.traffic.accesses));
+    json.add("wavefronts", static_cast<int64_t>(at.access.traffic.wavefronts));
+    json.add("ideal", static_cast<int64_t>(at.access.traffic.ideal));
+    text += (text.size() == 1 ? "" : ", ") + json.text();
+  }
+  return text + "]";
+}
+
+void run(const HostCall& call, Json& json) {
+  const auto dtype = static_cast<DType>(call.dtype);
+  const int64_t bytes = size_of(dtype);
+  const Block first(call.first, bytes), second(call.second, bytes), bias(call.bias, bytes), result(call.result, bytes);
+  first.copy_in();
+  second.copy_in();
+  if (call.bias.data != nullptr) bias.copy_in();
+
+  const bool is_grad_bias = call.direction == kGradBias;
+  const Conv2dProblem& p = call.problem;
+  int64_t workspace_bytes;
+  Plan plan{};
+  if (is_grad_bias) {
+    workspace_bytes = conv2d_ext::cuda::grad_bias_workspace(p.batch, p.out_channels, p.out_h, p.out_w, dtype);
+  } else {
+    plan = plan_of(call, first, second, result);
+    json.add_raw("plan", describe(plan));
+    if (plan.error[0] != '\0') {
+      json.add("error", plan.error);
+      return;
+    }
+    workspace_bytes = plan.workspace_bytes;
+    if (call.plan_only != 0) return;
+  }
+  json.add("workspace_bytes", workspace_bytes);
+  void* workspace = nullptr;
+  if (workspace_bytes != 0 && posix_memalign(&workspace, 256, workspace_bytes) != 0) throw std::bad_alloc();
+  const std::unique_ptr<void, void (*)(void*)> workspace_owner(workspace, std::free);
+  if (workspace != nullptr) std::memset(workspace, kFill, workspace_bytes);
+
+  Settings settings;
+  settings.order = static_cast<Order>(call.order);
+  settings.seed = static_cast<uint64_t>(call.seed);
+  settings.shared_bytes_per_block = static_cast<int>(call.shared_bytes);
+  Session session(settings);
+  const void* const bias_data = call.bias.data == nullptr ? nullptr : bias.view().data;
+  cudaError_t error = cudaSuccess;
+  if (is_grad_bias) {
+    error = conv2d_ext::cuda::grad_bias(p.batch, p.out_channels, p.out_h, p.out_w, dtype, first.view(),
+                                        result.mutable_view().data, workspace, nullptr);
+  } else if (plan.direction == Direction::kForward) {
+    error = forward(plan, p, first.view(), second.view(), bias_data, call.bias.stride[0], result.mutable_view(),
+                    workspace, nullptr);
+  } else if (plan.direction == Direction::kGradInput) {
+    error = grad_input(plan, p, first.view(), second.view(), result.mutable_view(), workspace, nullptr);
+  } else {
+    error = grad_weight(plan, p, first.view(), second.view(), result.mutable_view(), workspace, nullptr);
+  }
+  json.add_raw("traffic", describe(session));
+  json.add("launches", static_cast<int64_t>(session.launches));
+  if (error != cudaSuccess) json.add("error", cudaGetErrorString(error));
+  result.copy_out();
+}
+
+}  // namespace
+
+// A JSON object, valid until the next call: "error" where the call failed, and as far as it came "plan", "traffic",
+// "launches" and "workspace_bytes".
+extern "C" const char* cuda_host_run(const HostCall* call) {
+  static std::string answer;
+  Json json;
+  try {
+    run(*call, json);
+  } catch (const Failure& failure) {
+    json.add("error", failure.what());
+  }
+  answer = json.text();
+  return answer.c_str();
+}
+
+// The names of all kernels that plans choose from, for a dtype and a Float32Math, separated by newlines.
+extern "C" const char* cuda_host_kernels(int64_t dtype, int64_t math) {
+  static std::string names;
+  names.clear();
+  const auto table = conv2d_ext::cuda::gemm_table(static_cast<DType>(dtype), static_cast<Float32Math>(math));
+  for (int i = 0; i < table.count; ++i) names += std::string(i == 0 ? "" : "\n") + table.kernels[i].name;
+  return names.c_str();
+}

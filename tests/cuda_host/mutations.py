@@ -1,0 +1,478 @@
+"""Bugs put into the CUDA sources one at a time, each of which the checks must catch.
+
+A mutation is an exact replacement in one file and one call that shows it: by a failure of the host
+execution, by other bits than the unaltered kernels give, by more bank conflicts, or under
+sanitizers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import signal
+import tempfile
+
+import torch
+
+from conv2d_ext import testing
+from conv2d_ext.testing import Problem, make_tensors
+
+from .build import ROOT, SHIM, compile_unit, link, run_sanitized
+from .cases import ARRANGEMENTS, GEMMS, MATHS, PHASES, SEGMENTS, empty_result, operands
+from .engine import Answer, Engine, Execution, KernelError, Machine, build_engine, engine_units
+
+DEFAULT_MACHINE = Machine()
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    name: str
+    file: str  # in csrc/cuda
+    old: str  # occurs once
+    new: str
+    unit: str  # the source file whose kernels the call runs
+    direction: str
+    math: str
+    problem: Problem
+    arrangement: str = "contiguous"  # of both operands and the result
+    machine: Machine = DEFAULT_MACHINE
+    shows: str = "failure or bits"  # or "bank conflicts", or "sanitizers"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+TAILS, GROUPS, WHOLE_GROUPS, _, FEW = GEMMS[:5]
+SEGMENTED = SEGMENTS[0]
+WHOLE_SEGMENTED = SEGMENTS[1]
+PIXELS = next(p for p in SEGMENTS if p.name == "pixels in segments")
+DEPTHWISE_PIXELS = next(p for p in SEGMENTS if p.name == "depthwise, pixels in segments")
+DEPTHWISE = testing.DEPTHWISE[0]
+NO_TAPS = PHASES[2]
+ONE_SM = Machine(sm_count=1)
+
+
+def _kernel(name, old, new, direction="forward", problem=TAILS, **rest) -> Mutation:
+    arguments = {"unit": "gemm_f32.cu", "math": "float32", **rest}
+    return Mutation(
+        name, "gemm_kernel.cuh", old, new, direction=direction, problem=problem, **arguments
+    )
+
+
+def _in(file, name, old, new, unit, direction, math, problem, **rest) -> Mutation:
+    return Mutation(name, file, old, new, unit, direction, math, problem, **rest)
+
+
+F32 = ("gemm_f32.cu",)
+MUTATIONS = (
+    # ---- synchronisation
+    _kernel("waits for too few copies", "wait_copies<STAGES - 2>();", "wait_copies<STAGES - 1>();"),
+    _kernel(
+        "no barrier after the wait", "sync_threads();             // ... and for all", "// ... and"
+    ),
+    _kernel(
+        "no barrier after the tables",
+        "geometry.dense_address(geometry.tile.m0 + m));\n  sync_threads();",
+        "geometry.dense_address(geometry.tile.m0 + m));",
+    ),
+    _kernel("no barrier before the ring is reused", "sync_threads();  // the ring is free", ""),
+    _kernel(
+        "no barrier in store_tile",
+        "0, 0});\n  sync_threads();\n  const char* const bias",
+        "0, 0});\n  const char* const bias",
+    ),
+    _kernel(
+        "copies not committed at the start",
+        "    commit_copies();\n  }\n  int slot",
+        "  }\n  int slot",
+    ),
+    _kernel("loads into the slot that is read", "slot == 0 ? STAGES - 1 : slot - 1", "slot"),
+    _kernel(
+        "stores into the slot that is read",
+        "if (loads) finish(ahead_slot);",
+        "if (loads) finish(slot);",
+        problem=TAILS,
+        unit="gemm_f16.cu",
+        math="float16",
+    ),
+    _kernel(
+        "the ring lies on the sums of several chains",
+        "(one_chain ? 0 : Tiling::kRingBytes)",
+        "0",
+        problem=SEGMENTED,
+        machine=ONE_SM,
+    ),
+    _kernel(
+        "the table's halves are mixed up",
+        "entry <= kChainEntries ?",
+        "entry < kChainEntries ?",
+        direction="grad_weight",
+        problem=PIXELS,
+    ),
+    _kernel(
+        "the next chain's entries are made too early",
+        "make_entries(chain + 2);",
+        "make_entries(chain + 1);",
+        problem=SEGMENTED,
+        machine=ONE_SM,
+    ),
+    _in(
+        "direct_kernel.cuh",
+        "no barrier before residues are added",
+        "residue, sums[r][j]);\n  sync_threads();",
+        "residue, sums[r][j]);",
+        "direct.cu",
+        "grad_weight",
+        "float32",
+        DEPTHWISE,
+    ),
+    _in(
+        "direct_kernel.cuh",
+        "no barrier before grad_bias's residues are added",
+        "residue, sum);\n  sync_threads();",
+        "residue, sum);",
+        "direct.cu",
+        "grad_bias",
+        "float32",
+        TAILS,
+    ),
+    # ---- sums
+    _kernel(
+        "a chain is not cleared",
+        "++chain;\n    Policy::clear(sums);",
+        "++chain;",
+        problem=SEGMENTED,
+        machine=ONE_SM,
+    ),
+    _kernel(
+        "a segment's partial sum is left out",
+        "for (int32_t segment = 1; segment <",
+        "for (int32_t segment = 2; segment <",
+        problem=SEGMENTED,
+    ),
+    _in(
+        "conv2d_cuda.cpp",
+        "segments are cut otherwise when they are split",
+        "tile.segment_tiles = kernel.chain_tiles;",
+        "tile.segment_tiles = kernel.chain_tiles / (plan.split ? 2 : 1);",
+        "conv2d_cuda.cpp",
+        "forward",
+        "float32",
+        SEGMENTED,
+    ),
+    _in(
+        "direct_kernel.cuh",
+        "a segment's pixels go beyond the last",
+        "min_of(begin + shape.segment_pixels, p.batch * p.out_pixels)",
+        "begin + shape.segment_pixels",
+        "direct.cu",
+        "grad_weight",
+        "float32",
+        DEPTHWISE_PIXELS,
+    ),
+    _in(
+        "direct_kernel.cuh",
+        "a pixel walk stays in its image",
+        "h -= height;\n      ++n;",
+        "h -= height;",
+        "direct.cu",
+        "grad_weight",
+        "float32",
+        DEPTHWISE,
+    ),
+    _in(
+        "calls.cpp",
+        "the weight is not conjugated",
+        "g.tile.conjugate_a = true;",
+        "",
+        "calls.cpp",
+        "grad_input",
+        "complex64",
+        TAILS,
+    ),
+    # ---- tails
+    _kernel("rows past the last are stored", "m >= m_left || address == 0", "address == 0"),
+    _kernel("columns past the last are stored", "m >= m_left || address == 0", "m >= m_left"),
+    _kernel("one bias for all", "bias_at<Element>(m)", "bias_at<Element>(0)"),
+    _in(
+        "gemm_geometry.cuh",
+        "a short group of channels counts as whole",
+        "tap < taps ? min_of<uint32_t>(GROUP, channels - channel) : 0",
+        "tap < taps ? GROUP : 0",
+        *F32,
+        "forward",
+        "float32",
+        TAILS,
+    ),
+    _in(
+        "gemm_geometry.cuh",
+        "pixels past the batch",
+        "const bool exists = n < p.batch;",
+        "const bool exists = n <= p.batch;",
+        *F32,
+        "grad_weight",
+        "float32",
+        TAILS,
+    ),
+    _in(
+        "gemm_loader.cuh",
+        "a test of channels is missing",
+        "inside && channel < position.count",
+        "inside",
+        *F32,
+        "forward",
+        "float32",
+        TAILS,
+    ),
+    _in(
+        "gemm_loader.cuh",
+        "groups past K are loaded",
+        "position.count != 0 && side.contains(entry, position));",
+        "side.contains(entry, position));",
+        "gemm_f16.cu",
+        "forward",
+        "float16",
+        WHOLE_GROUPS,
+        arrangement="channels_last",
+    ),
+    _in(
+        "gemm_geometry.cuh",
+        "rows past the last are read",
+        "min_of<int64_t>(m, p.m - 1) * p.weight_m",
+        "m * p.weight_m",
+        *F32,
+        "forward",
+        "float32",
+        TAILS,
+        shows="sanitizers",
+    ),
+    _in(
+        "direct_kernel.cuh",
+        "pixels past the last are read",
+        "exists ? static_cast<int32_t>(h) : kOutside",
+        "static_cast<int32_t>(h)",
+        "direct.cu",
+        "forward",
+        "float32",
+        DEPTHWISE,
+        shows="sanitizers",
+    ),
+    # ---- geometry
+    _in(
+        "gemm_geometry.cuh",
+        "the stride of rows for columns",
+        "pixel.w * p.step_w + cols().origin",
+        "pixel.w * p.step_h + cols().origin",
+        *F32,
+        "forward",
+        "float32",
+        TAILS,
+    ),
+    _in(
+        "gemm_geometry.cuh",
+        "the padding of columns for rows",
+        "p.step_h + rows().origin",
+        "p.step_h + cols().origin",
+        *F32,
+        "forward",
+        "float32",
+        TAILS,
+    ),
+    _in(
+        "gemm_geometry.cuh",
+        "all phases begin at the weight's first row",
+        "rows().weight_offset +\n           cols().weight_offset",
+        "cols().weight_offset",
+        *F32,
+        "grad_input",
+        "float32",
+        TAILS,
+    ),
+    _in(
+        "gemm_loader.cuh",
+        "columns left of the image are read",
+        "static_cast<uint32_t>(x.w + k.w) < static_cast<uint32_t>(cols)",
+        "x.w + k.w < cols",
+        *F32,
+        "forward",
+        "float32",
+        GROUPS,
+    ),
+    _in(
+        "conv2d_cuda.cpp",
+        "input that meets no tap is not set to zero",
+        "if (!call.fills_result || plan.engine",
+        "if (plan.engine",
+        "conv2d_cuda.cpp",
+        "grad_input",
+        "float32",
+        NO_TAPS,
+    ),
+    _in(
+        "plan.cpp",
+        "16-byte copies from unaligned images",
+        "in_groups(p.source_w) && is_aligned(source)",
+        "in_groups(p.source_w)",
+        "plan.cpp",
+        "forward",
+        "float16",
+        WHOLE_GROUPS,
+        arrangement="channels_last, unaligned",
+    ),
+    # ---- tensor cores
+    _in(
+        "gemm_policies.cuh",
+        "a fragment's rows and columns change places",
+        "(k + e / 2 * 4) * a_row + i * 16 + e % 2 * 8",
+        "(k + e % 2 * 4) * a_row + i * 16 + e / 2 * 8",
+        "gemm_tf32.cu",
+        "forward",
+        "tf32",
+        TAILS,
+    ),
+    _in(
+        "gemm_policies.cuh",
+        "tf32 is cut off instead of rounded",
+        "b_values[j][e] = round_to_tf32(load_shared(b_lane + (k + e * 4) * b_row + j * 8))",
+        "b_values[j][e] = bits_of(load_shared(b_lane + (k + e * 4) * b_row + j * 8))",
+        "gemm_tf32.cu",
+        "forward",
+        "tf32",
+        TAILS,
+    ),
+    _in(
+        "gemm_policies.cuh",
+        "matrices of B in another order",
+        "j * 16 + lane / 16 * 8 + lane % 8, k + lane / 8 % 2",
+        "j * 16 + lane / 8 % 2 * 8 + lane % 8, k + lane / 16",
+        "gemm_bf16.cu",
+        "forward",
+        "bfloat16",
+        TAILS,
+    ),
+    # ---- speed
+    _in(
+        "gemm_policies.cuh",
+        "groups are not swizzled",
+        "((group ^ (x >> 1)) & 3) * 8",
+        "(group & 3) * 8",
+        "gemm_f16.cu",
+        "forward",
+        "float16",
+        WHOLE_SEGMENTED,
+        shows="bank conflicts",
+    ),
+    _in(
+        "gemm_policies.cuh",
+        "tf32's rows are not padded",
+        "static constexpr int kRowPadding = 8;",
+        "static constexpr int kRowPadding = 0;",
+        "gemm_tf32.cu",
+        "forward",
+        "tf32",
+        SEGMENTED,
+        shows="bank conflicts",
+    ),
+)
+
+
+def build_mutant(mutation: Mutation) -> pathlib.Path:
+    """The engine's library with the mutation; raises where the source no longer has its text."""
+    sanitize = mutation.shows == "sanitizers"
+    with tempfile.TemporaryDirectory() as folder:
+        csrc = pathlib.Path(folder) / "csrc"
+        shutil.copytree(ROOT / "csrc", csrc, ignore=shutil.ignore_patterns("cpu"))
+        file = csrc / "cuda" / mutation.file
+        text = file.read_text()
+        found = text.count(mutation.old)
+        if found != 1:
+            raise ValueError(f"{mutation}: {mutation.file} has its text {found} times, not once")
+        file.write_text(text.replace(mutation.old, mutation.new))
+        # First, so that its kernels are the ones that are linked.
+        altered = compile_unit(csrc / "cuda" / mutation.unit, csrc=csrc, sanitize=sanitize)
+    rest = [unit for unit in (*engine_units(), *SHIM) if unit.name != mutation.unit]
+    objects = [compile_unit(unit, sanitize=sanitize) for unit in rest]
+    return link("mutant", [altered, *objects], sanitize=sanitize)
+
+
+def _arranged(name: str, tensor: torch.Tensor):
+    if name == "channels_last, unaligned":
+        last = tensor.permute(0, 2, 3, 1)
+        return (
+            last.new_empty(tensor.numel() + 1)[1:].view(last.shape).copy_(last).permute(0, 3, 1, 2)
+        )
+    return ARRANGEMENTS[name](tensor)
+
+
+def run_call(mutation: Mutation, library: Engine) -> Answer:
+    math = next(math for math in MATHS if str(math) == mutation.math)
+    problem = mutation.problem
+    tensors = make_tensors(problem, math.dtype)
+    execution = Execution(machine=mutation.machine)
+    if mutation.direction == "grad_bias":
+        return library.run("grad_bias", problem, tensors.grad_output, execution=execution)
+    first, second = (
+        _arranged(mutation.arrangement, tensor) for tensor in operands(mutation.direction, tensors)
+    )
+    last = mutation.arrangement.startswith("channels_last")
+    return library.run(
+        mutation.direction,
+        problem,
+        first,
+        second,
+        tensors.bias if mutation.direction == "forward" else None,
+        result=empty_result(mutation.direction, problem, math.dtype, last),
+        tf32=math.tf32,
+        execution=execution,
+    )
+
+
+def wavefront_ratio(answer: Answer) -> float:
+    wavefronts, ideal = (sum(at[key] for at in answer.traffic) for key in ("wavefronts", "ideal"))
+    return wavefronts / ideal
+
+
+def _compare(mutation: Mutation, library: pathlib.Path, expected: Answer) -> str:
+    """How the library's answer differs from the expected one; "" where it doesn't."""
+    try:
+        found = run_call(mutation, Engine(library))
+    except KernelError as error:
+        return str(error)
+    if mutation.shows == "bank conflicts":
+        more = wavefront_ratio(found) / wavefront_ratio(expected)
+        return f"{more:.2f} times the wavefronts" if more > 1.1 else ""
+    as_bytes = [bytes(answer.result.untyped_storage()) for answer in (found, expected)]
+    return "other bits" if as_bytes[0] != as_bytes[1] else ""
+
+
+def run_mutant(mutation: Mutation, library: pathlib.Path, expected: Answer) -> str:
+    """How the mutation shows; "" where it doesn't. In a process of its own, which may crash."""
+    if mutation.shows == "sanitizers":
+        program = (
+            "import pathlib, sys; from cuda_host.engine import Engine;"
+            "from cuda_host.mutations import MUTATIONS, run_call;"
+            "run_call(MUTATIONS[int(sys.argv[1])], Engine(pathlib.Path(sys.argv[2])))"
+        )
+        number = MUTATIONS.index(mutation)
+        done = run_sanitized("-c", program, str(number), str(library))
+        return done.stderr if done.returncode != 0 else ""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Nothing of torch that takes threads may run here.
+        signal.alarm(60)
+        try:
+            os.write(write_end, _compare(mutation, library, expected).encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        text = pipe.read().decode()
+    status = os.waitpid(child, 0)[1]
+    return text or (f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "")
+
+
+def unaltered() -> Engine:
+    return Engine(build_engine())

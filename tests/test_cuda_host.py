@@ -1,0 +1,347 @@
+"""The CUDA kernels, run on the host: right, the same to the bit where they must be, and clean.
+
+The same sources that nvcc compiles, with every shared access checked for races (cuda_host/). What
+is promised here: results within the error bounds for every branch, dtype and layout, also under
+AddressSanitizer and UBSan; no bit that depends on batch, formats, alignment, machine or the order
+of threads; few bank conflicts, by number; and that the checks would notice a bug (seeded ones, in
+cuda_host/mutations.py).
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import functools
+import itertools
+
+import pytest
+import torch
+from cuda_host.build import HERE, run_sanitized
+from cuda_host.cases import (
+    ARRANGEMENTS,
+    BRANCHES,
+    DIRECTIONS,
+    MACHINES,
+    MATHS,
+    PROBLEMS,
+    SEGMENTS,
+    Math,
+    empty_result,
+    operands,
+    variations,
+)
+from cuda_host.checks import assert_close, check_accuracy
+from cuda_host.engine import Answer, Flipped, build_engine, engine
+from cuda_host.mutations import (
+    MUTATIONS,
+    build_mutant,
+    run_call,
+    run_mutant,
+    wavefront_ratio,
+)
+
+from conv2d_ext import testing
+from conv2d_ext.testing import Oracle, Problem, make_tensors
+
+over_maths = pytest.mark.parametrize("math", MATHS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@functools.cache
+def _background() -> tuple[concurrent.futures.Future, list[concurrent.futures.Future]]:
+    """The run with sanitizers and the mutants' compilation, while other tests run."""
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+
+    def sanitized():
+        return run_sanitized(str(HERE / "sanitized.py"), str(build_engine(sanitize=True)))
+
+    sanitized_run = pool.submit(sanitized)
+    mutants = [pool.submit(build_mutant, mutation) for mutation in MUTATIONS]
+    pool.shutdown(wait=False)
+    return sanitized_run, mutants
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _start_background():
+    engine()
+    _background()
+
+
+# ---- accuracy
+
+
+@over_maths
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_accuracy(problem, math):
+    number = PROBLEMS.index(problem) * len(MATHS) + MATHS.index(math)
+    variation = next(itertools.islice(variations(), number, None))
+    check_accuracy(engine(), problem, math, variation)
+
+
+def test_long_sums_of_few_weights():
+    """So many groups that pixels are not cut: a thread's sum has several chains."""
+    size = 91
+    problem = Problem("8192 groups", 1, 8192, (size, size), 8192, (1, 1), groups=8192, bias=False)
+    image, gradient = torch.randn(2, 1, 1, size, size).unbind()
+    shape = problem.input_shape
+    found = engine().run("grad_weight", problem, gradient.expand(shape), image.expand(shape))
+    assert found.plan["segments"] == 1
+    assert found.plan["chain_length"] * 32 < size * size
+    products = image.double() * gradient.double()
+    exact = Oracle(products.sum(), None, products.abs().sum())
+    for weight in found.result.unique():
+        assert_close(weight, exact, "8192 groups")
+
+
+@over_maths
+def test_zero_padding_is_multiplied(math):
+    """Inf times the zeros of the padding is NaN, as in the reference; nothing is skipped."""
+    for channels, groups in ((3, 1), (8, 1), (4, 4)):
+        problem = Problem("padded", 1, channels, (3, 4), 8, (3, 3), padding=(1, 1), groups=groups)
+        tensors = make_tensors(problem, math.dtype)
+        tensors.weight[0, 0, 0, 0] = float("inf")
+        found = engine().run("forward", problem, tensors.input, tensors.weight, tf32=math.tf32)
+        assert found.result[0, 0, 0].isnan().all()
+        assert not found.result[0, 1].isnan().any()
+
+
+# ---- bits
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return real.contiguous().view(integers[real.element_size()])
+
+
+def run(direction, problem, math, tensors, variation=None) -> Answer:
+    first, second = operands(direction, tensors)
+    bias = tensors.bias if direction == "forward" else None
+    if variation is None:
+        return engine().run(direction, problem, first, second, bias, tf32=math.tf32)
+    return engine().run(
+        direction,
+        problem,
+        ARRANGEMENTS[variation.first](first),
+        ARRANGEMENTS[variation.second](second),
+        bias,
+        result=empty_result(direction, problem, math.dtype, variation.channels_last),
+        tf32=math.tf32,
+        execution=variation.execution,
+    )
+
+
+@over_maths
+@pytest.mark.parametrize("problem", BRANCHES, ids=str)
+def test_bits_depend_on_values_alone(problem, math):
+    """Not on formats, alignment, order of threads, or machine (hence tiles, and splitting K)."""
+    tensors = make_tensors(problem, math.dtype)
+    start = BRANCHES.index(problem) * 5 + MATHS.index(math) * 11
+    for direction in DIRECTIONS:
+        expected = run(direction, problem, math, tensors)
+        for variation in itertools.islice(variations(), start, start + 6):
+            found = run(direction, problem, math, tensors, variation)
+            same = torch.equal(bits(found.result), bits(expected.result))
+            assert same, f"{direction}, {variation}: {found.plan} and {expected.plan}"
+    expected = engine().run("grad_bias", problem, tensors.grad_output)
+    for variation in itertools.islice(variations(), start, start + 6):
+        found = engine().run(
+            "grad_bias",
+            problem,
+            ARRANGEMENTS[variation.first](tensors.grad_output),
+            execution=variation.execution,
+        )
+        assert torch.equal(bits(found.result), bits(expected.result)), variation
+
+
+@over_maths
+@pytest.mark.parametrize("direction", ["forward", "grad_input"])
+@pytest.mark.parametrize("problem", BRANCHES, ids=str)
+def test_bits_of_an_image_do_not_depend_on_the_batch(problem, direction, math):
+    batch = problem.with_batch(3)
+    tensors = make_tensors(batch, math.dtype)
+    together = run(direction, batch, math, tensors)
+    for n in range(3):
+        alone = tensors._replace(
+            input=tensors.input[n : n + 1], grad_output=tensors.grad_output[n : n + 1]
+        )
+        found = run(direction, problem.with_batch(1), math, alone)
+        assert torch.equal(bits(found.result[0]), bits(together.result[n]))
+
+
+@over_maths
+def test_operands_that_repeat_memory(math):
+    """Expanded tensors: strides of zero, as autograd's sum() gives them."""
+    problem = Problem("expanded", 3, 9, (6, 7), 10, (3, 2), padding=(1, 0))
+    drawn = make_tensors(problem, math.dtype)
+    tensors = drawn._replace(
+        input=drawn.input[:1].expand(problem.input_shape),
+        weight=drawn.weight[:, :1].expand(problem.weight_shape),
+        bias=drawn.bias[:1].expand(10),
+        grad_output=drawn.grad_output[:1, :1, :1, :1].expand(problem.output_shape),
+    )
+    dense = type(tensors)(*(tensor.contiguous() for tensor in tensors))
+    for direction in DIRECTIONS:
+        found, expected = (run(direction, problem, math, them) for them in (tensors, dense))
+        assert torch.equal(bits(found.result), bits(expected.result)), direction
+    found, expected = (
+        engine().run("grad_bias", problem, them.grad_output) for them in (tensors, dense)
+    )
+    assert torch.equal(bits(found.result), bits(expected.result))
+
+
+@over_maths
+def test_bias_of_any_stride(math):
+    problem = Problem("bias", 1, 5, (4, 5), 6, (2, 2))
+    for groups in (1, 2, 3):
+        problem = Problem("bias", 1, 6, (4, 5), 6, (2, 2), groups=groups)
+        tensors = make_tensors(problem, math.dtype)
+        expected = run("forward", problem, math, tensors).result
+        spread = torch.full((18,), float("nan"), dtype=math.dtype)
+        spread[::3] = tensors.bias
+        for bias in (spread[::3], Flipped(tensors.bias.flip(0), (0,))):
+            found = engine().run(
+                "forward", problem, tensors.input, tensors.weight, bias, tf32=math.tf32
+            )
+            assert torch.equal(bits(found.result), bits(expected))
+
+
+# ---- plans
+
+
+@over_maths
+def test_the_branches_reach_every_kernel(math):
+    """What the tests above run: each compiled kernel, K in one segment, in several one after the
+    other and in several at once, each way of loading."""
+    seen = collections.Counter()
+    for problem, machine, last in itertools.product(BRANCHES, MACHINES, (False, True)):
+        tensors = make_tensors(problem, math.dtype)
+        for direction in DIRECTIONS:
+            arrangement = ARRANGEMENTS["channels_last" if last else "contiguous"]
+            first, second = map(arrangement, operands(direction, tensors))
+            plan = engine().plan(direction, problem, first, second, tf32=math.tf32, machine=machine)
+            kernel = plan["kernel"]
+            seen[kernel] += 1
+            seen[kernel.split("_gemm")[0], plan["split"], plan["segments"] > 1] += 1
+            seen["vectors", plan["vector_a"], plan["vector_b"]] += 1
+    assert set(engine().kernels(math.dtype, tf32=math.tf32)) <= set(seen)
+    assert {"direct_conv", "direct_weight", ""} <= set(seen)
+    for split, several in ((0, False), (0, True), (1, True)):
+        assert seen["conv", split, several], (split, several)
+    for split in (0, 1):
+        assert seen["weight", split, bool(split)]
+        assert seen["direct_weight", split, bool(split)]
+    if math.dtype.itemsize == 2:
+        for vectors in ((0, 0), (0, 1), (1, 1)):
+            assert seen[("vectors", *vectors)], vectors
+
+
+@over_maths
+@pytest.mark.parametrize("problem", [*SEGMENTS, *testing.LONG_SUMS], ids=str)
+def test_the_order_of_summation_does_not_depend_on_machine_or_batch(problem, math):
+    """Segments and chains, as explain prints them. Weight gradients sum over the batch."""
+    for direction in DIRECTIONS:
+        found = set()
+        for machine, batch in itertools.product(MACHINES, (1, 2)):
+            if direction == "grad_weight" and batch == 2:
+                continue
+            of_batch = problem.with_batch(batch)
+            tensors = make_tensors(of_batch, math.dtype)
+            plan = engine().plan(
+                direction, of_batch, *operands(direction, tensors), tf32=math.tf32, machine=machine
+            )
+            found.add((plan["segments"], plan["segment_length"], plan["chain_length"]))
+        assert len(found) == 1, (direction, found)
+
+
+def test_sizes_beyond_the_kernels_are_refused():
+    image = torch.zeros(1, 1, 1, 1).expand(1, 1, 1 << 30, 1)
+    problem = Problem("too high", 1, 1, (1 << 30, 1), 1, (1, 1), bias=False)
+    with pytest.raises(AssertionError, match="fewer than 2\\^30 rows"):
+        engine().plan("forward", problem, image, torch.zeros(1, 1, 1, 1))
+
+
+# ---- bank conflicts
+
+# The most wavefronts for each that the access's size needs, all accesses of a call together.
+# Multiplying, which is most of them, takes none: see the test.
+BANK_PROBLEM = Problem("banks", 1, 64, (11, 13), 96, (3, 3), padding=(1, 1))
+BANK_PROBLEM_FEW = Problem("banks, few channels", 1, 3, (23, 25), 64, (3, 3), (2, 2), (1, 1))
+BANK_PROBLEM_DEPTHWISE = Problem("banks, dw", 2, 40, (11, 9), 40, (3, 3), padding=(1, 1), groups=40)
+
+
+def banks(math: Math, problem: Problem, direction: str, channels_last: bool) -> Answer:
+    arrangement = ARRANGEMENTS["channels_last" if channels_last else "contiguous"]
+    tensors = make_tensors(problem, math.dtype)
+    first, second = map(arrangement, operands(direction, tensors))
+    result = empty_result(direction, problem, math.dtype, channels_last)
+    return engine().run(direction, problem, first, second, result=result, tf32=math.tf32)
+
+
+# The most wavefronts for each that accesses of their sizes need, of all accesses of a call. What is
+# above 1 comes from filling tiles and storing results.
+MOST_WAVEFRONTS = {
+    "float32": 1.01,
+    "tf32": 1.16,
+    "float64": 1.01,
+    "bfloat16": 1.10,
+    "float16": 1.10,
+    "complex64": 1.05,
+    "complex128": 1.03,
+}
+MOST_WAVEFRONTS_DIRECT = {"complex64": 1.27, "complex128": 1.24}  # others 1.12
+
+
+@over_maths
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_bank_conflicts(direction, last, math):
+    """Multiplying meets no bank twice; whole calls take few more wavefronts than they must."""
+    for problem in (BANK_PROBLEM, BANK_PROBLEM_FEW, BANK_PROBLEM_DEPTHWISE):
+        found = banks(math, problem, direction, last)
+        kernel = found.plan["kernel"]
+        for at in found.traffic:
+            if at["file"] == "gemm_policies.cuh":
+                assert at["wavefronts"] == at["ideal"], (kernel, at)
+        if kernel == "direct_conv":
+            assert not found.traffic
+            continue
+        if "gemm" in kernel:
+            bound = MOST_WAVEFRONTS[str(math)]
+            assert any(at["file"] == "gemm_policies.cuh" for at in found.traffic)
+        else:
+            bound = MOST_WAVEFRONTS_DIRECT.get(str(math), 1.12)
+        assert wavefront_ratio(found) <= bound, (kernel, problem)
+
+
+# ---- the checks themselves
+
+
+@functools.cache
+def _expected(mutation):
+    return run_call(mutation, engine())
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_mutations_are_caught(mutation):
+    mutant = _background()[1][MUTATIONS.index(mutation)].result()
+    assert run_mutant(mutation, mutant, _expected(mutation))
+
+
+def test_the_unaltered_kernels_pass_as_no_mutant_may():
+    for mutation in MUTATIONS:
+        library = build_engine(sanitize=mutation.shows == "sanitizers")
+        found = run_mutant(mutation, library, _expected(mutation))
+        assert not found, (mutation, found)
+
+
+def test_sanitizers_find_nothing():
+    """Every branch, dtype and layout under AddressSanitizer and UBSan, tensors in exact blocks."""
+    done = _background()[0].result()
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(BRANCHES) * len(MATHS)
+    assert not done.stderr, done.stderr
