@@ -134,6 +134,26 @@ def test_what_does_not_fit_the_gpu_is_named():
     assert "GiB of GPU memory" in left_out["post, float32, NCHW, forward"]
 
 
+def test_failures_are_kept_and_three_on_end_stop():
+    class BrokenGpu(MadeUpGpu):
+        def measure(self, calls, settings, figures, plan, eager):
+            if self.number in (1, 3, 4, 5):
+                self.number += 1
+                raise RuntimeError("CUDA error: misaligned address\nmore")
+            self.number += 1
+            super().measure(calls, settings, figures, plan, eager)
+
+        number = 0
+
+    chosen = [_case(dataclasses.replace(SMALL, name=f"number {n}")) for n in range(9)]
+    results, left_out = run.run_cases(chosen, BrokenGpu(), CPU, 1e9, lambda: 2**40, lambda *a: None)
+    assert [result.name for result in results] == ["number 0", "number 2"]
+    reasons = list(left_out.values())
+    assert reasons[:4] == ["failed: CUDA error: misaligned address"] * 4
+    assert reasons[4:] == ["not begun after three failures"] * 3
+    assert len(Document({}, {}, {}, results, left_out, 0.0).failed) == 4
+
+
 # ---- results
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
 import sys
 import time
@@ -23,8 +24,8 @@ WRONG = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, also where there is no GPU; 1 where this library's results are wrong; 2 for
-    bad arguments."""
+    """Exit status: 0, also without a GPU; 1 where this library's results are wrong or a case
+    failed; 2 for bad arguments."""
     arguments = parse(argv)
     started = time.monotonic()
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -51,14 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if progress.is_terminal:
             progress.print(f"{left} cases left: {case}", markup=False, highlight=False)
 
-    document.results, document.left_out = run_cases(
-        chosen,
-        Gpu(),
-        device,
-        arguments.budget - (time.monotonic() - started),
-        lambda: torch.cuda.mem_get_info(device)[0],
-        advance,
-    )
+    def free_bytes() -> int:
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+
+    budget = arguments.budget - (time.monotonic() - started)
+    kept = {"results": document.results, "left_out": document.left_out}
+    try:
+        run_cases(chosen, Gpu(), device, budget, free_bytes, advance, **kept)
+    except KeyboardInterrupt:
+        document.left_out["all others"] = "interrupted"
     document.seconds = time.monotonic() - started
     report.print_document(console, document, arguments.details)
     report.print_targets(console, document)
@@ -72,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         written += plots.draw(document, arguments.output)
     for file in written:
         console.print(f"Written: {file}", markup=False, highlight=False)
-    return WRONG if document.wrong else 0
+    return WRONG if document.wrong or document.failed else 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -129,6 +132,8 @@ def describe(device: torch.device) -> dict[str, object]:
         "host": {key: host[key] for key in ("cpu", "logical_cpus", "system")},
         "versions": {
             **host["versions"],
+            # Where the tree has come without its history.
+            "revision": host["versions"]["revision"] or os.environ.get("REVISION"),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         },

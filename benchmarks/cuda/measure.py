@@ -99,14 +99,24 @@ class Gpu:
         end.synchronize()
         return start.elapsed_time(end) * 1e-3
 
+    def _capture(self, call: Call, repeats: int) -> torch.cuda.CUDAGraph:
+        """Without what torch.cuda.graph does besides: garbage collection, an empty cache."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        try:
+            for _ in range(repeats):
+                call()
+        finally:
+            graph.capture_end()
+        return graph
+
     def _measure_graphs(self, calls, settings, figures, plan, seconds) -> None:
         graphs = {}
         for name, call in calls.items():
             repeats = max(1, min(plan.most_calls, math.ceil(plan.replay_s / seconds[name])))
-            graph = torch.cuda.CUDAGraph()
-            with settings[name](), torch.cuda.graph(graph, stream=self.stream):
-                for _ in range(repeats):
-                    call()
+            with settings[name]():
+                graph = self._capture(call, repeats)
             graph.replay()
             graphs[name] = graph, repeats
         names = list(graphs)

@@ -16,6 +16,7 @@ from benchmarks.cuda.measure import Figures, Plan, transforms
 from benchmarks.problems import layer_class
 
 SCHEMA = 1
+FAILED = "failed"  # how the reason of a case that broke off begins
 
 
 @dataclasses.dataclass
@@ -65,6 +66,10 @@ class Document:
     def wrong(self) -> list[Result]:
         return [result for result in self.results if result.wrong]
 
+    @property
+    def failed(self) -> list[str]:
+        return [case for case, reason in self.left_out.items() if reason.startswith(FAILED)]
+
     def write(self, path: Path) -> None:
         document = {"schema": SCHEMA, **dataclasses.asdict(self)}
         # Figures that follow from the rounds, for readers without this module.
@@ -104,16 +109,19 @@ def run_cases(
     advance: Callable[[Case, int], None],
     plan: Plan | None = None,
     clock: Callable[[], float] = time.monotonic,
+    results: list[Result] | None = None,
+    left_out: dict[str, str] | None = None,
 ) -> tuple[list[Result], dict[str, str]]:
-    """The results, and for each case that was left out, why.
+    """The results, and for each case that was left out, why; added to what is given.
 
     A case is begun only if the longest of the last ones would still fit; advance(case, left) is
-    called before each.
+    called before each. After three failures on end the GPU is taken to be out of order.
     """
-    results: list[Result] = []
-    left_out: dict[str, str] = {}
+    results = [] if results is None else results
+    left_out = {} if left_out is None else left_out
     start = clock()
     recent = [0.0]
+    failures = 0
     for number, case in enumerate(cases):
         begun = clock()
         if begun - start + max(recent[-5:]) >= budget_s:
@@ -125,8 +133,18 @@ def run_cases(
             left_out[str(case)] = f"needs about {wanted / 2**30:.0f} GiB of GPU memory"
             continue
         advance(case, len(cases) - number)
-        results.append(_run_case(case, gpu, device, plan or Plan()))
-        recent.append(clock() - begun)
+        try:
+            results.append(_run_case(case, gpu, device, plan or Plan()))
+        except RuntimeError as problem:
+            left_out[str(case)] = f"{FAILED}: {str(problem).splitlines()[0]}"
+            failures += 1
+            if failures == 3:
+                reason = "not begun after three failures"
+                left_out |= {str(other): reason for other in cases[number + 1 :]}
+                break
+        else:
+            failures = 0
+            recent.append(clock() - begun)
     return results, left_out
 
 
@@ -140,8 +158,8 @@ def _run_case(case: Case, gpu, device: torch.device, plan: Plan) -> Result:
         try:
             with CONTESTANTS[name].settings(case.precision):
                 found = error(case, tensors, call())
-        except (RuntimeError, torch.OutOfMemoryError) as problem_:
-            left_out[name] = f"refused: {str(problem_).splitlines()[0]}"
+        except RuntimeError as refusal:
+            left_out[name] = f"refused: {str(refusal).splitlines()[0]}"
             continue
         if not found <= case.precision.tolerance:  # which is also true of NaN
             left_out[name] = f"wrong: relative error {found:.2g}"
