@@ -230,8 +230,8 @@ MUTATIONS = (
     _in(
         "gemm_loader.cuh",
         "a test of channels is missing",
-        "inside && channel < position.count",
-        "inside",
+        "inside[i] && channel < positions[i].count",
+        "inside[i]",
         *F32,
         "forward",
         "float32",
