@@ -77,10 +77,12 @@ EXPECTED = {
 ORDERS = [(Order.FORWARD, 0), (Order.REVERSE, 0), *((Order.SHUFFLED, seed) for seed in range(3))]
 
 
-def check_cases(library: Selftest) -> None:
+def check_cases(library: Selftest, left_out: tuple[str, ...] = ()) -> None:
     """Every case in every order; also run with sanitizers."""
     assert library.cases() == list(EXPECTED)
     for name, (order, seed) in itertools.product(EXPECTED, ORDERS):
+        if name in left_out:
+            continue
         error, out = library.run(name, order, seed)
         expected = EXPECTED[name]
         if expected is None:
@@ -88,10 +90,11 @@ def check_cases(library: Selftest) -> None:
             assert -1.0 not in out or name == "three readers of a warp", name
         else:
             assert expected in error, name
-            # Where: the kernel, the CTA, and the line or the thread.
+            # Where: the kernel, the CTA, and the line (of faults of the host, the thread).
             assert "conv2d_ext::cuda_selftest::" in error, name
             assert "CTA (0, 0, 0)" in error, name
-            assert "shim_selftest.cpp:" in error or "thread 5" in error, name
+            without_line = name in ("dereference shared", "divide by zero")
+            assert (", thread " if without_line else "shim_selftest.cpp:") in error, name
 
 
 def test_each_fault_is_found_in_every_order():
@@ -102,7 +105,8 @@ def test_sanitizers_agree():
     """Fibers and failures leave nothing that AddressSanitizer or UBSan object to."""
     program = (
         "import sys; from cuda_host.selftest import Selftest; import test_cuda_shim;"
-        "test_cuda_shim.check_cases(Selftest(sys.argv[1])); print('checked')"
+        # UBSan ends the process at the division itself.
+        "test_cuda_shim.check_cases(Selftest(sys.argv[1]), ('divide by zero',)); print('checked')"
     )
     done = run_sanitized("-c", program, str(build_selftest(sanitize=True)))
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,7 @@ run "clang-tidy (${#torch_free[@]} torch-free files)" \
   clang-tidy --quiet "${torch_free[@]}" -- -std=c++17 -O1 -Wall -Wextra -Icsrc
 
 # The CUDA engine as the tests compile it for the host.
-cuda=(csrc/cuda/{calls,conv2d_cuda,plan}.cpp csrc/cuda/{direct,gemm_bf16,gemm_f32}.cu)
+cuda=(csrc/cuda/{calls,conv2d_cuda,plan}.cpp csrc/cuda/{direct,gemm_bf16,gemm_f32}.cu tests/cuda_host/*.cpp)
 run "clang-tidy (${#cuda[@]} files of CUDA, compiled for the host)" \
   clang-tidy --quiet "${cuda[@]}" -- -x c++ -std=c++17 -O1 -Wno-unknown-pragmas -DCONV2D_CUDA_ON_HOST -Itests/cuda_host
 

@@ -43,8 +43,8 @@ GEMMS = (
     Problem("whole groups of channels", 2, 16, (6, 7), 24, (3, 3), padding=(1, 1)),
     Problem("whole blocks of channels", 1, 64, (5, 6), 72, (3, 2), (2, 1), (1, 1)),
     Problem("3 channels to 20", 2, 3, (11, 9), 20, (3, 3), (2, 2), (1, 1)),
-    Problem("3 channels to 20, many pixels", 1, 3, (67, 31), 20, (2, 3)),
-    Problem("20 channels to 20, many pixels", 1, 20, (61, 33), 20, (1, 2)),
+    Problem("3 channels to 20, many pixels", 1, 3, (23, 31), 20, (2, 3)),
+    Problem("20 channels to 20, many pixels", 1, 20, (21, 33), 20, (1, 2)),
     Problem("130 channels", 1, 130, (4, 5), 131, (1, 1)),
 )
 SEGMENTS = (
@@ -52,8 +52,8 @@ SEGMENTS = (
     Problem("whole groups, K in segments", 1, 160, (5, 6), 16, (3, 3), padding=(1, 1)),
     Problem("K in segments, by element", 2, 5, (9, 8), 13, (9, 8), padding=(4, 4)),
     Problem("grad_input's phases in segments", 2, 11, (6, 7), 280, (3, 3), (2, 2), (1, 1)),
-    Problem("pixels in segments", 2, 5, (62, 45), 9, (2, 2)),
-    Problem("depthwise, pixels in segments", 2, 3, (62, 45), 3, (2, 2), groups=3),
+    Problem("pixels in segments", 2, 5, (30, 35), 9, (2, 2)),
+    Problem("depthwise, pixels in segments", 2, 3, (41, 35), 3, (2, 2), groups=3),
     Problem("depthwise, K in chains", 1, 3, (18, 19), 3, (17, 17), padding=(8, 8), groups=3),
 )
 PHASES = (

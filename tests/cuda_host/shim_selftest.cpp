@@ -172,7 +172,8 @@ __global__ void dereference_shared(const float*, float* out) {
 }
 
 __global__ void divide_by_zero(const float* in, float* out) {
-  out[threadIdx.x] = static_cast<float>(7 / static_cast<int>(in[threadIdx.x] * 0));
+  const int quotient = 7 / static_cast<int>(in[threadIdx.x] * 0);
+  out[threadIdx.x] = static_cast<float>(quotient);
 }
 
 // Nothing is ever stored in what is read, in any CTA before this one's.
@@ -189,7 +190,7 @@ __global__ void barrier_of_some(const float*, float* out) {
 }
 
 __global__ void different_barriers(const float*, float* out) {
-  if (threadIdx.x < 32) {
+  if (threadIdx.x < 32) {  // NOLINT(bugprone-branch-clone)
     sync_threads();
   } else {
     sync_threads();
@@ -214,7 +215,7 @@ __global__ void shuffle_without_a_lane(const float*, float* out) {
 
 __global__ void shuffles_of_half_warps(const float*, float* out) {
   const int thread = threadIdx.x;
-  if (thread % 32 < 16) {
+  if (thread % 32 < 16) {  // NOLINT(bugprone-branch-clone)
     out[thread] = shuffle_xor(1.0f, 1);
   } else {
     out[thread] = shuffle_xor(1.0f, 1);
