@@ -247,6 +247,37 @@ class TestZeroPadding:
         assert not invented[:, 1:channels].any(), "only the infinite tap's channel may have them"
         assert not invented[:, channels:].any(), "only the infinite tap's group may have them"
 
+    @pytest.mark.parametrize("view", [None, "channels_last", "reversed", "expanded"])
+    @pytest.mark.parametrize("number", [torch.inf, -torch.inf, torch.nan], ids=str)
+    @pytest.mark.parametrize("dtype", [*FLOATS, torch.complex64], ids=str)
+    def test_taps_left_out(self, dtype, number, view, device):
+        """Bands of a dilated problem leave taps in the padding out, and must not leave their
+        infinities out. Other channels keep their bits."""
+        problem = Problem(
+            "dilated 12", 2, 6, (33, 29), 5, (3, 3), padding=(12, 12), dilation=(12, 12)
+        )
+        tensors = make_tensors(problem, dtype, device=device)
+        input, weight, bias = tensors[:3]
+        before = conv2d_ext.conv2d(input, weight, bias, **problem.call_args())
+        weight[2, 3, 0, 1] = number
+        weight[4, 5, 2, 2] = complex(1, number) if dtype.is_complex else number
+        if view == "channels_last":
+            weight = weight.to(memory_format=torch.channels_last)
+        elif view == "reversed":
+            weight = weight.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+        elif view == "expanded":
+            weight = weight[2:3].expand(5, 6, 3, 3)
+        actual = conv2d_ext.conv2d(input, weight, bias, **problem.call_args())
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        input, weight, bias = (t.to("cpu", wide) for t in (input, weight, bias))
+        expected = F.conv2d(F.pad(input, (12, 12, 12, 12)), weight, bias, dilation=12)
+        # Which infinities become NaN is, of complex numbers, a question of how they are multiplied.
+        kinds = (torch.isfinite,) if dtype.is_complex else (torch.isnan, torch.isinf)
+        for kind in kinds:
+            assert torch.equal(kind(actual).cpu(), kind(expected)), kind.__name__
+        if view != "expanded":
+            assert torch.equal(actual[:, [0, 1, 3]], before[:, [0, 1, 3]])
+
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
     @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
     def test_infinite_gradient(self, problem, dtype, device):

@@ -35,8 +35,22 @@ def test_the_problem(problem):
     assert (plan.stride, plan.padding, plan.dilation, plan.groups) == (
         problem.stride, problem.padding4, problem.dilation, problem.groups
     )  # fmt: skip
-    assert plan.forward.gemm_k == problem.gemm_mnk[2]
-    assert {plan.forward.gemm_m, plan.forward.gemm_n} == set(problem.gemm_mnk[:2])
+    m, n, k = problem.gemm_mnk
+    if "in bands" in plan.forward.engine:
+        # The band of the most products.
+        assert plan.forward.gemm_m == m and plan.forward.gemm_n < n and plan.forward.gemm_k <= k
+        return
+    assert plan.forward.gemm_k == k
+    assert {plan.forward.gemm_m, plan.forward.gemm_n} == {m, n}
+
+
+@pytest.mark.parametrize("dilation", [1, 2, 12], ids=str)
+def test_bands(dilation):
+    """Only where taps lie in the padding at many positions."""
+    problem = Problem(
+        "bands", 1, 8, (40, 33), 16, (3, 3), padding=(dilation,) * 2, dilation=(dilation,) * 2
+    )
+    assert ("in bands" in _explain(problem).forward.engine) == (dilation == 12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128], ids=str)

@@ -9,6 +9,9 @@ namespace {
 constexpr int64_t kTilePixels = 384;
 // The same where vectors run over pixels and weights are not packed.
 constexpr int64_t kPanelPixels = 512;
+// Result channels for whose sake misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels, 10 % from
+// 256 on (AVX2, Zen 3).
+constexpr int64_t kLeastChannelsToAlign = 64;
 // Result channels that vectors over them should have, for bfloat16 pairs to pay.
 constexpr int64_t kLeastPairsChannels = 6;
 // A sum so short that the transposition of results takes a good part of the time.
@@ -284,10 +287,14 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   PixelTiling t{};
   t.batch = gemm.batch;
   const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
-  // A single block of result channels reads every pixel once.
+  // A single block of result channels reads every pixel once. Planes off the borders of 16 bytes have nearly every other
+  // vector in two cache lines: many channels had better read a copy.
+  const int64_t plane_bytes = gemm.source_c * storage_size;
+  const bool reads_well =
+      planes_fit_l1(plane_bytes, k.segment_channels) && (plane_bytes % 16 == 0 || gemm.m < kLeastChannelsToAlign);
   t.source_in_place = same_type && pointwise && gemm.rows == 1 && gemm.source_col == 1 && gemm.axis_w.step == 1 &&
                       gemm.axis_h.source(0, 0) == 0 && gemm.axis_w.source(0, 0) == 0 && gemm.cols == gemm.source_w &&
-                      (gemm.m <= kPixelRows || planes_fit_l1(gemm.source_c * storage_size, k.segment_channels));
+                      (gemm.m <= kPixelRows || reads_well);
   const auto plane_of = [&](int64_t rows, int64_t cols) {
     return odd_lines(make_patch_axis(gemm.axis_h, 0, rows, 0, k.tap_rows).size *
                          make_patch_axis(gemm.axis_w, 0, cols, 0, k.tap_cols).size,

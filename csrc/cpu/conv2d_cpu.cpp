@@ -4,6 +4,7 @@
 #include "depthwise.h"
 #include "direction_gemms.h"
 #include "engine.h"
+#include "padding_products.h"
 
 namespace conv2d_ext::cpu {
 
@@ -31,9 +32,19 @@ void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, C
   const ConvGemm g = forward_gemm(p, input, weight, bias, bias_stride, output);
   if (sums_as_dots(p, dtype)) {
     engine().dot_products(dtype, g, executor);
-  } else {
-    run_conv(dtype, g, executor);
+    return;
   }
+  if (!forward_cuts_bands(p)) {
+    run_conv(dtype, g, executor);
+    return;
+  }
+  const int64_t size = size_of(dtype);
+  for_each_forward_gemm(p, g, [&](ConvGemm& band, const GemmOffsets& offsets) {
+    band.weight = static_cast<const char*>(weight.data) + offsets.weight * size;
+    band.destination = static_cast<char*>(output.data) + offsets.destination * size;
+    run_conv(dtype, band, executor);
+  });
+  multiply_padding(p, dtype, weight, output, executor);
 }
 
 void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,

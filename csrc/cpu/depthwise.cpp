@@ -116,7 +116,7 @@ bool is_depthwise_strided(const Conv2dProblem& p, const int64_t* result, const V
   const int64_t taps_h = div_up(p.kernel_h, row_phases), taps_w = div_up(p.kernel_w, 2);
   if (block_k(1, taps_h, taps_w, vector.limits).chain < taps_h * taps_w) return false;
   const StridedTiling t = tile_strided(p, vector, 1);
-  return t.patch_rows * t.patch_pitch * vector.element_size <= kMaxStridedPatchBytes && !cuts_bands(p);
+  return t.patch_rows * t.patch_pitch * vector.element_size <= kMaxStridedPatchBytes && !grad_input_cuts_bands(p);
 }
 
 StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, int num_threads) {

@@ -106,59 +106,95 @@ void visit_one_pixel_gemms(const Conv2dProblem& p, ConvGemm g, const int64_t* w,
   }
 }
 
-// Neighbouring positions of a phase that meet outputs at the same taps.
+// One axis of a GEMM whose taps may lie outside the source, which has `size` coordinates.
+struct GatheredAxis {
+  GatherAxis axis;
+  int64_t taps, positions, size;
+  bool inside(int64_t position, int64_t tap) const {
+    const int64_t coordinate = axis.source(position, tap);
+    return coordinate >= 0 && coordinate < size;
+  }
+};
+
+GatheredAxis gathered(const GradInputPhase& phase, int64_t out_size) {
+  return {phase.axis, phase.taps, phase.positions, out_size};
+}
+GatheredAxis forward_rows(const Conv2dProblem& p) { return {p.rows(), p.kernel_h, p.out_h, p.in_h}; }
+GatheredAxis forward_cols(const Conv2dProblem& p) { return {p.cols(), p.kernel_w, p.out_w, p.in_w}; }
+
+// Neighbouring positions whose taps [first_tap, first_tap + taps), and no others, lie inside the source.
 struct Band {
   int64_t first, positions, first_tap, taps;
 };
 
-// The share of (position, tap) pairs of a phase that meet an output.
-double share_met(const GradInputPhase& phase, int64_t out_size) {
-  const int64_t met = count_met(phase.axis, phase.taps, phase.positions, out_size);
-  return double(met) / (double(phase.positions) * double(phase.taps));
+// The share of (position, tap) pairs that lie inside.
+double share_inside(const GatheredAxis& a) {
+  const int64_t met = count_met(a.axis, a.taps, a.positions, a.size);
+  return double(met) / (double(a.positions) * double(a.taps));
 }
 
-std::vector<Band> cut_bands(const GradInputPhase& phase, int64_t out_size) {
-  std::vector<Band> bands;
-  for (int64_t q = 0; q < phase.positions; ++q) {
-    // A position's later taps meet earlier outputs.
-    int64_t first = 0, last = phase.taps;
-    while (first < last && phase.axis.source(q, first) >= out_size) ++first;
-    while (last > first && phase.axis.source(q, last - 1) < 0) --last;
-    if (!bands.empty() && bands.back().first_tap == first && bands.back().taps == last - first) {
-      ++bands.back().positions;
-    } else {
-      bands.push_back({q, 1, first, last - first});
+// The taps inside at a position; as a band of one.
+Band taps_inside(const GatheredAxis& a, int64_t position) {
+  // Taps ascend or descend along the source, so those inside follow one another.
+  int64_t first = 0;
+  while (first < a.taps && !a.inside(position, first)) ++first;
+  int64_t last = first;
+  while (last < a.taps && a.inside(position, last)) ++last;
+  return first < last ? Band{position, 1, first, last - first} : Band{position, 1, 0, 0};
+}
+
+template <class Visit>
+void for_each_band(const GatheredAxis& a, Visit visit) {
+  Band band = taps_inside(a, 0);
+  for (int64_t q = 1; q < a.positions; ++q) {
+    const Band next = taps_inside(a, q);
+    if (next.first_tap == band.first_tap && next.taps == band.taps) {
+      ++band.positions;
+      continue;
     }
+    visit(band);
+    band = next;
   }
+  visit(band);
+}
+
+std::vector<Band> cut_bands(const GatheredAxis& a) {
+  std::vector<Band> bands;
+  for_each_band(a, [&](const Band& band) { bands.push_back(band); });
   return bands;
 }
 
-// Whether a phase of both axes is cut into the bands of the one times those of the other: where far taps meet no output
-// at many positions. Decided by the geometry, since the sums' order follows.
-bool cuts_bands(const Conv2dProblem& p, const GradInputPhase& h, const GradInputPhase& v) {
-  constexpr double kShareMet = 0.85;
-  constexpr int64_t kBandPixels = 64;
-  if (share_met(h, p.out_h) * share_met(v, p.out_w) >= kShareMet) return false;
-  const auto bands = static_cast<int64_t>(cut_bands(h, p.out_h).size() * cut_bands(v, p.out_w).size());
-  return h.positions * v.positions >= kBandPixels * bands;
+int64_t count_bands(const GatheredAxis& a) {
+  int64_t count = 0;
+  for_each_band(a, [&](const Band&) { ++count; });
+  return count;
 }
 
-// A phase of both axes: one GEMM, or one for each pair of bands, without the taps that meet no output there.
-void visit_band_gemms(const Conv2dProblem& p, ConvGemm& g, const GradInputPhase& h, const GradInputPhase& v,
-                      const int64_t* w, const int64_t* gi, const GemmVisitor& visit) {
+// Whether a GEMM is cut into the bands of its one axis times those of the other: where far taps lie outside at many
+// positions. Decided by the geometry, since the sums' order follows.
+bool cuts_bands(const GatheredAxis& h, const GatheredAxis& v) {
+  constexpr double kShareInside = 0.85;
+  constexpr int64_t kBandPixels = 64;
+  if (h.positions * v.positions < kBandPixels || h.taps * v.taps == 0) return false;
+  if (share_inside(h) * share_inside(v) >= kShareInside) return false;
+  return h.positions * v.positions >= kBandPixels * count_bands(h) * count_bands(v);
+}
+
+// A GEMM whole, or one for each pair of bands, without the taps that lie outside there. g.weight_i, weight_j,
+// destination_row and destination_col are the steps from tap to tap and from position to position; `offsets`: where the
+// first tap's weight and the first position's result are.
+void visit_band_gemms(ConvGemm& g, const GatheredAxis& h, const GatheredAxis& v, const GemmOffsets& offsets, bool cut,
+                      const GemmVisitor& visit) {
   const Band all_rows{0, h.positions, 0, h.taps}, all_cols{0, v.positions, 0, v.taps};
   std::vector<Band> row_bands, col_bands;
-  const bool cut = cuts_bands(p, h, v);
   if (cut) {
-    row_bands = cut_bands(h, p.out_h);
-    col_bands = cut_bands(v, p.out_w);
+    row_bands = cut_bands(h);
+    col_bands = cut_bands(v);
   }
   const Band *const first_row = cut ? row_bands.data() : &all_rows, *const first_col =
                                                                         cut ? col_bands.data() : &all_cols;
   const Band *const last_row = first_row + (cut ? row_bands.size() : 1), *const last_col =
                                                                              first_col + (cut ? col_bands.size() : 1);
-  g.weight_i = h.tap_step * w[2];
-  g.weight_j = v.tap_step * w[3];
   for (const Band* row = first_row; row != last_row; ++row) {
     for (const Band* col = first_col; col != last_col; ++col) {
       const bool met = row->taps > 0 && col->taps > 0;
@@ -168,8 +204,8 @@ void visit_band_gemms(const Conv2dProblem& p, ConvGemm& g, const GradInputPhase&
       g.cols = col->positions;
       g.axis_h = {h.axis.step, h.axis.source(row->first, row->first_tap), h.axis.tap};
       g.axis_w = {v.axis.step, v.axis.source(col->first, col->first_tap), v.axis.tap};
-      visit(g, {0, h.first_tap * w[2] + row->first_tap * g.weight_i + v.first_tap * w[3] + col->first_tap * g.weight_j,
-                (h.phase + row->first * p.stride_h) * gi[2] + (v.phase + col->first * p.stride_w) * gi[3]});
+      visit(g, {offsets.source, offsets.weight + row->first_tap * g.weight_i + col->first_tap * g.weight_j,
+                offsets.destination + row->first * g.destination_row + col->first * g.destination_col});
     }
   }
 }
@@ -187,11 +223,18 @@ int64_t first_taps(int64_t kernel, int64_t stride, int64_t dilation) {
 
 }  // namespace
 
-bool cuts_bands(const Conv2dProblem& p) {
+bool forward_cuts_bands(const Conv2dProblem& p) { return cuts_bands(forward_rows(p), forward_cols(p)); }
+
+void visit_forward_gemms(const Conv2dProblem& p, const ConvGemm& whole, const GemmVisitor& visit) {
+  ConvGemm g = whole;
+  visit_band_gemms(g, forward_rows(p), forward_cols(p), {0, 0, 0}, true, visit);
+}
+
+bool grad_input_cuts_bands(const Conv2dProblem& p) {
   for (int64_t tap_h = 0; tap_h < first_taps(p.kernel_h, p.stride_h, p.dilation_h); ++tap_h) {
     for (int64_t tap_w = 0; tap_w < first_taps(p.kernel_w, p.stride_w, p.dilation_w); ++tap_w) {
       const GradInputPhase h = row_phase(p, tap_h), v = col_phase(p, tap_w);
-      if (h.positions > 0 && v.positions > 0 && cuts_bands(p, h, v)) return true;
+      if (h.positions > 0 && v.positions > 0 && cuts_bands(gathered(h, p.out_h), gathered(v, p.out_w))) return true;
     }
   }
   return false;
@@ -270,7 +313,12 @@ void visit_grad_input_gemms(const Conv2dProblem& p, const VectorShape& vector, c
     for (int64_t tap_w = 0; tap_w < first_taps_w; ++tap_w) {
       const GradInputPhase v = col_phase(p, tap_w);
       if (v.positions == 0) continue;
-      visit_band_gemms(p, g, h, v, w, gi, visit);
+      g.weight_i = h.tap_step * w[2];
+      g.weight_j = v.tap_step * w[3];
+      const GatheredAxis rows = gathered(h, p.out_h), cols = gathered(v, p.out_w);
+      visit_band_gemms(g, rows, cols,
+                       {0, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]},
+                       cuts_bands(rows, cols), visit);
     }
   }
 }

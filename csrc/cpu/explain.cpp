@@ -194,6 +194,27 @@ void explain_rows(Explanation& e, const RowProducts& rows, DType dtype, int num_
   e.workspace_bytes_per_thread = row_scratch_bytes(rows, t, results, vector.element_size);
 }
 
+// One more GEMM of a direction: that of the most products stands for them all.
+void add_gemm(Explanation& e, const Explanation& gemm) {
+  const int64_t items = e.work_items + gemm.work_items;
+  const int64_t workspace = max64(e.workspace_bytes_per_thread, gemm.workspace_bytes_per_thread);
+  if (e.engine.empty() || double(gemm.gemm_n) * double(gemm.gemm_k) > double(e.gemm_n) * double(e.gemm_k)) e = gemm;
+  e.work_items = items;
+  e.workspace_bytes_per_thread = workspace;
+}
+
+Explanation explain_bands(const Conv2dProblem& p, const ConvGemm& whole, DType dtype, int num_threads) {
+  Explanation e{};
+  for_each_forward_gemm(p, whole, [&](const ConvGemm& g, const GemmOffsets&) {
+    Explanation band{};
+    band.isa = engine().isa;
+    explain_conv(band, g, dtype, num_threads);
+    add_gemm(e, band);
+  });
+  e.engine += ", in bands without the taps that lie in the padding";
+  return e;
+}
+
 // What differs from the phases' GEMMs: neither the problem nor its chains.
 void explain_strided(Explanation& e, const Conv2dProblem& p, DType dtype, int num_threads) {
   const VectorShape vector = engine().vector_shape(dtype);
@@ -226,6 +247,8 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     const ConvGemm g = forward_gemm(p, input, weight, nullptr, 0, output);
     if (sums_as_dots(p, dtype)) {
       explain_dots(e, g, dtype, num_threads);
+    } else if (forward_cuts_bands(p)) {
+      e = explain_bands(p, g, dtype, num_threads);
     } else {
       explain_conv(e, g, dtype, num_threads);
     }
@@ -246,13 +269,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
           if (takes_rows(g, dtype)) {
             explain_rows(phase, row_products(g, engine().vector_shape(dtype).limits), dtype, num_threads);
           }
-          const int64_t items = e.work_items + phase.work_items;
-          const int64_t workspace = max64(e.workspace_bytes_per_thread, phase.workspace_bytes_per_thread);
-          if (e.engine.empty() || double(phase.gemm_n) * double(phase.gemm_k) > double(e.gemm_n) * double(e.gemm_k)) {
-            e = phase;
-          }
-          e.work_items = items;
-          e.workspace_bytes_per_thread = workspace;
+          add_gemm(e, phase);
         });
     const VectorShape vector = engine().vector_shape(dtype);
     if (is_depthwise_strided(p, result.stride, vector)) explain_strided(e, p, dtype, num_threads);

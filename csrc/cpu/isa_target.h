@@ -17,3 +17,4 @@ CONV2D_PRAGMA_EXPAND(GCC target(CONV2D_TARGET))
 #endif
 
 #define CONV2D_INLINE inline __attribute__((always_inline))
+#define CONV2D_INLINE_LAMBDA __attribute__((always_inline))

@@ -107,6 +107,23 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
       return;
     }
   }
+  if constexpr (kHasTranspose<T>) {
+    // Steps of k often lie pages apart: what is needed is asked for early, so that the page tables are searched meanwhile.
+    constexpr int64_t kAhead = 8;
+    const int64_t whole = lanes / L * L, apart = max64(int64_t(64 / sizeof(S)), lane_step);
+    for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
+      if (k + kAhead < depth) {
+        for (int64_t i = 0; i < lanes * lane_step; i += apart) __builtin_prefetch(src + kAhead * k_step + i);
+      }
+      const S* s = src;
+      for (int64_t lane = 0; lane < whole; lane += L, s += L * lane_step) {
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) dst[lane + i] = widen_scalar(s[i * lane_step]);
+      }
+      for (int64_t lane = whole; lane < width; ++lane) dst[lane] = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};
+    }
+    return;
+  }
   for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
     for (int64_t lane = 0; lane < width; ++lane) {
       const T value = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};

@@ -64,10 +64,8 @@ void pixel_ukernel(const PixelOperands<T>& operands) {
       for (int v = 0; v < NV; ++v) acc[j][v] = V::broadcast(operands.start + j);
     }
 
-    for (; k != chain_end; ++k) {
-      // Kept as an index: else some compilers advance a pointer for each row.
-      __asm__("" : "+r"(k));
-      const T* const pixels = b + k_offset[k];
+    const auto step = [&](int64_t at) CONV2D_INLINE_LAMBDA {
+      const T* pixels = b + k_offset[at];
       if constexpr (kPrefetchedLines > 0) {
 #pragma GCC unroll 8
         for (int line = 0; line < kPrefetchedLines; ++line) __builtin_prefetch(pixels + 2 * kPanel + line * kLine);
@@ -77,10 +75,25 @@ void pixel_ukernel(const PixelOperands<T>& operands) {
       for (int v = 0; v < NV; ++v) bv[v] = V::load(pixels + v * V::kLanes);
 #pragma GCC unroll 8
       for (int j = 0; j < MR; ++j) {
-        const reg wv = V::broadcast(wj[j] + k);
+        const reg wv = V::broadcast(wj[j] + at);
 #pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v) acc[j][v] = V::fma(wv, bv[v], acc[j][v]);
+        for (int v = 0; v < NV; ++v) multiply_add<T>(acc[j][v], wv, bv[v]);
       }
+      end_step<T>(pixels);
+    };
+    if constexpr (kInRounds<T>) {
+      for (const int64_t end = k + ((chain_end - k) & ~int64_t{3}); k != end; k += 4) {
+        // Kept as an index: else some compilers advance a pointer for each row.
+        __asm__("" : "+r"(k));
+        step(k);
+        step(k + 1);
+        step(k + 2);
+        step(k + 3);
+      }
+    }
+    for (; k != chain_end; ++k) {
+      __asm__("" : "+r"(k));
+      step(k);
     }
 
     T* c = operands.c;

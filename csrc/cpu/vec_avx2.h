@@ -5,6 +5,7 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 constexpr const char* kIsaName = "avx2";
 constexpr bool kFusedMultiplyAdd = true;
+constexpr bool kLoopsInRounds = true;
 
 template <class T>
 struct Vec;
@@ -20,6 +21,9 @@ struct Vec<float> {
   static CONV2D_INLINE reg broadcast(const float* p) { return _mm256_broadcast_ss(p); }
   static CONV2D_INLINE reg add(reg a, reg b) { return _mm256_add_ps(a, b); }
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static CONV2D_INLINE void multiply_into(reg& c, reg a, reg b) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
+  }
   static CONV2D_INLINE __m256i mask(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
@@ -80,6 +84,9 @@ struct Vec<double> {
   static CONV2D_INLINE reg broadcast(const double* p) { return _mm256_broadcast_sd(p); }
   static CONV2D_INLINE reg add(reg a, reg b) { return _mm256_add_pd(a, b); }
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm256_fmadd_pd(a, b, c); }
+  static CONV2D_INLINE void multiply_into(reg& c, reg a, reg b) {
+    __asm__("vfmadd231pd %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
+  }
   static CONV2D_INLINE __m256i mask(int n) {
     return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
   }

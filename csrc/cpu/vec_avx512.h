@@ -15,6 +15,7 @@ constexpr const char* kIsaName = "avx512_bf16";
 constexpr const char* kIsaName = "avx512";
 #endif
 constexpr bool kFusedMultiplyAdd = true;
+constexpr bool kLoopsInRounds = false;  // not measured
 
 template <class T>
 struct Vec;
