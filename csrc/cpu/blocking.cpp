@@ -8,7 +8,7 @@ namespace {
 // cycle, and pays for pixels / lanes cycles of arithmetic), few enough that patch and C tile stay in L2.
 constexpr int64_t kTilePixels = 384;
 // The same where vectors run over pixels and weights are not packed.
-constexpr int64_t kPanelPixels = 512;
+constexpr int64_t kPanelPixels = 384;
 // Result channels for whose sake misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels, 10 % from
 // 256 on (AVX2, Zen 3).
 constexpr int64_t kLeastChannelsToAlign = 64;
@@ -21,6 +21,8 @@ constexpr int64_t kPatchBytes = 256 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 constexpr int64_t kMaxPatchBytes = 1024 * 1024;
 constexpr int64_t kTileBytes = 1024 * 1024;
+// Sums of a work item with vectors over pixels: 1x1 kernels of 512 channels and more to as many gain up to half.
+constexpr int64_t kSumBytes = 256 * 1024;
 // The same for grad_weight, whose C tile is a piece of the weight; columns it should at least have, so that packing
 // grad_output for it pays; and a thread's share of the partials that are in flight.
 constexpr int64_t kWeightTileBytes = 512 * 1024;
@@ -335,7 +337,10 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   const int64_t run = round_up(t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols, vector.lanes);
   const int64_t c_row = runs * (t.direct ? min64(run, kMaxPanelVectors * vector.lanes) : run);
   const int64_t row = c_row + (t.weight_in_place ? 0 : round_up(k.max_depth(), vector.lanes));
-  int64_t chunks = div_up(gemm.m, max64(kPixelRows, kTileBytes / (row * vector.element_size)));
+  int64_t fit = kTileBytes / (row * vector.element_size);
+  // Sums that every segment adds to stay in L2, wherever they lie.
+  if (k.blocks_c * k.blocks_h * k.blocks_w > 1) fit = min64(fit, kSumBytes / (runs * run * vector.element_size));
+  int64_t chunks = div_up(gemm.m, max64(kPixelRows, fit));
   const int64_t tiles = gemm.groups * t.tiles();
   while (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0 &&
          gemm.m >= 2 * kPixelRows * (chunks + 1)) {

@@ -43,8 +43,13 @@ struct ConvCall {
         in_place(source_is_patch()) {}
 
   // One tap, no padding, channels together: the source itself is a patch, where its elements can be read as operands.
+  // But where pixels are so far apart that a segment reads a few lines of each, from ever other pages, many result
+  // channels had better read a dense copy: 3 to 7 % on AVX2.
   bool source_is_patch() const {
+    constexpr int64_t kFarApart = 2048, kLeastChannels = 128;
     if (G || gemm.taps() != 1 || order != PatchOrder::kChannelInner || gemm.lone) return false;
+    const bool far_apart = gemm.source_col * gemm.axis_w.step * int64_t(sizeof(S)) >= kFarApart;
+    if (!kTakesPairs<T> && far_apart && gemm.m >= kLeastChannels) return false;
     const bool inside = gemm.axis_h.source(0, 0) >= 0 && gemm.axis_h.source(gemm.rows - 1, 0) < gemm.source_h &&
                         gemm.axis_w.source(0, 0) >= 0 && gemm.axis_w.source(gemm.cols - 1, 0) < gemm.source_w;
     if constexpr (kTakesPairs<T>) {
