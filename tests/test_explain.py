@@ -38,7 +38,9 @@ def test_the_problem(problem):
     m, n, k = problem.gemm_mnk
     if "in bands" in plan.forward.engine:
         # The band of the most products.
-        assert plan.forward.gemm_m == m and plan.forward.gemm_n < n and plan.forward.gemm_k <= k
+        assert plan.forward.gemm_m == m
+        assert plan.forward.gemm_n < n
+        assert plan.forward.gemm_k <= k
         return
     assert plan.forward.gemm_k == k
     assert {plan.forward.gemm_m, plan.forward.gemm_n} == {m, n}

@@ -9,8 +9,8 @@ namespace {
 constexpr int64_t kTilePixels = 384;
 // The same where vectors run over pixels and weights are not packed.
 constexpr int64_t kPanelPixels = 384;
-// Result channels for whose sake misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels, 10 % from
-// 256 on (AVX2, Zen 3).
+// Result channels for whose sake misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels, 10 %
+// from 256 on (AVX2, Zen 3).
 constexpr int64_t kLeastChannelsToAlign = 64;
 // Result channels that vectors over them should have, for bfloat16 pairs to pay.
 constexpr int64_t kLeastPairsChannels = 6;
@@ -289,8 +289,8 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   PixelTiling t{};
   t.batch = gemm.batch;
   const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
-  // A single block of result channels reads every pixel once. Planes off the borders of 16 bytes have nearly every other
-  // vector in two cache lines: many channels had better read a copy.
+  // A single block of result channels reads every pixel once. Planes off the borders of 16 bytes have nearly every
+  // other vector in two cache lines: many channels had better read a copy.
   const int64_t plane_bytes = gemm.source_c * storage_size;
   const bool reads_well =
       planes_fit_l1(plane_bytes, k.segment_channels) && (plane_bytes % 16 == 0 || gemm.m < kLeastChannelsToAlign);

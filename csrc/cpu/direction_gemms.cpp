@@ -316,8 +316,7 @@ void visit_grad_input_gemms(const Conv2dProblem& p, const VectorShape& vector, c
       g.weight_i = h.tap_step * w[2];
       g.weight_j = v.tap_step * w[3];
       const GatheredAxis rows = gathered(h, p.out_h), cols = gathered(v, p.out_w);
-      visit_band_gemms(g, rows, cols,
-                       {0, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]},
+      visit_band_gemms(g, rows, cols, {0, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]},
                        cuts_bands(rows, cols), visit);
     }
   }

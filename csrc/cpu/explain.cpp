@@ -260,17 +260,17 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     // A strided problem is one GEMM for each phase of the stride; the one of the most products stands for them.
     const TensorView grad_output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
     const TensorView result = result_view(p.in_channels, p.in_h, p.in_w, channels_last);
-    for_each_grad_input_gemm(
-        p, engine().vector_shape(dtype), grad_output.stride, weight.stride, result.stride,
-        [&](const ConvGemm& g, const GemmOffsets&) {
-          Explanation phase{};
-          phase.isa = e.isa;
-          explain_conv(phase, g, dtype, num_threads);
-          if (takes_rows(g, dtype)) {
-            explain_rows(phase, row_products(g, engine().vector_shape(dtype).limits), dtype, num_threads);
-          }
-          add_gemm(e, phase);
-        });
+    for_each_grad_input_gemm(p, engine().vector_shape(dtype), grad_output.stride, weight.stride, result.stride,
+                             [&](const ConvGemm& g, const GemmOffsets&) {
+                               Explanation phase{};
+                               phase.isa = e.isa;
+                               explain_conv(phase, g, dtype, num_threads);
+                               if (takes_rows(g, dtype)) {
+                                 explain_rows(phase, row_products(g, engine().vector_shape(dtype).limits), dtype,
+                                              num_threads);
+                               }
+                               add_gemm(e, phase);
+                             });
     const VectorShape vector = engine().vector_shape(dtype);
     if (is_depthwise_strided(p, result.stride, vector)) explain_strided(e, p, dtype, num_threads);
   } else {

@@ -38,13 +38,14 @@ constexpr int kRows = NV == 1 && Vec<T>::kMaxVectors > 1 ? 9
                       : NV == 3                          ? 8
                                                          : 9;
 
-// Whether a micro-kernel's loop takes four steps of k a round. Rounds spare instructions beside the multiply-adds, and a
-// chain of few rounds is one whose end branch prediction sees coming: on Zen 3 1 to 2 % on a core of its own, 4 to 6 % on
-// one whose other hardware thread is busy.
+// Whether a micro-kernel's loop takes four steps of k a round. Rounds spare instructions beside the multiply-adds, and
+// a chain of few rounds is one whose end branch prediction sees coming: on Zen 3 1 to 2 % on a core of its own, 4 to 6
+// % on one whose other hardware thread is busy.
 template <class T>
 constexpr bool kInRounds = kLoopsInRounds && (std::is_same_v<T, float> || std::is_same_v<T, double>);
 
-// acc += a * b, fused. In rounds by a fixed instruction: else GCC lets accumulators wander from step to step, and spills.
+// acc += a * b, fused. In rounds by a fixed instruction: else GCC lets accumulators wander from step to step, and
+// spills.
 template <class T>
 CONV2D_INLINE void multiply_add(typename Vec<T>::reg& acc, typename Vec<T>::reg a, typename Vec<T>::reg b) {
   if constexpr (kInRounds<T>) {

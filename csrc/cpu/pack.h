@@ -108,7 +108,8 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
     }
   }
   if constexpr (kHasTranspose<T>) {
-    // Steps of k often lie pages apart: what is needed is asked for early, so that the page tables are searched meanwhile.
+    // Steps of k often lie pages apart: what is needed is asked for early, so that the page tables are searched
+    // meanwhile.
     constexpr int64_t kAhead = 8;
     const int64_t whole = lanes / L * L, apart = max64(int64_t(64 / sizeof(S)), lane_step);
     for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
@@ -120,7 +121,8 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
 #pragma GCC unroll 16
         for (int i = 0; i < L; ++i) dst[lane + i] = widen_scalar(s[i * lane_step]);
       }
-      for (int64_t lane = whole; lane < width; ++lane) dst[lane] = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};
+      for (int64_t lane = whole; lane < width; ++lane)
+        dst[lane] = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};
     }
     return;
   }

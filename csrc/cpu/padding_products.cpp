@@ -127,7 +127,7 @@ template <class F>
 void multiply_padding_of(const Conv2dProblem& p, const F& format, int64_t parts, const ConstTensorView& weight,
                          const TensorView& output, const Executor& executor) {
   using Bits = typename F::Bits;
-  PaddingProducts<F> products{p, format, parts, static_cast<const Bits*>(weight.data), static_cast<Bits*>(output.data),
+  PaddingProducts<F> products{p,  format, parts, static_cast<const Bits*>(weight.data), static_cast<Bits*>(output.data),
                               {}, {}};
   for (int d = 0; d < 4; ++d) {
     products.w[d] = weight.stride[d] * parts;
