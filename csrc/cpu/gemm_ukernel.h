@@ -39,8 +39,8 @@ constexpr int kRows = NV == 1 && Vec<T>::kMaxVectors > 1 ? 9
                                                          : 9;
 
 // Whether a micro-kernel's loop takes four steps of k a round. Rounds spare instructions beside the multiply-adds, and
-// a chain of few rounds is one whose end branch prediction sees coming: on Zen 3 1 to 2 % on a core of its own, 4 to 6
-// % on one whose other hardware thread is busy.
+// branch prediction sees the end of a chain of few rounds coming. On Zen 3 that is 1 to 2 % on a core of its own, and
+// 4 to 6 % on one whose other hardware thread is busy.
 template <class T>
 constexpr bool kInRounds = kLoopsInRounds && (std::is_same_v<T, float> || std::is_same_v<T, double>);
 

@@ -108,12 +108,13 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
     }
   }
   if constexpr (kHasTranspose<T>) {
-    // Steps of k often lie pages apart: what is needed is asked for early, so that the page tables are searched
+    // Steps of k that lie pages apart: what is needed is asked for early, so that the page tables are searched
     // meanwhile.
-    constexpr int64_t kAhead = 8;
-    const int64_t whole = lanes / L * L, apart = max64(int64_t(64 / sizeof(S)), lane_step);
+    constexpr int64_t kAhead = 8, kLine = int64_t(64 / sizeof(S));
+    const int64_t whole = lanes / L * L, apart = max64(kLine, lane_step),
+                  last_ahead = k_step >= kLine ? depth - kAhead : 0;
     for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
-      if (k + kAhead < depth) {
+      if (k < last_ahead) {
         for (int64_t i = 0; i < lanes * lane_step; i += apart) __builtin_prefetch(src + kAhead * k_step + i);
       }
       const S* s = src;
@@ -121,8 +122,9 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
 #pragma GCC unroll 16
         for (int i = 0; i < L; ++i) dst[lane + i] = widen_scalar(s[i * lane_step]);
       }
-      for (int64_t lane = whole; lane < width; ++lane)
+      for (int64_t lane = whole; lane < width; ++lane) {
         dst[lane] = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};
+      }
     }
     return;
   }
