@@ -6,7 +6,7 @@ the exit status depends (0: all hold, 1: one does not, 2: bad arguments):
 
 - both classify at least 97 % of the held-out digits correctly;
 - the two accuracies lie within 1 percentage point of each other;
-- the losses of the first 20 steps agree within 1e-4, relative. Later the curves may part: training
+- the losses of the first 20 steps agree within 1e-3, relative. Later the curves may part: training
   amplifies differences in the last bit, so a wrong gradient shows early or not at all.
 
 Needs matplotlib and scikit-learn. Run it with --help to see the options.
@@ -36,7 +36,9 @@ import conv2d_ext
 LEAST_ACCURACY = 97.0  # percent
 LARGEST_GAP = 1.0  # percentage points
 COMPARED_STEPS = 20
-LOSS_TOLERANCE = 1e-4  # relative
+# Relative. Over 20 steps a maximum that moved to another pixel has made 3e-4, a bias gradient in
+# the wrong order 8e-3.
+LOSS_TOLERANCE = 1e-3
 
 TEST_IMAGES = 450
 BATCH = 64
