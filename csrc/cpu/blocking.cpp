@@ -6,7 +6,7 @@ namespace {
 
 // Pixels of a tile: enough that packing a weight panel once a tile costs little (a panel element costs about one
 // cycle, and pays for pixels / lanes cycles of arithmetic), few enough that patch and C tile stay in L2.
-constexpr int64_t kTilePixels = 384;
+constexpr int64_t kTilePixels = 600;
 // The same where vectors run over pixels and weights are not packed.
 constexpr int64_t kPanelPixels = 384;
 // Result channels for whose sake misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels, 10 %
@@ -17,7 +17,7 @@ constexpr int64_t kLeastPairsChannels = 6;
 // A sum so short that the transposition of results takes a good part of the time.
 constexpr int64_t kShortSum = 64;
 // Patch and C tile together stay below a usual L2.
-constexpr int64_t kPatchBytes = 256 * 1024;
+constexpr int64_t kPatchBytes = 300 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 constexpr int64_t kMaxPatchBytes = 1024 * 1024;
 constexpr int64_t kTileBytes = 1024 * 1024;
@@ -25,8 +25,8 @@ constexpr int64_t kTileBytes = 1024 * 1024;
 constexpr int64_t kSumBytes = 256 * 1024;
 // The same for grad_weight, whose C tile is a piece of the weight; columns it should at least have, so that packing
 // grad_output for it pays; and a thread's share of the partials that are in flight.
-constexpr int64_t kWeightTileBytes = 512 * 1024;
-constexpr int64_t kWeightTileColumns = 72;
+constexpr int64_t kWeightTileBytes = 256 * 1024;
+constexpr int64_t kWeightTileColumns = 144;
 constexpr int64_t kPartialBytes = 1024 * 1024;
 // Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
 constexpr int64_t kInnerGroupsBytes = 256;
@@ -275,11 +275,12 @@ bool vectors_are_pixels(const ConvGemm& gemm, const VectorShape& vector) {
 
 namespace {
 
-// Whether `depth` cache lines that are `pitch` bytes apart fit an L1 of 64 sets and 8 ways: planes whose size is a
-// multiple of a large power of two fall into few sets.
+// Whether `depth` cache lines that are `pitch` bytes apart fit half of an L1 of 64 sets and 8 ways; the other half is
+// for the next panel, which is asked for meanwhile, the weights and the sums. Planes whose size is a multiple of a
+// large power of two fall into few sets.
 bool planes_fit_l1(int64_t pitch, int64_t depth) {
   const int64_t aligned = max64(64, min64(pitch & -pitch, 4096));
-  return depth <= 8 * (4096 / aligned);
+  return depth <= 4 * (4096 / aligned);
 }
 
 }  // namespace
@@ -296,7 +297,7 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
       planes_fit_l1(plane_bytes, k.segment_channels) && (plane_bytes % 16 == 0 || gemm.m < kLeastChannelsToAlign);
   t.source_in_place = same_type && pointwise && gemm.rows == 1 && gemm.source_col == 1 && gemm.axis_w.step == 1 &&
                       gemm.axis_h.source(0, 0) == 0 && gemm.axis_w.source(0, 0) == 0 && gemm.cols == gemm.source_w &&
-                      (gemm.m <= kPixelRows || reads_well);
+                      (gemm.m <= pixel_rows(vector) || reads_well);
   const auto plane_of = [&](int64_t rows, int64_t cols) {
     return odd_lines(make_patch_axis(gemm.axis_h, 0, rows, 0, k.tap_rows).size *
                          make_patch_axis(gemm.axis_w, 0, cols, 0, k.tap_cols).size,
@@ -340,10 +341,10 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   int64_t fit = kTileBytes / (row * vector.element_size);
   // Sums that every segment adds to stay in L2, wherever they lie.
   if (k.blocks_c * k.blocks_h * k.blocks_w > 1) fit = min64(fit, kSumBytes / (runs * run * vector.element_size));
-  int64_t chunks = div_up(gemm.m, max64(kPixelRows, fit));
+  int64_t chunks = div_up(gemm.m, max64(pixel_rows(vector), fit));
   const int64_t tiles = gemm.groups * t.tiles();
   while (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0 &&
-         gemm.m >= 2 * kPixelRows * (chunks + 1)) {
+         gemm.m >= 2 * pixel_rows(vector) * (chunks + 1)) {
     ++chunks;
   }
   t.chunk_m = div_up(gemm.m, chunks);
@@ -479,7 +480,7 @@ PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, cons
   PixelScratch s{};
   s.tap_offsets = layout.take(k.max_depth() * kOffsetBytes);
   s.channel_offsets = layout.take(k.max_depth() * kOffsetBytes);
-  s.zeros = layout.take(kPixelRows * size);
+  s.zeros = layout.take(kMaxPixelRows * size);
   s.bias = layout.take(tiling.chunk_m * size);
   s.weight = layout.take(tiling.weight_in_place ? 0 : tiling.chunk_m * round_up(k.max_depth(), vector.lanes) * size);
   s.c = layout.take(tiling.c_elements * size);

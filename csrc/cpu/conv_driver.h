@@ -172,7 +172,7 @@ struct ConvCall {
                   for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[depth++] = patch.tap_offset(s0 + s, i, j);
                 }
               }
-              const bool complete = tiling.one_block && segment == gemm.channels;
+              const bool last = tiling.one_block && s0 + segment == gemm.channels, complete = last && s0 == 0;
               GemmOperands<T> operands{depth,
                                        k.chain,
                                        panel,
@@ -194,18 +194,17 @@ struct ConvCall {
                 }
               }
               // Sums that this segment completes leave scratch while they are still in L1; for planes of channels
-              // longer runs are the better.
-              const bool piecewise = complete && gemm.destination_m == 1 && gemm.result_taps() == 1;
+              // longer runs are the better. A piece's pixels, where they lie far apart, are asked for meanwhile.
+              const bool piecewise = last && gemm.destination_m == 1 && gemm.result_taps() == 1;
               const int64_t step = piecewise ? store_pixels<T>(vectors) : pixels;
               for (int64_t x = 0; x < pixels; x += step) {
                 const int64_t now = min64(step, pixels - x);
                 operands.j_offset = position_offsets + x;
+                operands.c = complete ? c : c + x * width;
+                if (!G && piecewise) prefetch_result(result, x, now, m0 + m, vectors);
                 gemm_panel<G, T>(now, vectors, operands);
-                if (complete) store(result, x, now, c, vectors, m0 + m, bias_first ? zeros : bias);
+                if (last) store(result, x, now, operands.c, vectors, m0 + m, bias_first ? zeros : bias);
               }
-            }
-            if (tiling.one_block && k.segment_channels < gemm.channels) {
-              store(result, 0, pixels, c, vectors, m0 + m, bias_first ? zeros : bias);
             }
           }
           first = false;
@@ -288,6 +287,22 @@ struct ConvCall {
       store_taps(r, c, width, m, min64(width, gemm.m - m));
     } else {
       store_lanes(r, first, count, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), bias);
+    }
+  }
+
+  // Asks for the lines that store() will write, where pixels lie so far apart that no hardware prefetcher would.
+  void prefetch_result(const Result& r, int64_t first, int64_t count, int64_t m, int64_t vectors) const {
+    constexpr int64_t kLine = 64 / sizeof(S), kFarApart = 1024 / sizeof(S);
+    if (gemm.destination_col < kFarApart) return;
+    const S* const channel = static_cast<const S*>(gemm.destination) + (r.group * gemm.m + m) * gemm.destination_m +
+                             r.image0 * gemm.destination_n + r.row0 * gemm.destination_row +
+                             r.col0 * gemm.destination_col;
+    const int64_t lanes = min64(vectors * L, gemm.m - m);
+    for (int64_t x = first; x < first + count; ++x) {
+      const int64_t n = x / (r.rows * r.cols), y = x / r.cols % r.rows;
+      const S* const pixel =
+          channel + n * gemm.destination_n + y * gemm.destination_row + x % r.cols * gemm.destination_col;
+      for (int64_t i = 0; i < lanes; i += kLine) __builtin_prefetch(pixel + i, 1);
     }
   }
 

@@ -85,11 +85,16 @@ CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool 
   if constexpr (sizeof(T) == sizeof(S)) {
     if (!conj) {
       if (step == 1) {
-        if (n < 64) {
-          for (int64_t i = 0; i < n; ++i) dst[i] = src[i];
-        } else {
-          __builtin_memcpy(dst, src, size_t(n) * sizeof(T));
+        // Rows of a patch are short: a call of memcpy would cost as much as the copy. The last block overlaps.
+        constexpr int64_t kBlock = 32 / int64_t(sizeof(T));
+        int64_t i = 0;
+        if (n < kBlock) {
+          for (; i < n; ++i) dst[i] = src[i];
+          return;
         }
+        for (; i + 4 * kBlock <= n; i += 4 * kBlock) __builtin_memcpy(dst + i, src + i, 128);
+        for (; i + kBlock <= n; i += kBlock) __builtin_memcpy(dst + i, src + i, 32);
+        if (i < n) __builtin_memcpy(dst + n - kBlock, src + n - kBlock, 32);
         return;
       }
       for (int64_t i = 0; i < n; ++i) dst[i] = src[i * step];

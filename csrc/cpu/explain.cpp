@@ -123,7 +123,7 @@ void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_
   const bool over_groups = !g.pairs && lanes_are_groups(g, vector);
   if (!g.pairs && !over_groups && vectors_are_pixels(g, vector)) {
     const PixelTiling t = tile_pixel_conv(g, k, vector, size_of(dtype), num_threads);
-    const int64_t block = cut_panels(t.chunk_m, kPixelRows).size(0);
+    const int64_t block = cut_panels(t.chunk_m, pixel_rows(vector)).size(0);
     const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;
     e.engine = "implicit GEMM, vectors over pixels";
     name_kernel(e, dtype, choice.engine, false, "pixel_ukernel", block,

@@ -23,6 +23,7 @@ struct GradWeightCall {
   PixelBlocking pixels;
   WeightTiling tiling;
   WeightScratch layout;
+  bool in_place;          // the input is read where it lies
   T* partials = nullptr;  // [slot][item][tile], when tiling.slots > 1
   T* totals = nullptr;    // [item][tile]
   int64_t first_chunk = 0, chunks_in_flight = 0;
@@ -38,7 +39,26 @@ struct GradWeightCall {
         grad_weight(gw),
         pixels(block_pixels(p.batch, p.out_h, p.out_w, vector_shape<T>().limits)),
         tiling(tile_grad_weight(p, pixels, vector_shape<T>(), kLanes, num_threads)),
-        layout(lay_out_scratch(tiling, pixels, vector_shape<T>())) {}
+        layout(lay_out_scratch(tiling, pixels, vector_shape<T>())),
+        in_place(input_is_patch()) {}
+
+  // One tap that never lies in the padding: the input itself is the patch, whatever its strides.
+  bool input_is_patch() const {
+    if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
+    const GatherAxis rows = problem.rows(), cols = problem.cols();
+    return problem.taps() == 1 && rows.source(0, 0) >= 0 && rows.source(problem.out_h - 1, 0) < problem.in_h &&
+           cols.source(0, 0) >= 0 && cols.source(problem.out_w - 1, 0) < problem.in_w;
+  }
+  Patch input_as_patch() const {
+    Patch patch{};
+    patch.rows.position_pitch = problem.rows().step;
+    patch.cols.position_pitch = problem.cols().step;
+    patch.image_pitch = input.stride[0];
+    patch.channel_pitch = input.stride[1];
+    patch.row_pitch = input.stride[2];
+    patch.col_pitch = input.stride[3];
+    return patch;
+  }
 
   int64_t tile_size() const { return tiling.tile_size(L); }
   int64_t items() const { return tiling.group_blocks * tiling.tiles(); }
@@ -85,6 +105,7 @@ struct GradWeightCall {
         kInner ? PatchOrder::kChannelInner : patch_order(G, t.channels, in[1], in[3], problem.in_w);
 
     Patch patch{};
+    const T* operand = patch_data;
     int64_t next_patch = first, patch_row = 0;
     for (int64_t segment = first; segment < last; ++segment) {
       const int64_t n0 = segment / (pixels.blocks_h * pixels.blocks_w) * pixels.images;
@@ -95,7 +116,14 @@ struct GradWeightCall {
       const int64_t cols = min64(pixels.cols, problem.out_w - q0);
 
       // The patch, of this segment or of several.
-      if (segment == next_patch) {
+      if (in_place) {
+        patch = input_as_patch();
+        operand =
+            reinterpret_cast<const T*>(static_cast<const S*>(input.data) + n0 * in[0] +
+                                       (t.group * problem.in_channels_per_group() + t.c0) * in[1] +
+                                       problem.rows().source(p0, 0) * in[2] + problem.cols().source(q0, 0) * in[3]);
+        patch_row = p0;
+      } else if (segment == next_patch) {
         const int64_t below = min64(min64(tiling.patch_segments, last - segment),
                                     pixels.blocks_h - segment / pixels.blocks_w % pixels.blocks_h);
         next_patch = segment + below;
@@ -193,7 +221,7 @@ struct GradWeightCall {
           }
         }
         gemm_panel<G, T>(t.elements(), vectors,
-                         {depth, pixels.chain, panel, width, patch_data, element_offsets, pixel_offsets, zeros,
+                         {depth, pixels.chain, panel, width, operand, element_offsets, pixel_offsets, zeros,
                           c_tile + t.elements() * start * L, width, segment != first});
       }
     }

@@ -294,9 +294,18 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
                           source.col != 1 && patch.channels > 1;
   const bool all_at_once = interleaved || transposed;
   const int64_t planes = all_at_once || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels;
+  constexpr int64_t kLine = int64_t(64 / sizeof(S));
+  // Borders that are set faster than memset is called.
+  constexpr int64_t kShortBorder = 4;
   // Planes that are written at once: zeros go to each of them.
   const int64_t together = all_at_once ? patch.channels : 1;
   const auto clear = [&](T* d, int64_t n) {
+    if (n <= kShortBorder) {
+      for (int64_t c = 0; c < together; ++c) {
+        for (int64_t i = 0; i < n; ++i) d[c * patch.channel_pitch + i] = T{};
+      }
+      return;
+    }
     for (int64_t c = 0; c < together; ++c) fill_zero(d + c * patch.channel_pitch, n);
   };
   // Whole rows that continue one another, in the source and in the patch, are one run.
@@ -348,6 +357,10 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
                 }
               }
             } else {
+              if (step == 1 && plane + 1 < planes) {
+                // Pieces of rows that jump from plane to plane: hardware prefetchers see few of their lines coming.
+                for (int64_t x = 0; x < count; x += kLine) __builtin_prefetch(s + source.channel + x);
+              }
               copy_pixels(patch, source, plane, s, step, count, d, conj);
             }
           }

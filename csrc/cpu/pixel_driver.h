@@ -18,6 +18,7 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 template <class S, class T>
 struct PixelCall {
   static constexpr int L = Vec<T>::kLanes;
+  static constexpr int64_t kLine = 64 / sizeof(T);
   const ConvGemm& gemm;
   const KBlocking k;
   const PixelTiling tiling;
@@ -89,7 +90,7 @@ struct PixelCall {
                            col0 * gemm.destination_col;
 
     // Blocks of result channels, and panels of pixels, near-equal.
-    const Panels blocks = cut_panels(channels_m, kPixelRows);
+    const Panels blocks = cut_panels(channels_m, pixel_rows(vector_shape<T>()));
     const int64_t max_vectors = pixel_panel_vectors(blocks.size(0), vector_shape<T>());
     fill_zero(zeros, blocks.size(0));
     fill_zero(bias, channels_m);
@@ -163,8 +164,16 @@ struct PixelCall {
                     o.c_pitch = gemm.destination_m;
                   }
                 }
+                // Successive k lie in different planes, which hardware prefetchers don't follow from panel to panel:
+                // each block of channels asks for its share of the next panel.
+                const bool has_next = p + 1 < panels.count;
+                const T* const next = o.b + (has_next ? panels.size(p) * L : 0);
+                const int64_t next_pixels = has_next ? panels.size(p + 1) * L : 0, share = div_up(depth, blocks.count);
                 for (int64_t at = 0; at < blocks.count; ++at) {
                   const int64_t m = blocks.start(at);
+                  for (int64_t i = at * share, end = min64(i + share, depth); i < end; ++i) {
+                    for (int64_t x = 0; x < next_pixels; x += kLine) __builtin_prefetch(next + o.k_offset[i] + x);
+                  }
                   o.w = w.data + m * w.pitch;
                   o.c = c + m * o.c_pitch;
                   o.start = bias_first ? bias + m : zeros;

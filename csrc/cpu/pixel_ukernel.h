@@ -14,7 +14,7 @@
 // Order of summation: that of gemm_ukernel.h, chain for chain. start: MR scalars that the chains start from, zeros or
 // (where K is a single chain) the bias.
 //
-// Registers: MR * NV accumulators, NV vectors of pixels, one broadcast weight. AVX2 6x2: 15 of 16; AVX-512 6x4: 29
+// Registers: MR * NV accumulators, NV vectors of pixels, one broadcast weight. AVX2 4x3: 16 of 16; AVX-512 6x4: 29
 // of 32. Fewer rows take more vectors (pixel_panel_vectors, blocking.h).
 #pragma once
 
@@ -38,11 +38,6 @@ template <class T, int MR, int NV>
 void pixel_ukernel(const PixelOperands<T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
-  // Successive k lie in different planes, which hardware prefetchers don't follow from panel to panel: ask for the
-  // lines of the next panel but one. Not where a panel takes several lines that many rows use: there the requests
-  // themselves cost more than they save.
-  constexpr int kPanel = NV * V::kLanes, kLine = 64 / int(sizeof(T)), kLines = kPanel / kLine;
-  constexpr int kPrefetchedLines = MR <= 2 || kLines <= 1 ? kLines : 0;
   const T* wj[MR];
 #pragma GCC unroll 8
   for (int j = 0; j < MR; ++j) {
@@ -54,6 +49,15 @@ void pixel_ukernel(const PixelOperands<T>& operands) {
   const int64_t* const k_offset = operands.k_offset;
   const int64_t depth = operands.depth;
   bool accumulate = operands.accumulate;
+  // Planes of the result are often farther away than L2: their lines are asked for before the first chain.
+  constexpr int kPanel = NV * V::kLanes, kLine = 64 / int(sizeof(T));
+  T* planes = operands.c;
+#pragma GCC unroll 8
+  for (int j = 0; j < MR; ++j, planes += operands.c_pitch) {
+#pragma GCC unroll 4
+    for (int x = 0; x < kPanel; x += kLine) __builtin_prefetch(planes + x, 1);
+    __builtin_prefetch(planes + kPanel - 1, 1);
+  }
 
   for (int64_t k = 0; k != depth;) {
     const int64_t chain_end = min64(k + operands.chain, depth);
@@ -66,10 +70,6 @@ void pixel_ukernel(const PixelOperands<T>& operands) {
 
     const auto step = [&](int64_t at) CONV2D_INLINE_LAMBDA {
       const T* pixels = b + k_offset[at];
-      if constexpr (kPrefetchedLines > 0) {
-#pragma GCC unroll 8
-        for (int line = 0; line < kPrefetchedLines; ++line) __builtin_prefetch(pixels + 2 * kPanel + line * kLine);
-      }
       reg bv[NV];
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) bv[v] = V::load(pixels + v * V::kLanes);
@@ -132,6 +132,10 @@ CONV2D_INLINE PixelUkernel<T> pixel_ukernel_of(int64_t vectors) {
 }
 template <class T>
 PixelUkernel<T> pixel_ukernel_for(int64_t rows, int64_t vectors) {
+  if constexpr (pixel_rows(vector_shape<T>()) > 4) {
+    if (rows == 6) return pixel_ukernel_of<T, 6>(vectors);
+    if (rows == 5) return pixel_ukernel_of<T, 5>(vectors);
+  }
   switch (rows) {
     case 1:
       return pixel_ukernel_of<T, 1>(vectors);
@@ -139,12 +143,8 @@ PixelUkernel<T> pixel_ukernel_for(int64_t rows, int64_t vectors) {
       return pixel_ukernel_of<T, 2>(vectors);
     case 3:
       return pixel_ukernel_of<T, 3>(vectors);
-    case 4:
-      return pixel_ukernel_of<T, 4>(vectors);
-    case 5:
-      return pixel_ukernel_of<T, 5>(vectors);
     default:
-      return pixel_ukernel_of<T, 6>(vectors);
+      return pixel_ukernel_of<T, 4>(vectors);
   }
 }
 
