@@ -49,6 +49,10 @@ void pixel_ukernel(const PixelOperands<T>& operands) {
   const int64_t* const k_offset = operands.k_offset;
   const int64_t depth = operands.depth;
   bool accumulate = operands.accumulate;
+  // Successive k lie in different planes, which hardware prefetchers don't follow from panel to panel. One or two rows,
+  // which compute hardly longer than memory takes, ask in every step for the next panel but one; for more rows the
+  // driver asks (pixel_driver.h), since here the requests would cost more than they save.
+  constexpr bool kAsksAhead = MR <= 2;
   // Planes of the result are often farther away than L2: their lines are asked for before the first chain.
   constexpr int kPanel = NV * V::kLanes, kLine = 64 / int(sizeof(T));
   T* planes = operands.c;
@@ -70,6 +74,10 @@ void pixel_ukernel(const PixelOperands<T>& operands) {
 
     const auto step = [&](int64_t at) CONV2D_INLINE_LAMBDA {
       const T* pixels = b + k_offset[at];
+      if constexpr (kAsksAhead) {
+#pragma GCC unroll 4
+        for (int x = 0; x + kLine <= kPanel; x += kLine) __builtin_prefetch(pixels + 2 * kPanel + x);
+      }
       reg bv[NV];
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) bv[v] = V::load(pixels + v * V::kLanes);
