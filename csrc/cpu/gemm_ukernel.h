@@ -6,9 +6,10 @@
 //
 // A: `depth` rows of NR elements, `a_pitch` apart: packed weights (forward, grad_input) or packed grad_output pixels
 //    (grad_weight). NR = vectors * lanes of the instruction set.
-// B: a source patch. The two offset tables are im2col itself: j_offset places an output pixel (a weight element in
+// B: a source patch, or the source itself. The two offset tables are im2col itself: j_offset places an output pixel (a
+// weight element in
 //    grad_weight), k_offset a tap of a channel (an output pixel). The column matrix exists only as these sums.
-// C: rows of NR elements, `c_pitch` apart, in scratch.
+// C: rows of NR elements, `c_pitch` apart, in scratch or (channels_last) in the result.
 //
 // start: NR elements, zeros or (where K is a single chain) a bias.
 //
@@ -188,9 +189,10 @@ CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors) {
   return ukernels_of<T, 1, G>();
 }
 
-// Rows of the packed panel that stay in L1 while all rows of C use them, beside what these read of the patch. C is
-// added to at the end of every chain, so that more passes over it cost no more additions. On Zen 3, 2 to 4 % for 3x3
-// kernels against passes of 252 (16 KiB).
+// Rows of the packed panel that all rows of C use before the next ones, as whole chains: so many stay in L1 beside what
+// is read of the patch (8 KiB of float32 on AVX2; on AVX-512 32 KiB, which was not measured). C is added to at the end
+// of every chain, so that more passes over it cost no more additions. On Zen 3, 2 to 4 % for 3x3 kernels against passes
+// of 252.
 constexpr int64_t kPassDepth = 128;
 
 // C (rows x NR) for any number of rows, in near-equal blocks of as many as the micro-kernel takes: a rest of one or two
@@ -199,7 +201,7 @@ template <bool G, class T>
 CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands) {
   const Ukernels<T> ukernels = ukernels_for<T, G>(vectors);
   const Panels blocks = cut_panels(rows, ukernels.rows);
-  const int64_t pass = max64(1, kPassDepth / max64(1, operands.chain)) * operands.chain;
+  const int64_t chain = max64(1, operands.chain), pass = max64(1, kPassDepth / chain) * chain;
   for (int64_t k = 0; k < operands.depth; k += pass) {
     GemmOperands<T> now = operands;
     now.depth = min64(pass, operands.depth - k);

@@ -4,10 +4,10 @@
 //
 // The same micro-kernel as the other directions, with the offset tables exchanged: its rows are the weight elements
 // (c, i, j), its K the pixels, its vectors output channels. A work item owns a tile of the weight and walks over all
-// pixels, rectangle by rectangle (PixelBlocking): patch and grad_output panel are packed, the products of each run of
-// pixels are one chain from zero, added to the chunk's sum. Chunk sums are added in order, whether one item makes them
-// one after the other or several items make them at once (`slots`). Where groups have few channels, vectors run over
-// groups (G), as in conv_driver.h.
+// pixels, rectangle by rectangle (PixelBlocking): patch and grad_output panel are packed (but for a patch that is the
+// input itself), the products of each run of pixels are one chain from zero, added to the chunk's sum. Chunk sums are
+// added in order, whether one item makes them one after the other or several items make them at once (`slots`). Where
+// groups have few channels, vectors run over groups (G), as in conv_driver.h.
 #pragma once
 
 namespace conv2d_ext::cpu::CONV2D_ISA {

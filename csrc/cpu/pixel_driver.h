@@ -165,7 +165,7 @@ struct PixelCall {
                   }
                 }
                 // Each block of channels asks for its share of the next panel.
-                const bool has_next = p + 1 < panels.count && blocks.size(0) > 2;
+                const bool has_next = p + 1 < panels.count && p + 1 != in_place_panels && blocks.size(0) > 2;
                 const T* const next = o.b + (has_next ? panels.size(p) * L : 0);
                 const int64_t next_pixels = has_next ? panels.size(p + 1) * L : 0, share = div_up(depth, blocks.count);
                 for (int64_t at = 0; at < blocks.count; ++at) {
