@@ -7,8 +7,8 @@
 // A: `depth` rows of NR elements, `a_pitch` apart: packed weights (forward, grad_input) or packed grad_output pixels
 //    (grad_weight). NR = vectors * lanes of the instruction set.
 // B: a source patch, or the source itself. The two offset tables are im2col itself: j_offset places an output pixel (a
-// weight element in
-//    grad_weight), k_offset a tap of a channel (an output pixel). The column matrix exists only as these sums.
+//    weight element in grad_weight), k_offset a tap of a channel (an output pixel). The column matrix exists only as
+//    these sums.
 // C: rows of NR elements, `c_pitch` apart, in scratch or (channels_last) in the result.
 //
 // start: NR elements, zeros or (where K is a single chain) a bias.
