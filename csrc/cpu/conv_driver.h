@@ -50,25 +50,12 @@ struct ConvCall {
     if (G || gemm.taps() != 1 || order != PatchOrder::kChannelInner || gemm.lone) return false;
     const bool far_apart = gemm.source_col * gemm.axis_w.step * int64_t(sizeof(S)) >= kFarApart;
     if (!kTakesPairs<T> && far_apart && gemm.m >= kLeastChannels) return false;
-    const bool inside = gemm.axis_h.source(0, 0) >= 0 && gemm.axis_h.source(gemm.rows - 1, 0) < gemm.source_h &&
-                        gemm.axis_w.source(0, 0) >= 0 && gemm.axis_w.source(gemm.cols - 1, 0) < gemm.source_w;
+    const bool inside =
+        stays_inside(gemm.axis_h, gemm.rows, gemm.source_h) && stays_inside(gemm.axis_w, gemm.cols, gemm.source_w);
     if constexpr (kTakesPairs<T>) {
       return inside && gemm.source_n % 2 == 0 && gemm.source_row % 2 == 0 && gemm.source_col % 2 == 0;
     }
     return inside && std::is_same_v<S, Operand<T>>;
-  }
-  Patch source_as_patch(int64_t images, int64_t channels) const {
-    Patch patch{};
-    patch.order = order;
-    patch.images = images;
-    patch.channels = channels;
-    patch.rows.position_pitch = gemm.axis_h.step;
-    patch.cols.position_pitch = gemm.axis_w.step;
-    patch.image_pitch = gemm.source_n / kPerStep;
-    patch.channel_pitch = 1;
-    patch.row_pitch = gemm.source_row / kPerStep;
-    patch.col_pitch = gemm.source_col / kPerStep;
-    return patch;
   }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
@@ -120,7 +107,8 @@ struct ConvCall {
           const Operand<T>* operand = patch_data;
           Patch patch;
           if (in_place) {
-            patch = source_as_patch(images, block_channels);
+            patch = patch_in_place(gemm.axis_h, gemm.axis_w, gemm.source_n / kPerStep, 1, gemm.source_row / kPerStep,
+                                   gemm.source_col / kPerStep);
             operand = reinterpret_cast<const Operand<T>*>(source + c0 * gemm.source_c +
                                                           gemm.axis_h.source(row0, 0) * gemm.source_row +
                                                           gemm.axis_w.source(col0, 0) * gemm.source_col);

@@ -45,19 +45,8 @@ struct GradWeightCall {
   // One tap that never lies in the padding: the input itself is the patch, whatever its strides.
   bool input_is_patch() const {
     if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
-    const GatherAxis rows = problem.rows(), cols = problem.cols();
-    return problem.taps() == 1 && rows.source(0, 0) >= 0 && rows.source(problem.out_h - 1, 0) < problem.in_h &&
-           cols.source(0, 0) >= 0 && cols.source(problem.out_w - 1, 0) < problem.in_w;
-  }
-  Patch input_as_patch() const {
-    Patch patch{};
-    patch.rows.position_pitch = problem.rows().step;
-    patch.cols.position_pitch = problem.cols().step;
-    patch.image_pitch = input.stride[0];
-    patch.channel_pitch = input.stride[1];
-    patch.row_pitch = input.stride[2];
-    patch.col_pitch = input.stride[3];
-    return patch;
+    return problem.taps() == 1 && stays_inside(problem.rows(), problem.out_h, problem.in_h) &&
+           stays_inside(problem.cols(), problem.out_w, problem.in_w);
   }
 
   int64_t tile_size() const { return tiling.tile_size(L); }
@@ -117,7 +106,7 @@ struct GradWeightCall {
 
       // The patch, of this segment or of several.
       if (in_place) {
-        patch = input_as_patch();
+        patch = patch_in_place(problem.rows(), problem.cols(), in[0], in[1], in[2], in[3]);
         operand =
             reinterpret_cast<const T*>(static_cast<const S*>(input.data) + n0 * in[0] +
                                        (t.group * problem.in_channels_per_group() + t.c0) * in[1] +

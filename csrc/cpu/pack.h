@@ -223,6 +223,24 @@ struct Patch {
   }
 };
 
+// Whether a single tap meets the source, of `extent` rows or columns, at all positions.
+inline bool stays_inside(const GatherAxis& axis, int64_t positions, int64_t extent) {
+  return axis.source(0, 0) >= 0 && axis.source(positions - 1, 0) < extent;
+}
+
+// The patch that such a source itself is, for the two offsets: its strides are the pitches.
+inline Patch patch_in_place(const GatherAxis& rows, const GatherAxis& cols, int64_t image, int64_t channel, int64_t row,
+                            int64_t col) {
+  Patch patch{};
+  patch.rows.position_pitch = rows.step;
+  patch.cols.position_pitch = cols.step;
+  patch.image_pitch = image;
+  patch.channel_pitch = channel;
+  patch.row_pitch = row;
+  patch.col_pitch = col;
+  return patch;
+}
+
 template <class S>
 struct Source {
   const S* data;  // image 0, channel 0 of the block, row 0, col 0
