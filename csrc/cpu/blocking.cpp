@@ -7,8 +7,13 @@ namespace {
 // Pixels of a tile: enough that packing a weight panel once a tile costs little (a panel element costs about one
 // cycle, and pays for pixels / lanes cycles of arithmetic), few enough that patch and C tile stay in L2.
 constexpr int64_t kTilePixels = 600;
-// The same where vectors run over pixels and weights are not packed.
-constexpr int64_t kPanelPixels = 384;
+// The same where vectors run over pixels and weights are not packed, in bytes of a plane: the patch of a segment, which
+// all result channels read again, takes a third of L2.
+constexpr int64_t kPanelBytes = 1536;
+// Rows of the weight this many bytes apart lie in pages of their own and in few sets of the caches. A copy of a
+// segment's, from this many pixels on, costs less: 1 to 10 % are gained on maps of 28 to 65 with 512 channels and more.
+constexpr int64_t kFarRowsBytes = 2048;
+constexpr int64_t kLeastPixelsToCopyRows = 192;
 // Result channels for whose sake misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels, 10 %
 // from 256 on (AVX2, Zen 3).
 constexpr int64_t kLeastChannelsToAlign = 64;
@@ -22,7 +27,7 @@ constexpr int64_t kPatchBytes = 300 * 1024;
 constexpr int64_t kMaxPatchBytes = 1024 * 1024;
 constexpr int64_t kTileBytes = 1024 * 1024;
 // Sums of a work item with vectors over pixels: 1x1 kernels of 512 channels and more to as many gain up to half.
-constexpr int64_t kSumBytes = 256 * 1024;
+constexpr int64_t kSumBytes = 384 * 1024;
 // The same for grad_weight, whose C tile is a piece of the weight; columns it should at least have, so that packing
 // grad_output for it pays; and a thread's share of the partials that are in flight.
 constexpr int64_t kWeightTileBytes = 256 * 1024;
@@ -304,7 +309,8 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
                      vector.element_size);
   };
   int64_t plane = 0;
-  for (int64_t target = t.source_in_place ? 2 * kPanelPixels : kPanelPixels;; target /= 2) {
+  const int64_t panel_pixels = kPanelBytes / vector.element_size;
+  for (int64_t target = t.source_in_place ? 2 * panel_pixels : panel_pixels;; target /= 2) {
     // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
     const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
     t.tile_cols = min64(round_up(cols, vector.lanes), gemm.cols);
@@ -330,8 +336,10 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   const bool taps_are_contiguous =
       k.tap_rows * k.tap_cols == 1 ||
       (tap_step == 1 && (k.tap_rows == 1 || k.tap_cols == 1 || gemm.weight_i == k.tap_cols));
-  t.weight_in_place =
-      same_type && taps_are_contiguous && (k.segment_channels == 1 || gemm.weight_c == k.tap_rows * k.tap_cols);
+  const bool rows_far_apart = gemm.m > 1 && gemm.weight_m * storage_size >= kFarRowsBytes &&
+                              t.tile_rows * t.tile_cols >= kLeastPixelsToCopyRows;
+  t.weight_in_place = same_type && taps_are_contiguous && !rows_far_apart &&
+                      (k.segment_channels == 1 || gemm.weight_c == k.tap_rows * k.tap_cols);
 
   // Result channels: as many as scratch holds, fewer where threads would idle.
   const int64_t runs = t.join_rows ? 1 : t.tile_rows;
