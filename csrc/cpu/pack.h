@@ -416,7 +416,14 @@ void pack_weight(const ConvGemm& gemm, const S* weight, int64_t lane_step, int64
   } else {
     const int64_t rows = rows_join ? 1 : tap_rows, run = rows_join ? taps : tap_cols;
     const int64_t step = rows_join ? tap_step : gemm.weight_j;
+    // Some of a kernel's taps, as a phase of grad_input has them: the lines of later channels are asked for early.
+    constexpr int64_t kAhead = 8, kLine = int64_t(64 / sizeof(S));
+    const int64_t apart = max64(kLine, lane_step), last_ahead = gemm.weight_c >= kLine ? channels - kAhead : 0;
     for (int64_t c = 0; c < channels; ++c) {
+      if (c < last_ahead) {
+        const S* const ahead = weight + (c + kAhead) * gemm.weight_c;
+        for (int64_t lane = 0; lane < lanes * lane_step; lane += apart) __builtin_prefetch(ahead + lane);
+      }
       for (int64_t i = 0; i < rows; ++i) {
         pack(weight + c * gemm.weight_c + i * gemm.weight_i, step, run, (c * rows + i) * run);
       }
