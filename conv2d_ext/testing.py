@@ -22,6 +22,7 @@ __all__ = [
     "DEPTHWISE",
     "DILATED",
     "EDGE",
+    "FEW_PLANES",
     "GROUPED",
     "LONG_SUMS",
     "ONE_PIXEL",
@@ -231,6 +232,15 @@ LONG_SUMS = (
     Problem("depthwise, 33800 pixels", 2, 3, (130, 130), 3, (3, 3), padding=(1, 1), groups=3),
 )
 
+# 1x1 kernels from many planes to few, large enough to run apart from the GEMM drivers.
+FEW_PLANES = (
+    Problem("130 channels to 3, 1x1", 2, 130, (50, 41), 3, (1, 1)),
+    Problem("2 groups of 130 channels to 2, 1x1", 1, 260, (50, 41), 4, (1, 1), groups=2),
+    Problem("257 channels to 4, 1x1", 1, 257, (32, 33), 4, (1, 1), bias=False),
+    Problem("1 channel to 150, 1x1", 1, 1, (47, 45), 150, (1, 1)),
+    Problem("7 channels to 4, 1x1", 2, 7, (16, 21), 4, (1, 1)),
+)
+
 # Convolutions with one result pixel and enough weights to run apart from the GEMM drivers.
 ONE_PIXEL = (
     Problem("one pixel, 1x1", 3, 130, (1, 1), 131, (1, 1)),
@@ -252,7 +262,16 @@ PATCH_LAYERS = (
 )
 
 SMALL_PROBLEMS = (
-    EDGE + TAILS + ASYMMETRIC + GROUPED + DEPTHWISE + DILATED + LONG_SUMS + ONE_PIXEL + PATCH_LAYERS
+    EDGE
+    + TAILS
+    + ASYMMETRIC
+    + GROUPED
+    + DEPTHWISE
+    + DILATED
+    + LONG_SUMS
+    + FEW_PLANES
+    + ONE_PIXEL
+    + PATCH_LAYERS
 )
 
 # The convolution of the forum post this project answers, its kernel's channels in PyTorch's order.

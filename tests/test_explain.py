@@ -136,6 +136,21 @@ def test_depthwise_follows_the_memory_format(kernel, stride):
     )
 
 
+@pytest.mark.parametrize("problem", testing.FEW_PLANES, ids=str)
+def test_few_planes(problem):
+    """Many planes to few, forward or backward; where 16 bits would be widened, smaller ones too."""
+    plan, half = _explain(problem), _explain(problem, torch.bfloat16)
+    few = "1x1 from many planes to few, plane by plane"
+    name = "grad_input" if problem.in_channels == 1 else "forward"
+    assert getattr(half, name).engine == few
+    assert (getattr(plan, name).engine == few) == (problem.in_channels != 7)
+    for direction in (getattr(plan, name), getattr(half, name)):
+        if direction.engine == few:
+            assert direction.micro_kernel.startswith("plane_ukernel_f32_")
+            assert direction.tile_pixels > 0
+            assert direction.workspace_bytes_per_thread <= 2**18
+
+
 @pytest.mark.parametrize("problem", testing.ONE_PIXEL, ids=str)
 def test_one_result_pixel(problem):
     """The forward's order, hence its kernel, is the same for every batch."""

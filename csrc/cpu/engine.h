@@ -8,6 +8,7 @@
 #include "blocking.h"
 #include "conv2d_cpu.h"
 #include "depthwise.h"
+#include "few_planes.h"
 #include "one_pixel.h"
 
 namespace conv2d_ext::cpu {

@@ -7,6 +7,7 @@
 #include "conv_driver.h"
 #include "pixel_ukernel.h"
 #include "pixel_driver.h"
+#include "few_planes_driver.h"
 #include "depthwise_driver.h"
 #include "depthwise_strided_driver.h"
 #include "depthwise_weight_ukernel.h"
@@ -80,6 +81,11 @@ void run_conv(const ConvGemm& problem, const Executor& executor) {
     return;
   }
   if constexpr (kHasTranspose<T>) {
+    if (is_few_planes(gemm, vector_shape<T>(), sizeof(S))) {
+      FewPlanesCall<S, T> call(gemm, executor.num_threads);
+      run_items(executor, call.items(), &call, &FewPlanesCall<S, T>::run);
+      return;
+    }
     if (vectors_are_pixels(gemm, vector_shape<T>())) {
       PixelCall<S, T> call(gemm, executor.num_threads);
       run_items(executor, call.items(), &call, &PixelCall<S, T>::run);

@@ -121,7 +121,16 @@ void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_
   e.k_segments = count_chains(k, g);
   e.k_segment_length = g.pairs ? 2 * k.chain : k.chain;
   const bool over_groups = !g.pairs && lanes_are_groups(g, vector);
-  if (!g.pairs && !over_groups && vectors_are_pixels(g, vector)) {
+  if (!over_groups && is_few_planes(g, vector, size_of(dtype))) {
+    const FewPlanesTiling t = tile_few_planes(g, vector, size_of(dtype), num_threads);
+    e.engine = "1x1 from many planes to few, plane by plane";
+    name_kernel(e, dtype, choice.engine, false, "plane_ukernel", g.m, kPlanesAtOnce);
+    // Rows that continue one another are one run of pixels.
+    e.tile_images = e.tile_rows = 1;
+    e.tile_cols = t.run;
+    e.work_items = t.items(g);
+    e.workspace_bytes_per_thread = scratch_bytes(g, t, vector);
+  } else if (!g.pairs && !over_groups && vectors_are_pixels(g, vector)) {
     const PixelTiling t = tile_pixel_conv(g, k, vector, size_of(dtype), num_threads);
     const int64_t block = cut_panels(t.chunk_m, pixel_rows(vector)).size(0);
     const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;

@@ -1,0 +1,43 @@
+#include "few_planes.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+// Bytes of a plane in a work item. Longer runs start fewer streams of memory, and take more of L2 for the sums.
+constexpr int64_t kRunBytes = 8192;
+// Smaller sources and planes do as well with panels of pixels (AVX2, Zen 3), unless a panel's would have to be widened.
+constexpr int64_t kLeastSourceBytes = 1024 * 1024;
+constexpr int64_t kLeastPlaneBytes = 4096;
+constexpr int64_t kLeastWidenedPlaneBytes = 512;
+
+}  // namespace
+
+bool is_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size) {
+  if (!vector.interleaves || gemm.pairs || gemm.m > kMostFewPlanes || gemm.taps() != 1 || gemm.result_taps() != 1) {
+    return false;
+  }
+  const bool whole_planes = gemm.rows == 1 && gemm.axis_w.step == 1 && gemm.axis_h.source(0, 0) == 0 &&
+                            gemm.axis_w.source(0, 0) == 0 && gemm.cols == gemm.source_w && gemm.source_col == 1 &&
+                            gemm.destination_col == 1;
+  const int64_t plane_bytes = gemm.cols * storage_size;
+  if (!whole_planes || gemm.channels < 2) return false;
+  if (storage_size != vector.element_size) return plane_bytes >= kLeastWidenedPlaneBytes;
+  return plane_bytes >= kLeastPlaneBytes && gemm.channels * plane_bytes >= kLeastSourceBytes;
+}
+
+FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size,
+                                int num_threads) {
+  FewPlanesTiling t{};
+  int64_t runs = div_up(gemm.cols * storage_size, kRunBytes);
+  if (runs * gemm.batch * gemm.groups < 4 * num_threads) runs = round_up(runs, num_threads);
+  t.run = min64(round_up(div_up(gemm.cols, runs), 4 * vector.lanes), gemm.cols);
+  t.runs = div_up(gemm.cols, t.run);
+  return t;
+}
+
+int64_t scratch_bytes(const ConvGemm& gemm, const FewPlanesTiling& tiling, const VectorShape& vector) {
+  return 2 * gemm.m * padded_run(tiling, vector) * vector.element_size;
+}
+
+}  // namespace conv2d_ext::cpu

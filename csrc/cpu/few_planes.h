@@ -1,0 +1,33 @@
+// 1x1 convolutions from many planes to few: which of them run apart from the GEMM drivers, and how they are cut.
+#pragma once
+
+#include <cstdint>
+
+#include "blocking.h"
+
+namespace conv2d_ext::cpu {
+
+// Result channels of a group that its micro-kernels take at most.
+constexpr int64_t kMostFewPlanes = 4;
+// Source planes that they take at once: streams that hardware prefetchers follow, and that L1 has ways for.
+constexpr int kPlanesAtOnce = 8;
+
+// Whether a GEMM has so few result channels that reading the source takes the time: a 1x1 kernel on whole planes, the
+// source's and the result's. What it decides changes no bit. `storage_size`: bytes of an element of the tensors.
+bool is_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size);
+
+// A work item: a run of pixels of one image and group.
+struct FewPlanesTiling {
+  int64_t run, runs;
+  int64_t items(const ConvGemm& gemm) const { return gemm.batch * gemm.groups * runs; }
+};
+FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size,
+                                int num_threads);
+
+// A thread's scratch: of each result channel a row of chains that are not complete yet, then a row of sums.
+inline int64_t padded_run(const FewPlanesTiling& tiling, const VectorShape& vector) {
+  return round_up(tiling.run, 64 / vector.element_size);
+}
+int64_t scratch_bytes(const ConvGemm& gemm, const FewPlanesTiling& tiling, const VectorShape& vector);
+
+}  // namespace conv2d_ext::cpu
