@@ -234,9 +234,9 @@ LONG_SUMS = (
 
 # 1x1 kernels from many planes to few, large enough to run apart from the GEMM drivers.
 FEW_PLANES = (
-    Problem("130 channels to 3, 1x1", 2, 130, (50, 41), 3, (1, 1)),
+    Problem("130 channels to 3, 1x1", 2, 130, (49, 43), 3, (1, 1)),
     Problem("2 groups of 130 channels to 2, 1x1", 1, 260, (50, 41), 4, (1, 1), groups=2),
-    Problem("257 channels to 4, 1x1", 1, 257, (32, 33), 4, (1, 1), bias=False),
+    Problem("257 channels to 4, 1x1", 1, 257, (34, 31), 4, (1, 1), bias=False),
     Problem("1 channel to 150, 1x1", 1, 1, (47, 45), 150, (1, 1)),
     Problem("7 channels to 4, 1x1", 2, 7, (16, 21), 4, (1, 1)),
 )

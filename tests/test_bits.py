@@ -13,6 +13,7 @@ import pytest
 import torch
 from isa_bits import ONE_PIXEL, assert_batch_changes_no_bit, assert_same_bits, bits
 
+import conv2d_ext
 from conv2d_ext import testing
 from conv2d_ext.testing import (
     VIEWS,
@@ -150,6 +151,21 @@ def test_expanded_arguments(dtype, device):
     copies = Tensors(*(t.contiguous() for t in tensors))
     expected = library_results(problem, copies)
     assert_same_bits(library_results(problem, tensors), expected, "expanded")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_number_of_result_channels(dtype, device):
+    """A channel's sum is the same beside few others, where planes are read one by one, and beside
+    many; with planes that lie apart, expanded ones, and sums that start from the bias, too."""
+    for channels, size in ((137, (46, 51)), (7, (199, 201))):
+        input = torch.randn(2, channels, size[0] + 2, size[1], device=device).to(dtype)
+        weight = torch.randn(5, channels, 1, 1, device=device).to(dtype)
+        bias = torch.randn(5, device=device).to(dtype)
+        for planes in (input[:, :, 1:-1], input[:1, :1].expand(2, channels, -1, -1)):
+            many = conv2d_ext.conv2d(planes, weight, bias)
+            for few in range(1, 5):
+                output = conv2d_ext.conv2d(planes, weight[:few], bias[:few])
+                assert torch.equal(bits(output), bits(many[:, :few]))
 
 
 class TestFlushDenormal:

@@ -146,7 +146,10 @@ def test_few_planes(problem):
     assert (getattr(plan, name).engine == few) == (problem.in_channels != 7)
     for direction in (getattr(plan, name), getattr(half, name)):
         if direction.engine == few:
-            assert direction.micro_kernel.startswith("plane_ukernel_f32_")
+            columns = 4 if problem.in_channels == 7 else 8
+            assert direction.micro_kernel.startswith(
+                f"plane_ukernel_f32_{direction.gemm_m}x{columns}__"
+            )
             assert direction.tile_pixels > 0
             assert direction.workspace_bytes_per_thread <= 2**18
 

@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "blocking.h"
+#include "tiling.h"
 #include "conv2d_cpu.h"
 #include "depthwise.h"
 #include "few_planes.h"
@@ -46,7 +46,8 @@ struct EngineChoice {
 EngineChoice choose_engine(DType dtype, const ConvGemm& gemm);
 
 // This thread's scratch memory, at least `bytes` large, on a 64-byte border. It is kept for the thread's life, so that
-// calls of varying shapes don't churn the heap, and is at most 4 MiB: see blocking.cpp's limits.
+// calls of varying shapes don't churn the heap, and is at most 4 MiB: see the limits in tiling.cpp and in
+// few_planes.cpp.
 void* thread_scratch(int64_t bytes);
 
 // Memory shared by the threads of one call.

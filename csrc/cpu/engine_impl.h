@@ -11,56 +11,46 @@
 #include "depthwise_driver.h"
 #include "depthwise_strided_driver.h"
 #include "depthwise_weight_ukernel.h"
-#include "one_pixel_driver.h"
+#include "one_pixel_dot_driver.h"
+#include "one_pixel_row_driver.h"
 #include "grad_weight_driver.h"
 #include "grad_bias.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
+#define CONV2D_CASE(name, type, call) \
+  case DType::name: {                 \
+    using S = type;                   \
+    return call;                      \
+  }
+#define CONV2D_FLOATING_CASES(call)      \
+  CONV2D_CASE(kFloat32, float, call)     \
+  CONV2D_CASE(kFloat64, double, call)    \
+  CONV2D_CASE(kBFloat16, BFloat16, call) \
+  CONV2D_CASE(kFloat16, Float16, call)
+
 // Signed integers are computed as unsigned ones: the same bits, and wrap-around is defined.
-#define CONV2D_DISPATCH(dtype, call) \
-  switch (dtype) {                   \
-    case DType::kFloat32: {          \
-      using S = float;               \
-      return call;                   \
-    }                                \
-    case DType::kFloat64: {          \
-      using S = double;              \
-      return call;                   \
-    }                                \
-    case DType::kBFloat16: {         \
-      using S = BFloat16;            \
-      return call;                   \
-    }                                \
-    case DType::kFloat16: {          \
-      using S = Float16;             \
-      return call;                   \
-    }                                \
-    case DType::kComplex64: {        \
-      using S = Complex<float>;      \
-      return call;                   \
-    }                                \
-    case DType::kComplex128: {       \
-      using S = Complex<double>;     \
-      return call;                   \
-    }                                \
-    case DType::kInt8:               \
-    case DType::kUInt8: {            \
-      using S = uint8_t;             \
-      return call;                   \
-    }                                \
-    case DType::kInt16: {            \
-      using S = uint16_t;            \
-      return call;                   \
-    }                                \
-    case DType::kInt32: {            \
-      using S = uint32_t;            \
-      return call;                   \
-    }                                \
-    default: {                       \
-      using S = uint64_t;            \
-      return call;                   \
-    }                                \
+#define CONV2D_DISPATCH(dtype, call)                \
+  switch (dtype) {                                  \
+    CONV2D_FLOATING_CASES(call)                     \
+    CONV2D_CASE(kComplex64, Complex<float>, call)   \
+    CONV2D_CASE(kComplex128, Complex<double>, call) \
+    case DType::kInt8:                              \
+      CONV2D_CASE(kUInt8, uint8_t, call)            \
+      CONV2D_CASE(kInt16, uint16_t, call)           \
+      CONV2D_CASE(kInt32, uint32_t, call)           \
+    default: {                                      \
+      using S = uint64_t;                           \
+      return call;                                  \
+    }                                               \
+  }
+
+// Of real floating-point types: the callers pass no other.
+#define CONV2D_DISPATCH_FLOATING(dtype, call) \
+  switch (dtype) {                            \
+    CONV2D_FLOATING_CASES(call)               \
+    default:                                  \
+      __builtin_unreachable();                \
   }
 
 // The driver for a ConvGemm. Which one it is changes no bit.
@@ -95,26 +85,6 @@ void run_conv(const ConvGemm& problem, const Executor& executor) {
   ConvCall<S, T, false> call(gemm, executor.num_threads);
   run_items(executor, call.items(), &call, &ConvCall<S, T, false>::run);
 }
-// Of real floating-point types.
-#define CONV2D_DISPATCH_FLOATING(dtype, call) \
-  switch (dtype) {                            \
-    case DType::kFloat32: {                   \
-      using S = float;                        \
-      return call;                            \
-    }                                         \
-    case DType::kFloat64: {                   \
-      using S = double;                       \
-      return call;                            \
-    }                                         \
-    case DType::kBFloat16: {                  \
-      using S = BFloat16;                     \
-      return call;                            \
-    }                                         \
-    default: {                                \
-      using S = Float16;                      \
-      return call;                            \
-    }                                         \
-  }
 
 inline void conv(DType dtype, const ConvGemm& gemm, const Executor& executor) {
   CONV2D_DISPATCH(dtype, run_conv<S>(gemm, executor))

@@ -124,7 +124,8 @@ void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_
   if (!over_groups && is_few_planes(g, vector, size_of(dtype))) {
     const FewPlanesTiling t = tile_few_planes(g, vector, size_of(dtype), num_threads);
     e.engine = "1x1 from many planes to few, plane by plane";
-    name_kernel(e, dtype, choice.engine, false, "plane_ukernel", g.m, kPlanesAtOnce);
+    name_kernel(e, dtype, choice.engine, false, "plane_ukernel", g.m, planes_at_once(k.chain));
+    if (!e.refused.empty()) e.refused = why_widened(dtype, "as loaded");
     // Rows that continue one another are one run of pixels.
     e.tile_images = e.tile_rows = 1;
     e.tile_cols = t.run;

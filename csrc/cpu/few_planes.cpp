@@ -6,6 +6,8 @@ namespace {
 
 // Bytes of a plane in a work item. Longer runs start fewer streams of memory, and take more of L2 for the sums.
 constexpr int64_t kRunBytes = 8192;
+// What a run is cut to at least, for the sake of idle threads.
+constexpr int64_t kLeastRunBytes = 1024;
 // Smaller sources and planes do as well with panels of pixels (AVX2, Zen 3), unless a panel's would have to be widened.
 constexpr int64_t kLeastSourceBytes = 1024 * 1024;
 constexpr int64_t kLeastPlaneBytes = 4096;
@@ -29,8 +31,11 @@ bool is_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t stor
 FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size,
                                 int num_threads) {
   FewPlanesTiling t{};
-  int64_t runs = div_up(gemm.cols * storage_size, kRunBytes);
-  if (runs * gemm.batch * gemm.groups < 4 * num_threads) runs = round_up(runs, num_threads);
+  const int64_t plane_bytes = gemm.cols * storage_size;
+  int64_t runs = div_up(plane_bytes, kRunBytes);
+  if (runs * gemm.batch * gemm.groups < 4 * num_threads) {
+    runs = max64(runs, min64(round_up(runs, num_threads), plane_bytes / kLeastRunBytes));
+  }
   t.run = min64(round_up(div_up(gemm.cols, runs), 4 * vector.lanes), gemm.cols);
   t.runs = div_up(gemm.cols, t.run);
   return t;

@@ -9,8 +9,12 @@ namespace conv2d_ext::cpu {
 
 // Result channels of a group that its micro-kernels take at most.
 constexpr int64_t kMostFewPlanes = 4;
-// Source planes that they take at once: streams that hardware prefetchers follow, and that L1 has ways for.
-constexpr int kPlanesAtOnce = 8;
+// Source planes that they take at once, of a chain's `left`. Eight are as many streams as hardware prefetchers follow
+// and as L1 has ways for.
+constexpr int kMostPlanesAtOnce = 8, kFewerPlanesAtOnce = 4;
+inline int planes_at_once(int64_t left) {
+  return left >= kMostPlanesAtOnce ? kMostPlanesAtOnce : left >= kFewerPlanesAtOnce ? kFewerPlanesAtOnce : 1;
+}
 
 // Whether a GEMM has so few result channels that reading the source takes the time: a 1x1 kernel on whole planes, the
 // source's and the result's. What it decides changes no bit. `storage_size`: bytes of an element of the tensors.
@@ -21,8 +25,7 @@ struct FewPlanesTiling {
   int64_t run, runs;
   int64_t items(const ConvGemm& gemm) const { return gemm.batch * gemm.groups * runs; }
 };
-FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size,
-                                int num_threads);
+FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads);
 
 // A thread's scratch: of each result channel a row of chains that are not complete yet, then a row of sums.
 inline int64_t padded_run(const FewPlanesTiling& tiling, const VectorShape& vector) {

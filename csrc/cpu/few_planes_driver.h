@@ -3,7 +3,7 @@
 // Panels of pixels (pixel_driver.h) read a few lines of every plane and then go on to the next few. Planes of a power
 // of two of bytes have those lines in one set of each cache, and far planes in a page each: what is asked for ahead is
 // gone before it is used. So a work item, a run of pixels, goes plane by plane, a few at a time, and keeps its chains
-// of multiply-adds and their sums in scratch, which fits L1. Nothing of the source is copied.
+// of multiply-adds and their sums in scratch, at most a quarter of L2. Nothing of the source is copied.
 //
 // The sums are the GEMM drivers', chain for chain and bit for bit: a chain that is put aside and taken up again has
 // lost nothing.
@@ -138,15 +138,13 @@ struct FewPlanesCall {
 
   template <int MR>
   void sum(int64_t item) const {
-    constexpr int kPlanes = kPlanesAtOnce, kFewerPlanes = kPlanesAtOnce / 2;
     const int64_t run = item % tiling.runs, image = item / tiling.runs % gemm.batch;
     const int64_t group = item / tiling.runs / gemm.batch, x0 = run * tiling.run;
-    const S* const source =
-        static_cast<const S*>(gemm.source) + image * gemm.source_n + group * gemm.source_g() + x0;
+    const S* const source = static_cast<const S*>(gemm.source) + image * gemm.source_n + group * gemm.source_g() + x0;
     const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g;
 
     const VectorShape shape = vector_shape<T>();
-    T weights[kPlanes * MR], zeros[MR] = {}, bias[MR] = {};
+    T weights[kMostPlanesAtOnce * MR], zeros[MR] = {}, bias[MR] = {};
     if (gemm.bias != nullptr) {
       const S* const from = static_cast<const S*>(gemm.bias) + group * gemm.m * gemm.bias_stride;
       for (int r = 0; r < MR; ++r) bias[r] = widen_scalar(from[r * gemm.bias_stride]);
@@ -162,8 +160,8 @@ struct FewPlanesCall {
     o.row_pitch = padded_run(tiling, shape);
     o.chains = static_cast<T*>(thread_scratch(scratch_bytes(gemm, tiling, shape)));
     o.sums = o.chains + MR * o.row_pitch;
-    o.result = static_cast<S*>(gemm.destination) + image * gemm.destination_n +
-               group * gemm.m * gemm.destination_m + x0;
+    o.result =
+        static_cast<S*>(gemm.destination) + image * gemm.destination_n + group * gemm.m * gemm.destination_m + x0;
     o.result_pitch = gemm.destination_m;
     // After the last planes come the first ones of the next run.
     const int64_t next_run = max64(0, min64(o.pixels, gemm.cols - x0 - tiling.run));
@@ -175,7 +173,7 @@ struct FewPlanesCall {
         o.adds = chain > 0;
         o.complete = chain_end == gemm.channels;
         for (int64_t c = chain; c < chain_end;) {
-          const int64_t left = chain_end - c, planes = left >= kPlanes ? kPlanes : left >= kFewerPlanes ? kFewerPlanes : 1;
+          const int64_t planes = planes_at_once(chain_end - c);
           for (int64_t s = 0; s < planes; ++s) {
             for (int r = 0; r < MR; ++r) {
               weights[s * MR + r] = widen_scalar(weight[r * gemm.weight_m + (c + s) * gemm.weight_c]);
@@ -184,15 +182,20 @@ struct FewPlanesCall {
           o.planes = source + c * gemm.source_c;
           o.first = c == chain;
           o.chain_ends = c + planes == chain_end;
-          const bool has_next = c + 2 * planes <= gemm.channels;
-          o.next = has_next ? planes * gemm.source_c : tiling.run - c * gemm.source_c;
-          o.next_pixels = has_next ? o.pixels : planes <= gemm.channels ? next_run : 0;
-          if (planes == kPlanes) {
-            plane_ukernel<S, T, MR, kPlanes>(o);
-          } else if (planes == kFewerPlanes) {
-            plane_ukernel<S, T, MR, kFewerPlanes>(o);
-          } else {
-            plane_ukernel<S, T, MR, 1>(o);
+          // As many planes again, some of these among them where fewer are left.
+          const int64_t next = min64(planes, gemm.channels - planes - c);
+          o.next = next > 0 ? next * gemm.source_c : tiling.run - c * gemm.source_c;
+          o.next_pixels = next > 0 ? o.pixels : next_run;
+          switch (planes) {
+            case kMostPlanesAtOnce:
+              plane_ukernel<S, T, MR, kMostPlanesAtOnce>(o);
+              break;
+            case kFewerPlanesAtOnce:
+              plane_ukernel<S, T, MR, kFewerPlanesAtOnce>(o);
+              break;
+            default:
+              plane_ukernel<S, T, MR, 1>(o);
+              break;
           }
           c += planes;
         }

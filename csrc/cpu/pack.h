@@ -49,6 +49,14 @@ CONV2D_INLINE Vec<float>::reg load_partial_widened(const S* p, int n) {
 CONV2D_INLINE Vec<float>::reg load_as_partial(const BFloat16* p, int n) { return load_partial_widened(p, n); }
 CONV2D_INLINE Vec<float>::reg load_as_partial(const Float16* p, int n) { return load_partial_widened(p, n); }
 
+// Keeps the compiler from loading a vector anew for each of its uses.
+template <class Reg>
+CONV2D_INLINE void load_once([[maybe_unused]] Reg& v) {
+#if defined(CONV2D_HAS_NATIVE_VEC)
+  __asm__("" : "+v"(v));
+#endif
+}
+
 // dst[k * dst_pitch + lane] = src[lane * lane_step + k] for `depth` contiguous k, by kLanes x kLanes blocks in
 // registers. `lanes` <= width; the lanes beyond become zero. Where depth is no multiple of kLanes, the last block
 // overlaps the one before it.
@@ -416,7 +424,8 @@ void pack_weight(const ConvGemm& gemm, const S* weight, int64_t lane_step, int64
   } else {
     const int64_t rows = rows_join ? 1 : tap_rows, run = rows_join ? taps : tap_cols;
     const int64_t step = rows_join ? tap_step : gemm.weight_j;
-    // Some of a kernel's taps, as a phase of grad_input has them: the lines of later channels are asked for early.
+    // As grad_input has them, all taps or a phase's: the lines of later channels, which lie far apart, are asked for
+    // early.
     constexpr int64_t kAhead = 8, kLine = int64_t(64 / sizeof(S));
     const int64_t apart = max64(kLine, lane_step), last_ahead = gemm.weight_c >= kLine ? channels - kAhead : 0;
     for (int64_t c = 0; c < channels; ++c) {

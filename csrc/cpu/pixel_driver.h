@@ -5,7 +5,7 @@
 // segment and each panel of neighbouring pixels the micro-kernel runs over the chunk's channels. What already lies as
 // the micro-kernel wants it is not copied:
 //  * the pixels of a 1x1 kernel, full panels of them;
-//  * weights whose k is contiguous;
+//  * weights whose k is contiguous (but many pixels of a 1x1 kernel read a copy of rows that lie far apart);
 //  * results: full panels are summed in the planes of the result tensor.
 // What needs converting or has other strides goes through scratch, and so does the last panel of a run where pixels
 // don't fill it: nothing is read or written beyond a tensor's end.

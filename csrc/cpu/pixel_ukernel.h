@@ -4,9 +4,9 @@
 //
 // with a scalar bias[j] added after the last product where there is one.
 //
-// W: MR rows of weights, `w_pitch` apart, k contiguous: in forward the weight tensor itself, else a copy in scratch.
-// B: a planar source patch. k_offset, a tap of a channel, is the im2col; NR neighbours of it are NR result pixels.
-// C: MR rows of pixels, `c_pitch` apart: planes of the result tensor itself, or scratch.
+// W: MR rows of weights, `w_pitch` apart, k contiguous: in forward mostly the weight tensor itself, else a copy in
+// scratch. B: a planar source patch. k_offset, a tap of a channel, is the im2col; NR neighbours of it are NR result
+// pixels. C: MR rows of pixels, `c_pitch` apart: planes of the result tensor itself, or scratch.
 //
 // Where gemm_ukernel.h holds vectors of result channels, and so packs weights and transposes results, this one packs no
 // weight and stores planes as they lie. It wants neighbouring pixels: a step of one along the row.
@@ -15,7 +15,7 @@
 // (where K is a single chain) the bias.
 //
 // Registers: MR * NV accumulators, NV vectors of pixels, one broadcast weight. AVX2 4x3: 16 of 16; AVX-512 6x4: 29
-// of 32. Fewer rows take more vectors (pixel_panel_vectors, blocking.h).
+// of 32. Fewer rows take more vectors (pixel_panel_vectors, tiling.h).
 #pragma once
 
 namespace conv2d_ext::cpu::CONV2D_ISA {

@@ -1,0 +1,377 @@
+#include "tiling.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+// Pixels of a tile: enough that packing a weight panel once a tile costs little (a panel element costs about one
+// cycle, and pays for pixels / lanes cycles of arithmetic), few enough that patch and C tile stay in L2.
+constexpr int64_t kTilePixels = 600;
+// The same where vectors run over pixels and weights are not packed, in bytes of a plane: the patch of a segment, which
+// all result channels read again, takes a third of L2.
+constexpr int64_t kPanelBytes = 1536;
+// Rows of the weight this many bytes apart lie in pages of their own and in few sets of the caches. A copy of a
+// segment's, from this many pixels on, costs less: 1 to 10 % are gained on maps of 28 to 65 with 512 channels and more.
+constexpr int64_t kFarRowsBytes = 2048;
+constexpr int64_t kLeastPixelsToCopyRows = 192;
+// Result channels for whose sake misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels, 10 %
+// from 256 on (AVX2, Zen 3).
+constexpr int64_t kLeastChannelsToAlign = 64;
+// Patch and C tile together stay below a usual L2.
+constexpr int64_t kPatchBytes = 300 * 1024;
+// What a patch may take where one segment needs more than kPatchBytes.
+constexpr int64_t kMaxPatchBytes = 1024 * 1024;
+constexpr int64_t kTileBytes = 1024 * 1024;
+// Sums of a work item with vectors over pixels: 1x1 kernels of 512 channels and more to as many gain up to half.
+constexpr int64_t kSumBytes = 384 * 1024;
+// The same for grad_weight, whose C tile is a piece of the weight; columns it should at least have, so that packing
+// grad_output for it pays; and a thread's share of the partials that are in flight.
+constexpr int64_t kWeightTileBytes = 256 * 1024;
+constexpr int64_t kWeightTileColumns = 144;
+constexpr int64_t kPartialBytes = 1024 * 1024;
+// Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
+constexpr int64_t kInnerGroupsBytes = 256;
+constexpr int64_t kInnerPatchBytes = 256 * 1024;
+
+// Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
+// the channels inside every image, by up to two cache lines.
+int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
+  return planes * odd_lines_of_channels(max64(channels, 1), element_size) + images * (128 / element_size);
+}
+
+// Pixel tile and channel block for a tile of about `target` pixels.
+void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t patch_lanes,
+                 int64_t groups, int num_threads, int64_t target, ConvTiling& t) {
+  // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
+  t.tile_cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(1, target / 3) : target);
+  t.tiles_w = div_up(gemm.cols, t.tile_cols);
+  const int64_t max_rows = max64(1, target * 4 / 3 / t.tile_cols);
+  t.tile_images = 1;
+  t.tile_rows = min64(max_rows, gemm.rows);
+  if (gemm.rows <= max_rows && t.tiles_w == 1) {
+    t.tile_images = even_piece(gemm.batch, max64(1, target * 4 / 3 / (gemm.rows * gemm.cols)));
+    // No fewer tiles than threads while there are images.
+    if (div_up(gemm.batch, t.tile_images) * groups < num_threads) {
+      t.tile_images = even_piece(gemm.batch, max64(1, gemm.batch * groups / num_threads));
+    }
+  } else {
+    // Of the row counts near the target, the one whose last round leaves the fewest threads idle.
+    double best_cost = 1e300;
+    for (int64_t rows = t.tile_rows, min_rows = max64(1, max_rows / 2); rows >= min_rows; --rows) {
+      if (rows != even_piece(gemm.rows, rows)) continue;
+      const int64_t items = div_up(gemm.rows, rows) * t.tiles_w * gemm.batch * groups;
+      // 40 pixels' worth of work stand for what a tile costs by itself (weight panels, halo rows).
+      const double cost = double(div_up(items, num_threads)) * double(rows * t.tile_cols + 40);
+      if (cost < best_cost) {
+        best_cost = cost;
+        t.tile_rows = rows;
+      }
+    }
+  }
+  t.tiles_h = div_up(gemm.rows, t.tile_rows);
+  t.tiles_n = div_up(gemm.batch, t.tile_images);
+
+  // A GEMM without products, which writes zeros, needs no patch.
+  const int64_t plane =
+      gemm.taps() == 0 ? 0
+                       : odd_lines(make_patch_axis(gemm.axis_h, 0, t.tile_rows, 0, k.tap_rows).size *
+                                       make_patch_axis(gemm.axis_w, 0, t.tile_cols, 0, k.tap_cols).size * patch_lanes,
+                                   vector.element_size) *
+                             t.tile_images;
+  t.block_channels = 1;
+  if (k.blocks_h * k.blocks_w == 1 && k.blocks_c > 0) {
+    // Near-equal blocks of whole segments.
+    const int64_t fit = max64(1, kPatchBytes / vector.element_size / max64(plane * k.segment_channels, 1));
+    t.block_channels = k.segment_channels * even_piece(k.blocks_c, fit);
+  }
+  t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.element_size);
+}
+
+}  // namespace
+
+ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
+                     int num_threads) {
+  ConvTiling t{};
+  const int64_t groups = div_up(gemm.groups, lanes_are_groups ? vector.lanes : 1);
+  const int64_t vectors = lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes);
+
+  // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
+  // in L2 (4 to 10 % on maps of 56 to 129).
+  const bool short_pixels =
+      gemm.taps() == 1 && k.blocks_c == 2 && !gemm.pairs && gemm.destination_m == 1 && gemm.m >= gemm.channels;
+  // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then.
+  for (int64_t target = short_pixels ? kTilePixels / 2 : kTilePixels;; target /= 2) {
+    tile_pixels(gemm, k, vector, lanes_are_groups ? vector.lanes : 1, groups, num_threads, target, t);
+    if (t.patch_elements * vector.element_size <= kMaxPatchBytes || target < 16) break;
+  }
+
+  // Result channels: all of them in one work item while the C tile fits, fewer where threads would idle.
+  t.one_block = gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
+  // The number of result channels of a group that interleave.h takes; a power of two cuts into panels of one width.
+  t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 && gemm.m >= 2 &&
+                  gemm.m <= 16 && (gemm.m & (gemm.m - 1)) == 0 && vector.interleaves;
+  if (t.interleaved) t.one_block = false;
+  const int64_t fit_vectors =
+      t.one_block ? vectors : max64(vector.max_vectors, kTileBytes / (t.pixels() * vector.lanes * vector.element_size));
+  int64_t chunks = div_up(vectors, fit_vectors);
+  const int64_t tiles = t.tiles() * groups;
+  if (t.interleaved) {
+    chunks = 1;
+  } else if (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0) {
+    // Rounds of the threads over the items, weighted by an item's share, decide between a few finer cuts.
+    double best_cost = 1e300;
+    int64_t best = chunks;
+    for (int64_t c = chunks; c <= min64(vectors, chunks * 2 * num_threads); ++c) {
+      const int64_t per_chunk = div_up(vectors, c);
+      const double rounds = double(div_up(tiles * div_up(vectors, per_chunk), num_threads));
+      const double cost = rounds * (double(per_chunk) + 0.2);
+      if (cost < best_cost * 0.97) {
+        best_cost = cost;
+        best = c;
+      }
+    }
+    chunks = best;
+  }
+  t.chunk_vectors = div_up(vectors, chunks);
+  t.chunks_m = div_up(vectors, t.chunk_vectors);
+  return t;
+}
+
+namespace {
+
+// Whether `depth` cache lines that are `pitch` bytes apart fit half of an L1 of 64 sets and 8 ways; the other half is
+// for the next panel, which is asked for meanwhile, the weights and the sums. Planes whose size is a multiple of a
+// large power of two fall into few sets.
+bool planes_fit_l1(int64_t pitch, int64_t depth) {
+  const int64_t aligned = max64(64, min64(pitch & -pitch, 4096));
+  return depth <= 4 * (4096 / aligned);
+}
+
+}  // namespace
+
+PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
+                            int num_threads) {
+  PixelTiling t{};
+  t.batch = gemm.batch;
+  const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
+  // A single block of result channels reads every pixel once. Planes off the borders of 16 bytes have nearly every
+  // other vector in two cache lines: many channels had better read a copy.
+  const int64_t plane_bytes = gemm.source_c * storage_size;
+  const bool reads_well =
+      planes_fit_l1(plane_bytes, k.segment_channels) && (plane_bytes % 16 == 0 || gemm.m < kLeastChannelsToAlign);
+  t.source_in_place = same_type && pointwise && gemm.rows == 1 && gemm.source_col == 1 && gemm.axis_w.step == 1 &&
+                      gemm.axis_h.source(0, 0) == 0 && gemm.axis_w.source(0, 0) == 0 && gemm.cols == gemm.source_w &&
+                      (gemm.m <= pixel_rows(vector) || reads_well);
+  const auto plane_of = [&](int64_t rows, int64_t cols) {
+    return odd_lines(make_patch_axis(gemm.axis_h, 0, rows, 0, k.tap_rows).size *
+                         make_patch_axis(gemm.axis_w, 0, cols, 0, k.tap_cols).size,
+                     vector.element_size);
+  };
+  int64_t plane = 0;
+  const int64_t panel_pixels = kPanelBytes / vector.element_size;
+  for (int64_t target = t.source_in_place ? 2 * panel_pixels : panel_pixels;; target /= 2) {
+    // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
+    const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
+    t.tile_cols = min64(round_up(cols, vector.lanes), gemm.cols);
+    t.tile_rows = even_piece(gemm.rows, max64(1, target / t.tile_cols));
+    plane =
+        plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
+    if (plane * k.segment_channels * vector.element_size <= kMaxPatchBytes || target < 16) break;
+  }
+  t.tiles_h = div_up(gemm.rows, t.tile_rows);
+  t.tiles_w = div_up(gemm.cols, t.tile_cols);
+  t.block_channels = 1;
+  if (k.blocks_h * k.blocks_w == 1) {
+    const int64_t fit = max64(1, kPatchBytes / vector.element_size / max64(plane * k.segment_channels, 1));
+    t.block_channels = k.segment_channels * even_piece(k.blocks_c, fit);
+  }
+  // The last panel reads beyond the last row of the patch.
+  t.patch_elements = patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
+  t.join_rows = t.tile_cols == gemm.cols && pointwise;
+  t.direct =
+      same_type && gemm.destination_col == 1 && (!t.join_rows || t.tile_rows == 1 || gemm.destination_row == gemm.cols);
+  // In place where all of k that a segment takes is contiguous.
+  const int64_t tap_step = k.tap_cols > 1 ? gemm.weight_j : gemm.weight_i;
+  const bool taps_are_contiguous =
+      k.tap_rows * k.tap_cols == 1 ||
+      (tap_step == 1 && (k.tap_rows == 1 || k.tap_cols == 1 || gemm.weight_i == k.tap_cols));
+  const bool rows_far_apart = pointwise && gemm.m > 1 && gemm.weight_m * storage_size >= kFarRowsBytes &&
+                              t.tile_rows * t.tile_cols >= kLeastPixelsToCopyRows;
+  t.weight_in_place = same_type && taps_are_contiguous && !rows_far_apart &&
+                      (k.segment_channels == 1 || gemm.weight_c == k.tap_rows * k.tap_cols);
+
+  // Result channels: as many as scratch holds, fewer where threads would idle.
+  const int64_t runs = t.join_rows ? 1 : t.tile_rows;
+  const int64_t run = round_up(t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols, vector.lanes);
+  const int64_t c_row = runs * (t.direct ? min64(run, kMaxPanelVectors * vector.lanes) : run);
+  const int64_t row = c_row + (t.weight_in_place ? 0 : round_up(k.max_depth(), vector.lanes));
+  int64_t fit = kTileBytes / (row * vector.element_size);
+  // Sums that every segment adds to stay in L2, wherever they lie.
+  if (k.blocks_c * k.blocks_h * k.blocks_w > 1) fit = min64(fit, kSumBytes / (runs * run * vector.element_size));
+  int64_t chunks = div_up(gemm.m, max64(pixel_rows(vector), fit));
+  const int64_t tiles = gemm.groups * t.tiles();
+  while (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0 &&
+         gemm.m >= 2 * pixel_rows(vector) * (chunks + 1)) {
+    ++chunks;
+  }
+  t.chunk_m = div_up(gemm.m, chunks);
+  t.chunks_m = div_up(gemm.m, t.chunk_m);
+  t.c_elements = t.chunk_m * c_row;
+  return t;
+}
+
+WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
+                              WeightLanes lanes, int num_threads) {
+  WeightTiling t{};
+  const bool lanes_are_groups = lanes != WeightLanes::kChannels;
+  int64_t patch_lanes = lanes_are_groups ? vector.lanes : 1;
+  int64_t groups = div_up(problem.groups, patch_lanes);
+  if (lanes == WeightLanes::kInnerGroups) {
+    // The rest of the groups overlaps the last whole vector. A few vectors together read whole cache lines.
+    const int64_t whole = problem.groups / vector.lanes;
+    const int64_t most = max64(1, kInnerGroupsBytes / (vector.lanes * vector.element_size));
+    t.group_vectors = even_piece(whole, min64(most, max64(1, whole / num_threads)));
+    groups = div_up(whole, t.group_vectors);
+    patch_lanes = (t.group_vectors + 1) * vector.lanes;
+  }
+  t.group_blocks = groups;
+  const int64_t vectors = div_up(problem.out_channels_per_group(), lanes_are_groups ? 1 : vector.lanes);
+  const int64_t channels = problem.in_channels_per_group();
+
+  const int64_t taps = problem.taps();
+  t.block_channels = 1;
+  t.tap_rows = problem.kernel_h;
+  t.tap_cols = problem.kernel_w;
+  if (taps > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, kMaxSegment, t.tap_rows, t.tap_cols);
+  // The patch of one channel; rectangles of taps that scatter too far are cut further.
+  t.patch_segments = 1;
+  const auto plane_of_taps = [&] {
+    return odd_lines(make_patch_axis(problem.rows(), 0, t.patch_segments * pixels.rows, 0, t.tap_rows).size *
+                         make_patch_axis(problem.cols(), 0, pixels.cols, 0, t.tap_cols).size * patch_lanes,
+                     vector.element_size) *
+           pixels.images;
+  };
+  while (plane_of_taps() * vector.element_size > kMaxPatchBytes && t.tap_rows * t.tap_cols > 1) {
+    int64_t& longer = t.tap_rows >= t.tap_cols ? t.tap_rows : t.tap_cols;
+    longer = div_up(longer, 2);
+  }
+  if (lanes == WeightLanes::kInnerGroups && pixels.images == 1 && pixels.blocks_w == 1) {
+    while (t.patch_segments < min64(pixels.blocks_h, PixelBlocking::kSegmentsPerChunk)) {
+      ++t.patch_segments;
+      if (plane_of_taps() * vector.element_size <= kInnerPatchBytes) continue;
+      --t.patch_segments;
+      break;
+    }
+  }
+  const int64_t plane = plane_of_taps();
+  const int64_t tile_taps = t.tap_rows * t.tap_cols;
+
+  // Output channels first: a patch, the dearer operand, then serves as many of them as possible.
+  const int64_t elements = kWeightTileBytes / (vector.lanes * vector.element_size);
+  t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / max64(tile_taps, kWeightTileColumns)));
+  t.chunks_m = div_up(vectors, t.chunk_vectors);
+
+  if (tile_taps == taps) {
+    const int64_t fit_patch = kPatchBytes / vector.element_size / max64(plane, 1);
+    const int64_t fit_tile = elements / (t.chunk_vectors * tile_taps);
+    t.block_channels = even_piece(channels, max64(1, min64(fit_patch, fit_tile)));
+  }
+  t.blocks_h = div_up(problem.kernel_h, t.tap_rows);
+  t.blocks_w = div_up(problem.kernel_w, t.tap_cols);
+  t.blocks_c = div_up(channels, t.block_channels);
+
+  // Finer blocks of input channels where threads would idle, down to kWeightTileColumns columns.
+  const auto items = [&] { return groups * t.tiles(); };
+  const int64_t most_blocks = max64(t.blocks_c, min64(channels, channels * taps / kWeightTileColumns));
+  while (items() < 4 * num_threads && items() % num_threads != 0 && t.blocks_c < most_blocks) {
+    t.block_channels = div_up(channels, t.blocks_c + 1);
+    const int64_t blocks = div_up(channels, t.block_channels);
+    if (blocks <= t.blocks_c) break;
+    t.blocks_c = blocks;
+  }
+  t.patch_elements = patch_elements(plane, t.block_channels, pixels.images, vector.element_size);
+
+  // Still too few: chunks of pixels in parallel, as many as fit the workspace.
+  t.slots = 1;
+  if (items() < num_threads && pixels.chunks() > 1) {
+    const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * items();
+    t.slots =
+        min64(pixels.chunks(), max64(div_up(num_threads, items()), num_threads * kPartialBytes / max64(partial, 1)));
+  }
+  return t;
+}
+
+Panels cut_panels(int64_t vectors, int64_t max_vectors) {
+  const int64_t count = div_up(vectors, max_vectors);
+  return {count, vectors / count, vectors % count};
+}
+
+namespace {
+
+class ScratchLayout {
+ public:
+  int64_t take(int64_t bytes) {
+    const int64_t here = bytes_;
+    bytes_ = round_up(bytes_ + bytes, 64);
+    return here;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+constexpr int64_t kOffsetBytes = sizeof(int64_t);
+
+}  // namespace
+
+ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector) {
+  const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
+  ScratchLayout layout;
+  ConvScratch s{};
+  s.position_offsets = layout.take(tiling.pixels() * kOffsetBytes);
+  s.tap_offsets = layout.take(k.max_depth() * kOffsetBytes);
+  s.zeros = layout.take(width * size);
+  s.bias = layout.take(width * size);
+  s.panel = layout.take(k.max_depth() * width * size);
+  // One panel's C tile where each is finished at once, else the chunk's.
+  s.c_tile = layout.take(tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size);
+  s.patch = layout.take(tiling.patch_elements * size);
+  s.bytes = layout.bytes();
+  return s;
+}
+
+PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector) {
+  const int64_t size = vector.element_size;
+  ScratchLayout layout;
+  PixelScratch s{};
+  s.tap_offsets = layout.take(k.max_depth() * kOffsetBytes);
+  s.channel_offsets = layout.take(k.max_depth() * kOffsetBytes);
+  s.zeros = layout.take(kMaxPixelRows * size);
+  s.bias = layout.take(tiling.chunk_m * size);
+  s.weight = layout.take(tiling.weight_in_place ? 0 : tiling.chunk_m * round_up(k.max_depth(), vector.lanes) * size);
+  s.c = layout.take(tiling.c_elements * size);
+  s.patch = layout.take(tiling.patch_elements * size);
+  s.bytes = layout.bytes();
+  return s;
+}
+
+WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector) {
+  const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
+  const int64_t segment_pixels = pixels.images * pixels.rows * pixels.cols;
+  ScratchLayout layout;
+  WeightScratch s{};
+  s.element_offsets = layout.take(tiling.max_elements() * kOffsetBytes);
+  s.pixel_offsets = layout.take(segment_pixels * kOffsetBytes);
+  s.zeros = layout.take(vector.max_vectors * vector.lanes * size);
+  s.panel = layout.take(segment_pixels * width * size);
+  s.patch = layout.take(tiling.patch_elements * size);
+  if (tiling.slots == 1) {
+    s.total = layout.take(tiling.tile_size(vector.lanes) * size);
+    s.tile = pixels.chunks() > 1 ? layout.take(tiling.tile_size(vector.lanes) * size) : s.total;
+  }
+  s.bytes = layout.bytes();
+  return s;
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,100 @@
+// The tiles of the drivers, and their scratch memory. They may read anything, threads and layout too, since no tile
+// border changes a bit.
+#pragma once
+
+#include <cstdint>
+
+#include "blocking.h"
+
+namespace conv2d_ext::cpu {
+
+// Tiles of the driver for ConvGemm.
+struct ConvTiling {
+  int64_t tile_images, tile_rows, tile_cols;  // pixels of a tile
+  int64_t tiles_n, tiles_h, tiles_w;
+  int64_t block_channels;           // channels whose patch lies in scratch together (whole segments)
+  int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
+  int64_t patch_elements;           // scratch for the patch
+  bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
+  bool interleaved;                 // lanes are groups, and all result channels of them are stored together
+  int64_t pixels() const { return tile_images * tile_rows * tile_cols; }
+  int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
+};
+ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
+                     int num_threads);
+
+// Vectors of the widest panel of its micro-kernels, and the most rows of any of them.
+constexpr int64_t kMaxPanelVectors = 4, kMaxPixelRows = 6;
+
+// Rows (result channels) of its micro-kernels. With 16 registers 4 x 3 accumulators: 7 loads for 12 multiply-adds,
+// where 6 x 2 take 8, and a weight serves half as many pixels more. On Zen 3 that is 3 to 5 %.
+constexpr int64_t pixel_rows(const VectorShape& vector) {
+  return vector.max_vectors >= kMaxPanelVectors ? kMaxPixelRows : 4;
+}
+
+// Vectors of the widest panel for blocks of up to `rows` result channels: few rows take more, to have eight
+// accumulators.
+constexpr int64_t pixel_panel_vectors(int64_t rows, const VectorShape& vector) {
+  return vector.max_vectors >= kMaxPanelVectors || rows <= 2 ? kMaxPanelVectors : 3;
+}
+
+// Tiles of the driver with vectors over pixels: of one image each.
+struct PixelTiling {
+  int64_t tile_rows, tile_cols;
+  int64_t batch, tiles_h, tiles_w;
+  int64_t block_channels;
+  int64_t chunk_m, chunks_m;  // result channels of a work item
+  int64_t patch_elements, c_elements;
+  bool join_rows;        // the tile's rows continue one another in the patch
+  bool source_in_place;  // full panels are read from the source tensor
+  bool weight_in_place;  // weights are read from the weight tensor
+  bool direct;           // full panels are summed in the result tensor
+  int64_t tiles() const { return batch * tiles_h * tiles_w; }
+};
+PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
+                            int num_threads);
+
+// Tiles of the driver for grad_weight: a work item owns chunk_vectors vectors of output channels times a block of
+// input channels (or, for kernels of many taps, a rectangle of one channel's taps).
+struct WeightTiling {
+  int64_t chunk_vectors, chunks_m;
+  int64_t block_channels, tap_rows, tap_cols;
+  int64_t blocks_c, blocks_h, blocks_w;
+  int64_t patch_elements;
+  // Where lanes are groups: vectors of groups in an item (the last item's last one may take fewer groups), and items.
+  int64_t group_vectors, group_blocks;
+  int64_t patch_segments;  // segments, rows of one image below one another, that a patch serves: they share its rows
+  int64_t slots;  // chunks of pixels summed in parallel, each into a partial of its own; 1: one after the other
+  int64_t max_elements() const { return block_channels * tap_rows * tap_cols; }
+  int64_t tiles() const { return chunks_m * blocks_c * blocks_h * blocks_w; }
+  int64_t tile_size(int64_t lanes) const {
+    return chunk_vectors * lanes * max_elements() * (group_vectors > 0 ? group_vectors + 1 : 1);
+  }
+};
+enum class WeightLanes { kChannels, kGroups, kInnerGroups };  // the last: is_depthwise_inner of depthwise.h
+WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
+                              WeightLanes lanes, int num_threads);
+
+// How many vectors each panel of a chunk takes: near-equal, at most max_vectors.
+struct Panels {
+  int64_t count, vectors, larger;  // the first `larger` panels take one vector more
+  int64_t size(int64_t panel) const { return vectors + (panel < larger ? 1 : 0); }
+  int64_t start(int64_t panel) const { return panel * vectors + (panel < larger ? panel : larger); }
+};
+Panels cut_panels(int64_t vectors, int64_t max_vectors);
+
+// A thread's scratch: offsets in bytes, each part on a cache line of its own.
+struct ConvScratch {
+  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, patch, bytes;
+};
+ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
+struct PixelScratch {
+  int64_t tap_offsets, channel_offsets, zeros, bias, weight, c, patch, bytes;
+};
+PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector);
+struct WeightScratch {
+  int64_t element_offsets, pixel_offsets, zeros, panel, patch, tile, total, bytes;
+};
+WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
+
+}  // namespace conv2d_ext::cpu
