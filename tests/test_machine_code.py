@@ -46,10 +46,6 @@ _ROWS = re.compile(
     r"cpu::(?P<isa>\w+)::(?:RowCall<(?P<storage>[\w:]+)>::sum<(?P<rows>\d+)>\("
     r"|row_ukernel<(?P<storage2>[\w:]+), \w+, (?P<rows2>\d+), \d+, false>\()"
 )
-# Of 1x1 kernels to few planes: 'rows' results of 'columns' planes at once.
-_PLANES = re.compile(
-    r"cpu::(?P<isa>\w+)::plane_ukernel<(?P<storage>[\w:]+), \w+, (?P<rows>\d+), (?P<columns>\d+)>\("
-)
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:[#<].*)?$")
 # A dot product of pairs does two of them for each element.
 _FMA = re.compile(r"vfmadd\d+[ps][sd]$|vdpbf16ps$")
@@ -398,29 +394,6 @@ def test_dot_products_hold_their_accumulators_in_registers(isa, storage, report)
         else:
             report.append(f"  {fma_share(loop):4.0%} of {len(loop):3} instructions: {name}")
     assert not slow
-
-
-@pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
-@pytest.mark.parametrize("storage", ["float", "double"])
-@pytest.mark.parametrize("isa", [isa for isa in ("avx2", "avx512") if isa in COMPILED])
-def test_sums_of_planes_stay_in_registers(isa, storage):
-    """Memory is what bounds them, so that one vector put aside in a line of pixels is no matter;
-    sums that went to the stack with every plane would be."""
-    kernels = _symbols(_PLANES, isa, storage)
-    assert len(kernels) == 4 * 3
-    spills = {}
-    for fields, address, size in kernels:
-        loops = _loops(address, size)
-        assert loops
-        for loop, _ in loops:
-            found = [
-                f"{i.mnemonic} {i.operands}"
-                for i in loop
-                if re.search(r"%[xyz]mm\d+,.*\(%r[sb]p", i.operands)
-            ]
-            if len(found) > 1:
-                spills[f"{fields['rows']} x {fields['columns']}"] = found
-    assert not spills
 
 
 @pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")

@@ -21,7 +21,8 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 // The same pixels of the planes `next` elements further are asked for meanwhile, next_pixels of them.
 //
 // Registers: MR * NU accumulators, NU vectors of a plane; weights are broadcast from L1. Bound: the way of the planes
-// from L3 or memory.
+// from L3 or memory, beside which a vector that a compiler puts aside is no matter (tests/test_machine_code.py leaves
+// this family out).
 template <class S, class T>
 struct PlaneOperands {
   int64_t pixels;
