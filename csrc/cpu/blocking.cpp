@@ -125,6 +125,11 @@ ConvGemm join_rows_of_planes(const ConvGemm& gemm) {
   return g;
 }
 
+bool reads_whole_planes(const ConvGemm& gemm) {
+  return gemm.taps() == 1 && gemm.rows == 1 && gemm.source_col == 1 && gemm.axis_w.step == 1 &&
+         gemm.axis_h.source(0, 0) == 0 && gemm.axis_w.source(0, 0) == 0 && gemm.cols == gemm.source_w;
+}
+
 bool vectors_are_pixels(const ConvGemm& gemm, const VectorShape& vector) {
   // Along a row the pixels of a patch are neighbours unless there are taps that a stride skips between.
   const bool neighbours = gemm.axis_w.step == 1 || gemm.taps_w == 1;

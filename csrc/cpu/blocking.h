@@ -133,6 +133,9 @@ PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t p
 // The same problem with its rows joined into one, where a 1x1 kernel meets all pixels of planes without gaps.
 ConvGemm join_rows_of_planes(const ConvGemm& gemm);
 
+// Whether the one row there is (join_rows_of_planes) is all of a plane, pixel beside pixel, of a 1x1 kernel.
+bool reads_whole_planes(const ConvGemm& gemm);
+
 // Whether vectors should run over neighbouring pixels instead of over a group's result channels.
 bool vectors_are_pixels(const ConvGemm& gemm, const VectorShape& vector);
 

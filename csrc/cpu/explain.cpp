@@ -72,8 +72,9 @@ void name_gemm_ukernel(Explanation& e, DType dtype, const Engine& taken, bool pa
   name_kernel(e, dtype, taken, pairs, "gemm_ukernel", taken.rows(dtype, vectors), vectors * vector.lanes);
 }
 
-void name_one_pixel_kernel(Explanation& e, DType dtype, const char* engine_name, const char* family, int64_t rows,
-                           int64_t columns) {
+// Kernels that pack nothing, and widen 16 bits as they load them.
+void name_loading_kernel(Explanation& e, DType dtype, const char* engine_name, const char* family, int64_t rows,
+                         int64_t columns) {
   e.engine = engine_name;
   e.micro_kernel = family + ukernel_suffix(dtype, rows, columns) + "__" + engine().kernels;
   if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
@@ -123,9 +124,8 @@ void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_
   const bool over_groups = !g.pairs && lanes_are_groups(g, vector);
   if (!over_groups && is_few_planes(g, vector, size_of(dtype))) {
     const FewPlanesTiling t = tile_few_planes(g, vector, size_of(dtype), num_threads);
-    e.engine = "1x1 from many planes to few, plane by plane";
-    name_kernel(e, dtype, choice.engine, false, "plane_ukernel", g.m, planes_at_once(k.chain));
-    if (!e.refused.empty()) e.refused = why_widened(dtype, "as loaded");
+    name_loading_kernel(e, dtype, "1x1 from many planes to few, plane by plane", "plane_ukernel", g.m,
+                        planes_at_once(k.chain));
     // Rows that continue one another are one run of pixels.
     e.tile_images = e.tile_rows = 1;
     e.tile_cols = t.run;
@@ -180,8 +180,8 @@ void explain_dots(Explanation& e, const ConvGemm& g, DType dtype, int num_thread
   const DotBlocking k = block_dot(g, shape.width, engine().vector_shape(dtype).limits);
   const DotTiling t = tile_dot(g, k, shape, num_threads);
   const bool single = t.images == 1;
-  name_one_pixel_kernel(e, dtype, "one pixel, dot products along the weight's rows", "dot_ukernel",
-                        single ? shape.single_rows : shape.rows, single ? 1 : shape.columns);
+  name_loading_kernel(e, dtype, "one pixel, dot products along the weight's rows", "dot_ukernel",
+                      single ? shape.single_rows : shape.rows, single ? 1 : shape.columns);
   e.gemm_m = g.m;
   e.gemm_n = g.batch;
   e.gemm_k = k.products;
@@ -198,8 +198,8 @@ void explain_rows(Explanation& e, const RowProducts& rows, DType dtype, int num_
   const VectorShape vector = engine().vector_shape(dtype);
   const RowTiling t = tile_rows(rows, num_threads);
   const int64_t results = row_results(t.results);
-  name_one_pixel_kernel(e, dtype, "one pixel, rows times factors", "row_ukernel", results,
-                        vector.lanes * row_vectors(vector.lanes * vector.element_size, results));
+  name_loading_kernel(e, dtype, "one pixel, rows times factors", "row_ukernel", results,
+                      vector.lanes * row_vectors(vector.lanes * vector.element_size, results));
   e.work_items = t.items(rows.groups);
   e.workspace_bytes_per_thread = row_scratch_bytes(rows, t, results, vector.element_size);
 }

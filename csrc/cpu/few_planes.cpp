@@ -16,14 +16,9 @@ constexpr int64_t kLeastWidenedPlaneBytes = 512;
 }  // namespace
 
 bool is_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size) {
-  if (!vector.interleaves || gemm.pairs || gemm.m > kMostFewPlanes || gemm.taps() != 1 || gemm.result_taps() != 1) {
-    return false;
-  }
-  const bool whole_planes = gemm.rows == 1 && gemm.axis_w.step == 1 && gemm.axis_h.source(0, 0) == 0 &&
-                            gemm.axis_w.source(0, 0) == 0 && gemm.cols == gemm.source_w && gemm.source_col == 1 &&
-                            gemm.destination_col == 1;
+  if (!vector.interleaves || gemm.pairs || gemm.m > kMostFewPlanes || gemm.channels < 2) return false;
+  if (!reads_whole_planes(gemm) || gemm.destination_col != 1 || gemm.result_taps() != 1) return false;
   const int64_t plane_bytes = gemm.cols * storage_size;
-  if (!whole_planes || gemm.channels < 2) return false;
   if (storage_size != vector.element_size) return plane_bytes >= kLeastWidenedPlaneBytes;
   return plane_bytes >= kLeastPlaneBytes && gemm.channels * plane_bytes >= kLeastSourceBytes;
 }

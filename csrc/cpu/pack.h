@@ -97,6 +97,16 @@ CONV2D_INLINE void pack_transposed(const S* src, int64_t lane_step, int64_t lane
   }
 }
 
+// Steps of k ahead of which the packers ask for lanes that hardware prefetchers don't see coming.
+constexpr int64_t kStepsAhead = 8;
+
+// Asks for the lines of `lanes` elements that are lane_step apart.
+template <class S>
+CONV2D_INLINE void prefetch_lanes(const S* src, int64_t lane_step, int64_t lanes) {
+  const int64_t apart = max64(int64_t(64 / sizeof(S)), lane_step);
+  for (int64_t i = 0; i < lanes * lane_step; i += apart) __builtin_prefetch(src + i);
+}
+
 // The same for any strides: dst[k * dst_pitch + lane] = src[lane * lane_step + k * k_step].
 template <class S, class T>
 CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, int64_t lanes, int64_t depth, T* dst,
@@ -118,13 +128,9 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
   if constexpr (kHasTranspose<T>) {
     // Steps of k that lie pages apart: what is needed is asked for early, so that the page tables are searched
     // meanwhile.
-    constexpr int64_t kAhead = 8, kLine = int64_t(64 / sizeof(S));
-    const int64_t whole = lanes / L * L, apart = max64(kLine, lane_step),
-                  last_ahead = k_step >= kLine ? depth - kAhead : 0;
+    const int64_t whole = lanes / L * L, last_ahead = k_step >= int64_t(64 / sizeof(S)) ? depth - kStepsAhead : 0;
     for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
-      if (k < last_ahead) {
-        for (int64_t i = 0; i < lanes * lane_step; i += apart) __builtin_prefetch(src + kAhead * k_step + i);
-      }
+      if (k < last_ahead) prefetch_lanes(src + kStepsAhead * k_step, lane_step, lanes);
       const S* s = src;
       for (int64_t lane = 0; lane < whole; lane += L, s += L * lane_step) {
 #pragma GCC unroll 16
@@ -426,13 +432,9 @@ void pack_weight(const ConvGemm& gemm, const S* weight, int64_t lane_step, int64
     const int64_t step = rows_join ? tap_step : gemm.weight_j;
     // As grad_input has them, all taps or a phase's: the lines of later channels, which lie far apart, are asked for
     // early.
-    constexpr int64_t kAhead = 8, kLine = int64_t(64 / sizeof(S));
-    const int64_t apart = max64(kLine, lane_step), last_ahead = gemm.weight_c >= kLine ? channels - kAhead : 0;
+    const int64_t last_ahead = gemm.weight_c >= int64_t(64 / sizeof(S)) ? channels - kStepsAhead : 0;
     for (int64_t c = 0; c < channels; ++c) {
-      if (c < last_ahead) {
-        const S* const ahead = weight + (c + kAhead) * gemm.weight_c;
-        for (int64_t lane = 0; lane < lanes * lane_step; lane += apart) __builtin_prefetch(ahead + lane);
-      }
+      if (c < last_ahead) prefetch_lanes(weight + (c + kStepsAhead) * gemm.weight_c, lane_step, lanes);
       for (int64_t i = 0; i < rows; ++i) {
         pack(weight + c * gemm.weight_c + i * gemm.weight_i, step, run, (c * rows + i) * run);
       }

@@ -4,9 +4,9 @@
 //
 // with a scalar bias[j] added after the last product where there is one.
 //
-// W: MR rows of weights, `w_pitch` apart, k contiguous: in forward mostly the weight tensor itself, else a copy in
-// scratch. B: a planar source patch. k_offset, a tap of a channel, is the im2col; NR neighbours of it are NR result
-// pixels. C: MR rows of pixels, `c_pitch` apart: planes of the result tensor itself, or scratch.
+// W: MR rows of weights, `w_pitch` apart, k contiguous: the weight tensor itself, or a copy in scratch.
+// B: a planar source patch. k_offset, a tap of a channel, is the im2col; NR neighbours of it are NR result pixels.
+// C: MR rows of pixels, `c_pitch` apart: planes of the result tensor itself, or scratch.
 //
 // Where gemm_ukernel.h holds vectors of result channels, and so packs weights and transposes results, this one packs no
 // weight and stores planes as they lie. It wants neighbouring pixels: a step of one along the row.

@@ -159,9 +159,7 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   const int64_t plane_bytes = gemm.source_c * storage_size;
   const bool reads_well =
       planes_fit_l1(plane_bytes, k.segment_channels) && (plane_bytes % 16 == 0 || gemm.m < kLeastChannelsToAlign);
-  t.source_in_place = same_type && pointwise && gemm.rows == 1 && gemm.source_col == 1 && gemm.axis_w.step == 1 &&
-                      gemm.axis_h.source(0, 0) == 0 && gemm.axis_w.source(0, 0) == 0 && gemm.cols == gemm.source_w &&
-                      (gemm.m <= pixel_rows(vector) || reads_well);
+  t.source_in_place = same_type && reads_whole_planes(gemm) && (gemm.m <= pixel_rows(vector) || reads_well);
   const auto plane_of = [&](int64_t rows, int64_t cols) {
     return odd_lines(make_patch_axis(gemm.axis_h, 0, rows, 0, k.tap_rows).size *
                          make_patch_axis(gemm.axis_w, 0, cols, 0, k.tap_cols).size,
