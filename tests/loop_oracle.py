@@ -6,7 +6,7 @@ for float64 and complex128 as well; integers wrap around in int64. Slow: for sma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +69,12 @@ def _taps(problem: Problem):
             yield kh, kw, rows, columns
 
 
+def _pieces(channels: int, elements: int) -> Iterator[slice]:
+    """Of the channels that are summed over, so many at a time that their products fit a cache."""
+    piece = max(1, 2**16 // max(1, elements))
+    return (slice(first, first + piece) for first in range(0, channels, piece))
+
+
 def _padded_shape(problem: Problem) -> tuple[int, ...]:
     top, bottom, left, right = problem.padding4
     height, width = problem.in_size[0] + top + bottom, problem.in_size[1] + left + right
@@ -95,9 +101,10 @@ def _forward(problem: Problem, input: torch.Tensor, weight: torch.Tensor) -> _Pa
     zeros = input.new_zeros(n, problem.groups, oc // problem.groups, oh, ow)
     total = zeros, zeros
     for kh, kw, rows, columns in _taps(problem):
-        for ic in range(kernel.shape[2]):
-            patch = image[:, :, ic, None, rows, columns]
-            total = _add(total, _two_product(patch, kernel[:, :, ic, kh, kw, None, None]))
+        for ic in _pieces(kernel.shape[2], zeros.numel()):
+            patch = image[:, :, None, ic, rows, columns]
+            product = _two_product(patch, kernel[:, :, ic, kh, kw, None, None])
+            total = _add(total, _sum_last(tuple(part.movedim(3, -1) for part in product)))
     return tuple(part.reshape(n, oc, oh, ow) for part in total)
 
 
@@ -105,10 +112,11 @@ def _grad_input(problem: Problem, grad_output: torch.Tensor, weight: torch.Tenso
     gradient, kernel = _grouped_output(problem, grad_output), _grouped_weight(problem, weight)
     total = tuple(grad_output.new_zeros(_padded_shape(problem)) for _ in range(2))
     for kh, kw, rows, columns in _taps(problem):
-        for oc in range(kernel.shape[1]):
+        here = tuple(part[..., rows, columns] for part in total)
+        for oc in _pieces(kernel.shape[1], here[0].numel()):
             product = _two_product(gradient[:, :, oc, None], kernel[:, oc, :, kh, kw, None, None])
-            here = tuple(part[..., rows, columns] for part in total)
-            for part, new in zip(here, _add(here, product), strict=True):
+            summed = _sum_last(tuple(part.movedim(2, -1) for part in product))
+            for part, new in zip(here, _add(here, summed), strict=True):
                 part.copy_(new)
     top, _, left, _ = problem.padding4
     height, width = problem.in_size
@@ -122,11 +130,11 @@ def _grad_weight(problem: Problem, grad_output: torch.Tensor, input: torch.Tenso
     image, gradient = _padded(problem, input), _grouped_output(problem, grad_output)
     results = tuple(input.new_zeros(problem.weight_shape) for _ in range(2))
     for kh, kw, rows, columns in _taps(problem):
-        for ic in range(image.shape[2]):
-            product = _two_product(image[:, :, ic, None, rows, columns], gradient)
-            summed = _sum_last(tuple(part.permute(1, 2, 0, 3, 4).flatten(2) for part in product))
+        for ic in _pieces(image.shape[2], gradient.numel()):
+            product = _two_product(image[:, :, None, ic, rows, columns], gradient[:, :, :, None])
+            summed = _sum_last(tuple(part.movedim(0, 3).flatten(3) for part in product))
             for result, part in zip(results, summed, strict=True):
-                result[:, ic, kh, kw] = part.flatten()
+                result[:, ic, kh, kw] = part.flatten(0, 1)
     return results
 
 
