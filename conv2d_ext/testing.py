@@ -30,6 +30,7 @@ __all__ = [
     "POST",
     "REAL_LAYERS",
     "SMALL_PROBLEMS",
+    "STRIDED",
     "TAILS",
     "VIEWS",
     "Oracle",
@@ -241,6 +242,14 @@ FEW_PLANES = (
     Problem("7 channels to 4, 1x1", 2, 7, (16, 21), 4, (1, 1)),
 )
 
+# Strides whose phases run together in grad_input, on images of so few pixels.
+STRIDED = (
+    Problem("45 channels to 70, stride 2", 3, 45, (11, 14), 70, (3, 3), (2, 2), (1, 1)),
+    Problem("33 channels to 66, stride (3, 2)", 1, 33, (13, 10), 66, (4, 5), (3, 2), (2, 1)),
+    Problem("2 groups of 34, stride 2", 2, 68, (9, 12), 40, (3, 2), (2, 2), (1, 0), (3, 1), 2),
+    Problem("37 channels to 150, 2x2", 1, 37, (8, 6), 150, (2, 2), (2, 2)),
+)
+
 # Convolutions with one result pixel and enough weights to run apart from the GEMM drivers.
 ONE_PIXEL = (
     Problem("one pixel, 1x1", 3, 130, (1, 1), 131, (1, 1)),
@@ -270,6 +279,7 @@ SMALL_PROBLEMS = (
     + DILATED
     + LONG_SUMS
     + FEW_PLANES
+    + STRIDED
     + ONE_PIXEL
     + PATCH_LAYERS
 )

@@ -154,6 +154,21 @@ def test_few_planes(problem):
             assert direction.workspace_bytes_per_thread <= 2**18
 
 
+@pytest.mark.parametrize("problem", testing.STRIDED, ids=str)
+def test_phases_of_the_stride(problem):
+    """Together on small images, else one by one; the order of summation is the same."""
+    large = dataclasses.replace(problem, in_size=(100, 90))
+    few, many = _explain(problem).grad_input, _explain(large).grad_input
+    assert few.engine == "implicit GEMM, the phases of the stride together"
+    assert few.micro_kernel.startswith("gemm_ukernel_f32_")
+    assert few.tile_pixels == few.gemm_n == problem.batch * few.tile_rows * few.tile_cols
+    assert _explain(problem.with_batch(100)).grad_input.engine == few.engine
+    assert few.workspace_bytes_per_thread <= 4 * 2**20
+    assert many.engine.startswith("implicit GEMM, vectors over ")
+    assert (many.k_segments, many.k_segment_length) == (few.k_segments, few.k_segment_length)
+    assert _explain(problem, torch.complex64).grad_input.engine.startswith("implicit GEMM, vectors")
+
+
 @pytest.mark.parametrize("problem", testing.ONE_PIXEL, ids=str)
 def test_one_result_pixel(problem):
     """The forward's order, hence its kernel, is the same for every batch."""

@@ -5,6 +5,7 @@
 #include "direction_gemms.h"
 #include "engine.h"
 #include "padding_products.h"
+#include "phases.h"
 
 namespace conv2d_ext::cpu {
 
@@ -58,6 +59,16 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
   }
   const int64_t size = size_of(dtype);
   const auto at = [size](const void* data, int64_t offset) { return static_cast<const char*>(data) + offset * size; };
+  JoinedPhases phases;
+  if (joins_phases(p, dtype, grad_output.stride, weight.stride, grad_input.stride, phases)) {
+    for (int f = 0; f < phases.count; ++f) {
+      phases.gemm[f].source = grad_output.data;
+      phases.gemm[f].weight = weight.data;
+      phases.gemm[f].destination = static_cast<char*>(grad_input.data) + phases.destination[f] * size;
+    }
+    engine().joined_phases(dtype, phases, executor);
+    return;
+  }
   for_each_grad_input_gemm(p, engine().vector_shape(dtype), grad_output.stride, weight.stride, grad_input.stride,
                            [&](ConvGemm& g, const GemmOffsets& offsets) {
                              g.source = at(grad_output.data, offsets.source);

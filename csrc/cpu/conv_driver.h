@@ -17,7 +17,8 @@ constexpr VectorShape vector_shape() {
           kTakesPairs<T> ? kPairLimits : chain_limits(kFusedMultiplyAdd)};
 }
 
-// Pixels of a finished piece of the C tile: whole micro-kernels, and whole blocks of the epilogue's transposition.
+// Pixels of a finished piece of the C tile, at most. Pieces are near-equal, a rest of few pixels would leave the FMA
+// units waiting, and whole micro-kernels.
 template <class T>
 constexpr int64_t store_pixels(int64_t vectors) {
   return kTakesPairs<T> && vectors < 3 ? 144 : 48;
@@ -80,7 +81,7 @@ struct ConvCall {
     const int64_t m0 = chunk * tiling.chunk_vectors * kPerVector;
     const int64_t channels_m = min64(tiling.chunk_vectors * kPerVector, gemm.m - m0);
     const Panels panels = cut_panels(div_up(channels_m, kPerVector), Vec<T>::kMaxVectors);
-    const Result result{group, groups, image0, row0, col0, images, rows, cols};
+    const ResultPiece result{group, groups, image0, row0, col0, images, rows, cols};
 
     char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
     int64_t* const position_offsets = reinterpret_cast<int64_t*>(memory + layout.position_offsets);
@@ -128,6 +129,13 @@ struct ConvCall {
               for (int64_t q = 0; q < cols; ++q) position_offsets[pixel++] = patch.position_offset(n, p, q);
             }
           }
+          // Of the first segment; in later ones the same taps lie whole channels further.
+          int64_t tap = 0;
+          for (int64_t s = 0, channels = min64(k.segment_channels, block_channels); s < channels; ++s) {
+            for (int64_t i = 0; i < tap_rows; ++i) {
+              for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[tap++] = patch.tap_offset(s, i, j);
+            }
+          }
 
           for (int64_t at = 0; at < panels.count; ++at) {
             const int64_t vectors = panels.size(at), width = vectors * L, start = panels.start(at);
@@ -154,18 +162,12 @@ struct ConvCall {
                 pack_weight<S, T>(gemm, w, gemm.weight_m, min64(width, channels_m - m), segment, tap_rows, tap_cols,
                                   panel, width, width);
               }
-              int64_t depth = 0;
-              for (int64_t s = 0; s < segment; ++s) {
-                for (int64_t i = 0; i < tap_rows; ++i) {
-                  for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[depth++] = patch.tap_offset(s0 + s, i, j);
-                }
-              }
               const bool last = tiling.one_block && s0 + segment == gemm.channels, complete = last && s0 == 0;
-              GemmOperands<T> operands{depth,
+              GemmOperands<T> operands{segment * tap_rows * tap_cols,
                                        k.chain,
                                        panel,
                                        width,
-                                       operand,
+                                       operand + s0 * patch.channel_pitch,
                                        position_offsets,
                                        tap_offsets,
                                        bias_first ? bias : zeros,
@@ -184,7 +186,9 @@ struct ConvCall {
               // Sums that this segment completes leave scratch while they are still in L1; for planes of channels
               // longer runs are the better. A piece's pixels, where they lie far apart, are asked for meanwhile.
               const bool piecewise = last && gemm.destination_m == 1 && gemm.result_taps() == 1;
-              const int64_t step = piecewise ? store_pixels<T>(vectors) : pixels;
+              const int64_t step =
+                  piecewise ? round_up(even_piece(pixels, store_pixels<T>(vectors)), ukernels_for<T, G>(vectors).rows)
+                            : pixels;
               for (int64_t x = 0; x < pixels; x += step) {
                 const int64_t now = min64(step, pixels - x);
                 operands.j_offset = position_offsets + x;
@@ -216,25 +220,20 @@ struct ConvCall {
     }
   }
 
-  // The piece of the destination that a work item owns.
-  struct Result {
-    int64_t group, groups, image0, row0, col0, images, rows, cols;
-  };
-
   // Whether the result tensor itself can serve as the C tile of a complete sum: pixel by pixel, channels side by side.
   static constexpr bool kStoresSums = std::is_same_v<S, T> && kHasTranspose<T> && !G;
   // Rows that don't continue one another are summed one by one, if they have enough pixels.
-  bool result_is_panel(const Result& r) const {
+  bool result_is_panel(const ResultPiece& r) const {
     constexpr int64_t kLeastPixels = 4 * kMR;
     return gemm.destination_m == 1 && gemm.result_taps() == 1 && (r.cols >= kLeastPixels || joins_rows(r));
   }
-  bool joins_rows(const Result& r) const {
+  bool joins_rows(const ResultPiece& r) const {
     const bool rows_join =
         r.rows == 1 || (r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols);
     return rows_join &&
            (r.images == 1 || (r.rows == gemm.rows && gemm.destination_n == gemm.destination_col * r.rows * r.cols));
   }
-  void run_rows(const Result& r, int64_t m, int64_t vectors, GemmOperands<T> operands) const {
+  void run_rows(const ResultPiece& r, int64_t m, int64_t vectors, GemmOperands<T> operands) const {
     const int64_t rows = joins_rows(r) ? 1 : r.images * r.rows, pixels = r.images * r.rows * r.cols / rows;
     S* const first = static_cast<S*>(gemm.destination) + (r.group * gemm.m + m) * gemm.destination_m +
                      r.image0 * gemm.destination_n + r.row0 * gemm.destination_row + r.col0 * gemm.destination_col;
@@ -264,38 +263,42 @@ struct ConvCall {
   }
 
   // `count` finished pixels of the tile, from `first` on: a panel of result channels from m on.
-  void store(const Result& r, int64_t first, int64_t count, const T* c, int64_t vectors, int64_t m,
+  void store(const ResultPiece& r, int64_t first, int64_t count, const T* c, int64_t vectors, int64_t m,
              const T* bias) const {
     const int64_t width = vectors * L;
     if constexpr (G) {
       for (int64_t v = 0; v < vectors; ++v) {
-        store_lanes(r, first, count, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups, bias + v * L);
+        store_lanes<S, T>(gemm, r, first, count, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups,
+                          bias + v * L);
       }
     } else if (gemm.result_taps() > 1) {
       store_taps(r, c, width, m, min64(width, gemm.m - m));
     } else {
-      store_lanes(r, first, count, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), bias);
+      store_lanes<S, T>(gemm, r, first, count, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), bias);
     }
   }
 
   // Asks for the lines that store() will write, where pixels lie so far apart that no hardware prefetcher would.
-  void prefetch_result(const Result& r, int64_t first, int64_t count, int64_t m, int64_t vectors) const {
+  void prefetch_result(const ResultPiece& r, int64_t first, int64_t count, int64_t m, int64_t vectors) const {
     constexpr int64_t kLine = 64 / sizeof(S), kFarApart = 1024 / sizeof(S);
     if (gemm.destination_col < kFarApart) return;
     const S* const channel = static_cast<const S*>(gemm.destination) + (r.group * gemm.m + m) * gemm.destination_m +
                              r.image0 * gemm.destination_n + r.row0 * gemm.destination_row +
                              r.col0 * gemm.destination_col;
     const int64_t lanes = min64(vectors * L, gemm.m - m);
-    for (int64_t x = first; x < first + count; ++x) {
-      const int64_t n = x / (r.rows * r.cols), y = x / r.cols % r.rows;
-      const S* const pixel =
-          channel + n * gemm.destination_n + y * gemm.destination_row + x % r.cols * gemm.destination_col;
-      for (int64_t i = 0; i < lanes; i += kLine) __builtin_prefetch(pixel + i, 1);
+    for (int64_t x = first, end = first + count; x < end;) {
+      const int64_t row = x / r.cols, col = x - row * r.cols, run = min64(r.cols - col, end - x);
+      const S* pixel = channel + row / r.rows * gemm.destination_n + row % r.rows * gemm.destination_row +
+                       col * gemm.destination_col;
+      for (const S* const last = pixel + run * gemm.destination_col; pixel != last; pixel += gemm.destination_col) {
+        for (int64_t i = 0; i < lanes; i += kLine) __builtin_prefetch(pixel + i, 1);
+      }
+      x += run;
     }
   }
 
   // Lane l of the panel is (channel, tap) number m + l; the taps of a row of the kernel lie side by side.
-  void store_taps(const Result& r, const T* c, int64_t width, int64_t m, int64_t lanes) const {
+  void store_taps(const ResultPiece& r, const T* c, int64_t width, int64_t m, int64_t lanes) const {
     const int64_t taps_w = gemm.result_taps_w, channels = gemm.m / gemm.result_taps();
     S* const destination =
         static_cast<S*>(gemm.destination) + r.image0 * gemm.destination_n + r.group * channels * gemm.destination_m;
@@ -333,7 +336,7 @@ struct ConvCall {
   }
 
   // All panels of whole groups whose channels lie side by side.
-  void store_groups(const Result& r, const Panels& panels, const T* c_tile, bool bias_added) const {
+  void store_groups(const ResultPiece& r, const Panels& panels, const T* c_tile, bool bias_added) const {
     const int64_t pixels = r.images * r.rows * r.cols;
     T bias[kMaxInterleaved * L];
     if (bias_added) {
@@ -354,25 +357,6 @@ struct ConvCall {
                           destination + n * gemm.destination_n + y * gemm.destination_row, gemm.destination_col);
         for (int64_t v = 0; v < gemm.m; ++v) planes[v] += r.cols * width;
       }
-    }
-  }
-
-  // Lane l of the panel is result channel `channel` + l * channel_step.
-  void store_lanes(const Result& r, int64_t first, int64_t count, const T* c, int64_t width, int64_t channel,
-                   int64_t channel_step, int64_t lanes, const T* bias) const {
-    // Rows that continue one another are stored as one run.
-    const bool join_rows = r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols;
-    const int64_t run = join_rows ? r.rows * r.cols : r.cols, runs = join_rows ? 1 : r.rows;
-    S* const destination = static_cast<S*>(gemm.destination) + channel * gemm.destination_m +
-                           r.image0 * gemm.destination_n + r.row0 * gemm.destination_row +
-                           r.col0 * gemm.destination_col;
-    for (int64_t x = first, end = first + count; x < end;) {
-      const int64_t at = x / run, n = at / runs, y = at % runs, begin = x - at * run, now = min64(run - begin, end - x);
-      store_tile<S, T>(c, width, now, lanes, bias,
-                       destination + n * gemm.destination_n + y * gemm.destination_row + begin * gemm.destination_col,
-                       gemm.destination_col, channel_step * gemm.destination_m);
-      c += now * width;
-      x += now;
     }
   }
 };

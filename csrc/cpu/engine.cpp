@@ -65,6 +65,14 @@ EngineChoice choose_engine(DType dtype, const ConvGemm& gemm) {
   return {widest, gemm};
 }
 
+bool joins_phases(const Conv2dProblem& problem, DType dtype, const int64_t* grad_output, const int64_t* weight,
+                  const int64_t* grad_input, JoinedPhases& phases) {
+  const Engine& widest = engine();
+  // Products in pairs have an order of their own.
+  if (dtype == DType::kBFloat16 && widest.pairs != nullptr) return false;
+  return join_phases(problem, widest.vector_shape(dtype), grad_output, weight, grad_input, phases);
+}
+
 const char* isa_name() { return engine().isa; }
 
 const char* compiled_isas() { return avx2_engine() != nullptr ? "portable, avx2, avx512, avx512_bf16" : "portable"; }

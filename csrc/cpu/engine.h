@@ -10,6 +10,7 @@
 #include "depthwise.h"
 #include "few_planes.h"
 #include "one_pixel.h"
+#include "phases.h"
 
 namespace conv2d_ext::cpu {
 
@@ -21,7 +22,8 @@ struct Engine {
   void (*grad_weight)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView, const Executor&);
   void (*grad_bias)(int64_t, int64_t, int64_t, int64_t, DType, ConstTensorView, void*, const Executor&);
   void (*strided_grad_input)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView,
-                             const Executor&);                       // where is_depthwise_strided
+                             const Executor&);                         // where is_depthwise_strided
+  void (*joined_phases)(DType, const JoinedPhases&, const Executor&);  // grad_input, where join_phases
   void (*dot_products)(DType, const ConvGemm&, const Executor&);     // forward of one result pixel, where sums_as_dots
   void (*row_products)(DType, const RowProducts&, const Executor&);  // gradients of one, where takes_rows
   VectorShape (*vector_shape)(DType);
@@ -45,9 +47,13 @@ struct EngineChoice {
 };
 EngineChoice choose_engine(DType dtype, const ConvGemm& gemm);
 
+// join_phases for the engine in use, as far as it has kernels for the dtype.
+bool joins_phases(const Conv2dProblem& problem, DType dtype, const int64_t* grad_output, const int64_t* weight,
+                  const int64_t* grad_input, JoinedPhases& phases);
+
 // This thread's scratch memory, at least `bytes` large, on a 64-byte border. It is kept for the thread's life, so that
-// calls of varying shapes don't churn the heap, and is at most 4 MiB: see the limits in tiling.cpp and in
-// few_planes.cpp.
+// calls of varying shapes don't churn the heap, and is at most 4 MiB: see the limits in tiling.cpp,
+// few_planes.cpp and phases.cpp.
 void* thread_scratch(int64_t bytes);
 
 // Memory shared by the threads of one call.

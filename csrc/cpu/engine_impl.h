@@ -5,6 +5,7 @@
 #include "epilogue.h"
 #include "interleave.h"
 #include "conv_driver.h"
+#include "phases_driver.h"
 #include "pixel_ukernel.h"
 #include "pixel_driver.h"
 #include "few_planes_driver.h"
@@ -86,6 +87,13 @@ void run_conv(const ConvGemm& problem, const Executor& executor) {
   run_items(executor, call.items(), &call, &ConvCall<S, T, false>::run);
 }
 
+template <class S>
+void run_phases(const JoinedPhases& phases, const Executor& executor) {
+  using Call = PhasesCall<S, ComputeType<S>>;
+  Call call(phases, executor.num_threads);
+  run_items(executor, call.items(), &call, &Call::run);
+}
+
 inline void conv(DType dtype, const ConvGemm& gemm, const Executor& executor) {
   CONV2D_DISPATCH(dtype, run_conv<S>(gemm, executor))
 }
@@ -100,6 +108,9 @@ inline void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_
 inline void strided_grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output,
                                ConstTensorView weight, TensorView result, const Executor& executor) {
   CONV2D_DISPATCH_FLOATING(dtype, run_strided<S>(problem, grad_output, weight, result, executor))
+}
+inline void joined_phases(DType dtype, const JoinedPhases& phases, const Executor& executor) {
+  CONV2D_DISPATCH_FLOATING(dtype, run_phases<S>(phases, executor))
 }
 inline void dot_products(DType dtype, const ConvGemm& gemm, const Executor& executor) {
   CONV2D_DISPATCH_FLOATING(dtype, run_dot<S>(gemm, executor))
@@ -116,7 +127,8 @@ int rows_of_type(int64_t vectors) {
 }
 inline int rows_of(DType dtype, int64_t vectors) { CONV2D_DISPATCH(dtype, rows_of_type<S>(vectors)) }
 
-constexpr Engine kEngine{kIsaName,     kIsaName,     conv,     grad_weight,  grad_bias, strided_grad_input,
-                         dot_products, row_products, shape_of, dot_shape_of, rows_of,   nullptr};
+constexpr Engine kEngine{kIsaName,           kIsaName,      conv,         grad_weight,  grad_bias,
+                         strided_grad_input, joined_phases, dot_products, row_products, shape_of,
+                         dot_shape_of,       rows_of,       nullptr};
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

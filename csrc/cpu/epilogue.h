@@ -134,4 +134,28 @@ void store_tile(const T* c, int64_t c_pitch, int64_t count, int64_t channels, co
   }
 }
 
+// The piece of a GEMM's destination that a work item owns.
+struct ResultPiece {
+  int64_t group, groups, image0, row0, col0, images, rows, cols;
+};
+
+// `count` pixels of the piece, from `first` on; lane l of a panel is result channel `channel` + l * channel_step.
+template <class S, class T>
+void store_lanes(const ConvGemm& gemm, const ResultPiece& r, int64_t first, int64_t count, const T* c, int64_t width,
+                 int64_t channel, int64_t channel_step, int64_t lanes, const T* bias) {
+  // Rows that continue one another are stored as one run.
+  const bool join_rows = r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols;
+  const int64_t run = join_rows ? r.rows * r.cols : r.cols, runs = join_rows ? 1 : r.rows;
+  S* const destination = static_cast<S*>(gemm.destination) + channel * gemm.destination_m +
+                         r.image0 * gemm.destination_n + r.row0 * gemm.destination_row + r.col0 * gemm.destination_col;
+  for (int64_t x = first, end = first + count; x < end;) {
+    const int64_t at = x / run, n = at / runs, y = at % runs, begin = x - at * run, now = min64(run - begin, end - x);
+    store_tile<S, T>(c, width, now, lanes, bias,
+                     destination + n * gemm.destination_n + y * gemm.destination_row + begin * gemm.destination_col,
+                     gemm.destination_col, channel_step * gemm.destination_m);
+    c += now * width;
+    x += now;
+  }
+}
+
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

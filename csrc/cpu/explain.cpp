@@ -240,6 +240,26 @@ void explain_strided(Explanation& e, const Conv2dProblem& p, DType dtype, int nu
   e.workspace_bytes_per_thread = lay_out_scratch(t, p, vector).bytes;
 }
 
+// The same, and the phase of the most products stays the one told of.
+void explain_phases(Explanation& e, const JoinedPhases& phases, DType dtype, int num_threads) {
+  const VectorShape vector = engine().vector_shape(dtype);
+  const PhasesTiling t = tile_phases(phases, vector, num_threads);
+  const int64_t vectors = cut_panels(t.chunk_vectors, t.panel_vectors).size(0);
+  e.engine = "implicit GEMM, the phases of the stride together";
+  e.refused.clear();
+  name_kernel(e, dtype, engine(), false, "gemm_ukernel", engine().rows(dtype, vectors), vectors * vector.lanes);
+  e.tile_images = t.tile_images;
+  for (int f = 0; f < phases.count; ++f) {
+    const ConvGemm& g = phases.gemm[f];
+    if (g.batch * g.rows * g.cols != e.gemm_n || g.channels * g.taps() != e.gemm_k) continue;
+    e.tile_rows = g.rows;
+    e.tile_cols = g.cols;
+  }
+  e.tile_pixels = e.tile_images * e.tile_rows * e.tile_cols;
+  e.work_items = t.items(phases);
+  e.workspace_bytes_per_thread = lay_out_scratch(t, phases, vector).bytes;
+}
+
 }  // namespace
 
 Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, ConstTensorView input,
@@ -281,6 +301,10 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
                                }
                                add_gemm(e, phase);
                              });
+    JoinedPhases phases;
+    if (joins_phases(p, dtype, grad_output.stride, weight.stride, result.stride, phases)) {
+      explain_phases(e, phases, dtype, num_threads);
+    }
     const VectorShape vector = engine().vector_shape(dtype);
     if (is_depthwise_strided(p, result.stride, vector)) explain_strided(e, p, dtype, num_threads);
   } else {

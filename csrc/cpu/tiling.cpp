@@ -2,6 +2,10 @@
 
 namespace conv2d_ext::cpu {
 
+int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
+  return planes * odd_lines_of_channels(max64(channels, 1), element_size) + images * (128 / element_size);
+}
+
 namespace {
 
 // Pixels of a tile: enough that packing a weight panel once a tile costs little (a panel element costs about one
@@ -32,12 +36,6 @@ constexpr int64_t kPartialBytes = 1024 * 1024;
 // Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
 constexpr int64_t kInnerGroupsBytes = 256;
 constexpr int64_t kInnerPatchBytes = 256 * 1024;
-
-// Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
-// the channels inside every image, by up to two cache lines.
-int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
-  return planes * odd_lines_of_channels(max64(channels, 1), element_size) + images * (128 / element_size);
-}
 
 // Pixel tile and channel block for a tile of about `target` pixels.
 void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t patch_lanes,
@@ -305,19 +303,6 @@ Panels cut_panels(int64_t vectors, int64_t max_vectors) {
 }
 
 namespace {
-
-class ScratchLayout {
- public:
-  int64_t take(int64_t bytes) {
-    const int64_t here = bytes_;
-    bytes_ = round_up(bytes_ + bytes, 64);
-    return here;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  int64_t bytes_ = 0;
-};
 
 constexpr int64_t kOffsetBytes = sizeof(int64_t);
 

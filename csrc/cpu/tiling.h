@@ -83,7 +83,25 @@ struct Panels {
 };
 Panels cut_panels(int64_t vectors, int64_t max_vectors);
 
-// A thread's scratch: offsets in bytes, each part on a cache line of its own.
+// Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
+// the channels inside every image, by up to two cache lines.
+int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size);
+
+// Parts of a thread's scratch, one after the other, each on a cache line of its own.
+class ScratchLayout {
+ public:
+  int64_t take(int64_t bytes) {
+    const int64_t here = bytes_;
+    bytes_ = round_up(bytes_ + bytes, 64);
+    return here;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+// A thread's scratch: offsets in bytes.
 struct ConvScratch {
   int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, patch, bytes;
 };
