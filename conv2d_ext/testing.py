@@ -222,6 +222,8 @@ DILATED = (
     Problem("dilated 12", 2, 6, (33, 29), 5, (3, 3), padding=(12, 12), dilation=(12, 12)),
     Problem("dilated 40, rows that no tap meets", 1, 3, (60, 20), 4, (2, 2), dilation=(40, 5)),
     Problem("dilated 11, stride 2", 1, 4, (61, 57), 5, (3, 3), (2, 2), (11, 11), (11, 11)),
+    Problem("one column of taps meets all", 1, 35, (16, 15), 34, (2, 3), (2, 1), (0, 16), (1, 16)),
+    Problem("a phase without positions", 1, 35, (1, 130), 34, (2, 2), (2, 1), (1, 0), (1, 65)),
 )
 
 # Sums that are cut into many segments: K of the forward, of grad_input, and of grad_weight.

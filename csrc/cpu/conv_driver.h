@@ -17,8 +17,8 @@ constexpr VectorShape vector_shape() {
           kTakesPairs<T> ? kPairLimits : chain_limits(kFusedMultiplyAdd)};
 }
 
-// Pixels of a finished piece of the C tile, at most. Pieces are near-equal, a rest of few pixels would leave the FMA
-// units waiting, and whole micro-kernels.
+// Pixels of a finished piece of the C tile, about. Pieces are near-equal, since a rest of few pixels would leave the
+// FMA units waiting, and whole micro-kernels but for the last.
 template <class T>
 constexpr int64_t store_pixels(int64_t vectors) {
   return kTakesPairs<T> && vectors < 3 ? 144 : 48;
@@ -186,11 +186,10 @@ struct ConvCall {
               // Sums that this segment completes leave scratch while they are still in L1; for planes of channels
               // longer runs are the better. A piece's pixels, where they lie far apart, are asked for meanwhile.
               const bool piecewise = last && gemm.destination_m == 1 && gemm.result_taps() == 1;
-              const int64_t step =
-                  piecewise ? round_up(even_piece(pixels, store_pixels<T>(vectors)), ukernels_for<T, G>(vectors).rows)
-                            : pixels;
-              for (int64_t x = 0; x < pixels; x += step) {
-                const int64_t now = min64(step, pixels - x);
+              int64_t pieces = piecewise ? div_up(pixels, store_pixels<T>(vectors)) : 1;
+              for (int64_t x = 0, now = 0; x < pixels; x += now, --pieces) {
+                const int64_t left = pixels - x, rows_at_once = ukernels_for<T, G>(vectors).rows;
+                now = min64(round_up(div_up(left, pieces), rows_at_once), left);
                 operands.j_offset = position_offsets + x;
                 operands.c = complete ? c : c + x * width;
                 if (!G && piecewise) prefetch_result(result, x, now, m0 + m, vectors);

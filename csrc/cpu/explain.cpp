@@ -254,6 +254,7 @@ void explain_phases(Explanation& e, const JoinedPhases& phases, DType dtype, int
     if (g.batch * g.rows * g.cols != e.gemm_n || g.channels * g.taps() != e.gemm_k) continue;
     e.tile_rows = g.rows;
     e.tile_cols = g.cols;
+    break;
   }
   e.tile_pixels = e.tile_images * e.tile_rows * e.tile_cols;
   e.work_items = t.items(phases);

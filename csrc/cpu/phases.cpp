@@ -36,15 +36,16 @@ bool join_phases(const Conv2dProblem& p, const VectorShape& vector, const int64_
                  const int64_t* grad_input, JoinedPhases& phases) {
   const int64_t step_h = grad_input_tap_step(p.stride_h, p.dilation_h);
   const int64_t step_w = grad_input_tap_step(p.stride_w, p.dilation_w);
-  // Every phase of the stride, and each of them met by a tap.
-  const bool all_met = step_h == p.stride_h && step_w == p.stride_w && step_h <= p.kernel_h && step_w <= p.kernel_w;
-  if (!all_met || p.taps() > JoinedPhases::kMostTaps || !vector.interleaves) return false;
-  if (step_h > JoinedPhases::kMost || step_w > JoinedPhases::kMost) return false;
-  const int64_t wanted = step_h * step_w;
-  if (wanted < 2 || wanted > JoinedPhases::kMost || p.out_channels == 0) return false;
-  if (p.in_h > kMostPhasePixels * p.stride_h || p.in_w > kMostPhasePixels * p.stride_w) {
-    return false;
-  }
+  // Every phase of the stride has a tap, and positions.
+  const bool all_met = step_h == p.stride_h && step_w == p.stride_w && step_h <= p.kernel_h && step_w <= p.kernel_w &&
+                       step_h <= p.in_h && step_w <= p.in_w;
+  if (!all_met || step_h > JoinedPhases::kMost || step_w > JoinedPhases::kMost) return false;
+  const int64_t phase_count = step_h * step_w;
+  if (phase_count < 2 || phase_count > JoinedPhases::kMost || p.taps() > JoinedPhases::kMostTaps) return false;
+  if (p.in_h > kMostPhasePixels * p.stride_h || p.in_w > kMostPhasePixels * p.stride_w) return false;
+  if (!vector.interleaves || p.in_channels_per_group() < 2 * vector.lanes || p.out_channels == 0) return false;
+  // The gradient of one output pixel, and phases that are cut into bands, are other GEMMs than these.
+  if (p.out_pixels() == 1 || grad_input_cuts_bands(p)) return false;
 
   phases.count = 0;
   phases.taps_h = p.kernel_h;
@@ -55,23 +56,22 @@ bool join_phases(const Conv2dProblem& p, const VectorShape& vector, const int64_
   phases.step_j = step_w;
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
-  for_each_grad_input_gemm(p, vector, grad_output, weight, grad_input,
-                           [&](const ConvGemm& g, const GemmOffsets& offsets) {
-                             // Gradients of one pixel and of patch layers, zeros besides, and vectors over something
-                             // else.
-                             joins = joins && phases.count < wanted && p.out_pixels() > 1 && g.taps() > 0 &&
-                                     g.result_taps() == 1 && g.m >= 2 * vector.lanes && !lanes_are_groups(g, vector);
-                             if (!joins) return;
-                             // One after the other, columns fastest. Bands would be more of them than phases.
-                             const int f = phases.count++;
-                             phases.gemm[f] = g;
-                             phases.destination[f] = offsets.destination;
-                             phases.first_i[f] = f / step_w;
-                             phases.first_j[f] = f % step_w;
-                             extend(g.axis_h, g.rows, g.taps_h, low_row, high_row);
-                             extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
-                           });
-  if (!joins || phases.count != wanted) return false;
+  for_each_grad_input_gemm(
+      p, vector, grad_output, weight, grad_input, [&](const ConvGemm& g, const GemmOffsets& offsets) {
+        // No gradients of patch layers, and no vectors over groups.
+        joins =
+            joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !lanes_are_groups(g, vector);
+        if (!joins) return;
+        // One after the other, columns fastest.
+        const int f = phases.count++;
+        phases.gemm[f] = g;
+        phases.destination[f] = offsets.destination;
+        phases.first_i[f] = f / step_w;
+        phases.first_j[f] = f % step_w;
+        extend(g.axis_h, g.rows, g.taps_h, low_row, high_row);
+        extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
+      });
+  if (!joins || phases.count != phase_count) return false;
   phases.first_row = low_row;
   phases.rows = high_row - low_row + 1;
   phases.first_col = low_col;
