@@ -1,6 +1,7 @@
 #include "depthwise.h"
 
 #include "direction_gemms.h"
+#include "tiling.h"
 
 namespace conv2d_ext::cpu {
 
@@ -76,22 +77,17 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
 
 DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& gemm, const VectorShape& vector) {
   const int64_t block = (tiling.block_vectors + 1) * vector.lanes * vector.element_size;
-  int64_t bytes = 0;
-  const auto take = [&](int64_t size) {
-    const int64_t here = bytes;
-    bytes = round_up(bytes + size, 64);
-    return here;
-  };
+  ScratchLayout layout;
   DepthwiseScratch s{};
-  s.position_offsets = take(tiling.pixels() * int64_t(sizeof(int64_t)));
-  s.tap_offsets = take(gemm.taps() * int64_t(sizeof(int64_t)));
-  s.start = take(block);
-  s.bias = take(block);
-  s.weights = take(gemm.taps() * block);
+  s.position_offsets = layout.take(tiling.pixels() * int64_t(sizeof(int64_t)));
+  s.tap_offsets = layout.take(gemm.taps() * int64_t(sizeof(int64_t)));
+  s.start = layout.take(block);
+  s.bias = layout.take(block);
+  s.weights = layout.take(gemm.taps() * block);
   // One vector of all pixels, or all vectors of a row's.
-  s.c_tile = take(max64(tiling.pixels() * vector.lanes * vector.element_size, tiling.tile_cols * block));
-  s.patch = take(tiling.patch_elements * vector.element_size);
-  s.bytes = bytes;
+  s.c_tile = layout.take(max64(tiling.pixels() * vector.lanes * vector.element_size, tiling.tile_cols * block));
+  s.patch = layout.take(tiling.patch_elements * vector.element_size);
+  s.bytes = layout.bytes();
   return s;
 }
 
