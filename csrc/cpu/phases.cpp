@@ -87,7 +87,8 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
   PhasesTiling t{};
   const int64_t batch = phases.gemm[0].batch, groups = phases.gemm[0].groups;
   const int64_t image_bytes = elements_of_patch(phases, 1, vector) * vector.element_size;
-  t.tile_images = even_piece(batch, min64(kMostPatchBytes / image_bytes, kMostPhasePixels / phases.most_pixels()));
+  t.tile_images = even_piece(
+      batch, min64(kMostPatchBytes / max64(image_bytes, 1), kMostPhasePixels / max64(phases.most_pixels(), 1)));
   t.tiles_n = div_up(batch, t.tile_images);
   t.patch_elements = elements_of_patch(phases, t.tile_images, vector);
   t.panel_vectors = vector.max_vectors;
