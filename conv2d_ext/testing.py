@@ -226,13 +226,21 @@ DILATED = (
     Problem("a phase without positions", 1, 35, (1, 130), 34, (2, 2), (2, 1), (1, 0), (1, 65)),
 )
 
-# Sums that are cut into many segments: K of the forward, of grad_input, and of grad_weight.
+# Sums that are cut into many segments: K of the forward, of grad_input, and of grad_weight. Those of more than 16
+# segments have several chunks, in each of the engine's ways to compute them.
 LONG_SUMS = (
     Problem("K = 2700", 1, 300, (5, 6), 9, (3, 3), padding=(1, 1)),
     Problem("K = 1500, 1x1", 1, 1500, (4, 5), 9, (1, 1)),
     Problem("grad_input's K = 2700", 1, 9, (5, 6), 300, (3, 3), padding=(1, 1)),
     Problem("33800 pixels", 2, 3, (130, 130), 5, (3, 3), padding=(1, 1)),
     Problem("depthwise, 33800 pixels", 2, 3, (130, 130), 3, (3, 3), padding=(1, 1), groups=3),
+    Problem("K = 4680", 1, 520, (3, 4), 17, (3, 3), padding=(1, 1)),
+    Problem("K = 2300, 1x1", 1, 2300, (5, 7), 9, (1, 1)),
+    Problem("2300 channels to 2, 1x1", 1, 2300, (33, 32), 2, (1, 1)),
+    Problem("16 groups of 9, 17x17", 1, 144, (18, 19), 16, (17, 17), groups=16),
+    Problem("strided, grad_input's K = 2100", 1, 33, (4, 6), 2100, (2, 2), (2, 2)),
+    Problem("one pixel, grad_input's K = 2100", 2, 40, (1, 1), 2100, (1, 1)),
+    Problem("patches, grad_input's K = 2100", 1, 2, (4, 8), 2100, (4, 4), (4, 4)),
 )
 
 # 1x1 kernels from many planes to few, large enough to run apart from the GEMM drivers.

@@ -194,6 +194,43 @@ class TestCallForms:
         assert conv2d_ext.conv2d(input, weight).shape == F.conv2d(input, weight).shape
 
 
+# Long sums, and data whose sums grow with every product: no cancellation hides what additions lose.
+MEANS = (
+    Problem("512 channels, 7x7", 2, 512, (12, 12), 16, (7, 7), padding=(3, 3), bias=False),
+    Problem("512 channels, 5x5", 1, 512, (7, 7), 24, (5, 5), padding=(2, 2), bias=False),
+    Problem("1024 channels, 3x3", 1, 1024, (6, 6), 24, (3, 3), padding=(1, 1), bias=False),
+    Problem("grad_input of 1024 channels", 1, 24, (6, 6), 1024, (3, 3), padding=(1, 1), bias=False),
+    Problem("16384 channels, 1x1", 1, 16384, (4, 5), 24, (1, 1), bias=False),
+    Problem("grad_input of 16384 channels", 1, 24, (4, 5), 16384, (1, 1), bias=False),
+    Problem("50000 channels, 1x1, planes", 1, 50000, (40, 40), 2, (1, 1), bias=False),
+    Problem("one pixel, 25088 channels", 2, 25088, (1, 1), 40, (1, 1), bias=False),
+    Problem("one pixel, grad_input", 2, 40, (1, 1), 25088, (1, 1), bias=False),
+    Problem("90000 pixels", 1, 8, (300, 300), 8, (3, 3), padding=(1, 1), bias=False),
+    Problem("a million pixels", 4, 2, (512, 512), 4, (1, 1)),
+)
+
+
+@pytest.mark.parametrize("draw", ["uniform", "relu"])
+@pytest.mark.parametrize("problem", MEANS, ids=str)
+def test_sums_that_have_a_mean(problem, draw, device):
+    """Seen to fail: without chunks of segments, for nine of these problems."""
+    tensors = make_tensors(problem, device=device)
+    if draw == "uniform":
+        tensors = Tensors(*(t if t is None else t.normal_().sigmoid_() for t in tensors))
+    else:
+        tensors = tensors._replace(
+            input=tensors.input.relu(),
+            weight=tensors.weight + 0.5,
+            grad_output=tensors.grad_output.relu(),
+        )
+    actual, aten = library_results(problem, tensors), aten_results(problem, tensors)
+    exact = testing.float64_oracle(problem, on_cpu(tensors))
+    for name in Results._fields:
+        if getattr(exact, name) is not None:
+            ours, theirs = getattr(actual, name), getattr(aten, name)
+            assert_as_accurate(ours, theirs, getattr(exact, name), f"{problem}: {name}")
+
+
 class TestZeroPadding:
     """Padding zeros are multiplied like any other zero: Inf * 0 is NaN.
 

@@ -94,6 +94,43 @@ def test_denormal_numbers_count(isa):
     assert finished.stdout.split() == [str(isa != "avx512_bf16"), "True"]
 
 
+_INFINITE_WEIGHTS = """
+import torch, conv2d_ext, hashlib
+from conv2d_ext import testing
+
+def nans(result):
+    return hashlib.sha256(result.isnan().numpy().tobytes()).hexdigest()
+
+w = torch.ones(81, 9, 4, 4)
+w[:, :, 0, 0] = torch.inf
+op = torch.ops.conv2d_ext.conv2d_grad_input
+geometry = ([4, 4], [0, 0, 0, 0], [1, 1], 9, False)
+print("named:", op(torch.ones(1, 81, 2, 2), w, [1, 81, 9, 9], *geometry).isnan().sum().item())
+for problem in testing.SMALL_PROBLEMS:
+    if problem.batch and problem not in testing.LONG_SUMS:
+        tensors = testing.make_tensors(problem)
+        tensors.weight[:, :, 0, 0] = torch.inf
+        tensors.weight[-1, :, -1, -1] = -torch.inf
+        results = testing.library_results(problem, tensors)
+        print(f"{problem}: {nans(results.output)} {nans(results.grad_input)}")
+"""
+
+
+@pytest.mark.slow
+def test_infinite_weights_give_nans_at_the_same_places():
+    """Which kernels an instruction set prefers must not show."""
+    printed = {}
+    for isa in COMPILED:
+        finished = _run(isa, "-c", _INFINITE_WEIGHTS)
+        if finished.returncode and "this CPU" in finished.stderr:
+            continue
+        assert finished.returncode == 0, finished.stderr
+        printed[isa] = finished.stdout.splitlines()
+    assert printed["portable"][0] == "named: 0", "no tap lies beyond grad_output's border"
+    for isa, lines in printed.items():
+        assert lines == printed["portable"], isa
+
+
 def test_the_best_is_chosen_by_itself():
     best = conv2d_ext.build_config()["isa"]
     assert best in COMPILED

@@ -16,9 +16,9 @@ void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int6
   rows = taps_w > limit ? 1 : even_piece(taps_h, limit / taps_w);
 }
 
-KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainLimits& limits) {
+KBlocking block_k(const ConvGemm& gemm, const ChainLimits& limits) {
   KBlocking k{};
-  const int64_t taps = taps_h * taps_w;
+  const int64_t channels = gemm.channels, taps_h = gemm.taps_h, taps_w = gemm.taps_w, taps = taps_h * taps_w;
   // 1x1: every product reads its own cache line of a planar source, and 128 of them fit L1 beside the panel.
   const int64_t limit = taps == 1 ? min64(limits.segment, kMaxSegment / 2) : limits.segment;
   if (taps <= limit) {
@@ -32,7 +32,9 @@ KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainL
   k.blocks_c = div_up(channels, k.segment_channels);
   k.blocks_h = taps_h ? div_up(taps_h, k.tap_rows) : 0;
   k.blocks_w = taps_w ? div_up(taps_w, k.tap_cols) : 0;
-  k.chain = even_piece(k.max_depth(), limits.products);
+  // A sum of up to `products` is one segment. Where it runs over the taps of one channel F.conv2d has no shorter chains.
+  const bool is_short = gemm.is_gradient && channels > 1 && k.segments() == 1 && k.max_depth() <= limits.products;
+  k.chain = even_piece(k.max_depth(), is_short ? limits.short_gradient : limits.products);
   return k;
 }
 

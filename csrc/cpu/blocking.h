@@ -20,14 +20,20 @@ constexpr int64_t kMaxSegment = 256;
 // accuracy (one over K = 2048 had 7 times the error of F.conv2d's); short ones cost the additions of their sums.
 struct ChainLimits {
   int64_t products;               // forward, grad_input
+  int64_t short_gradient;         // grad_input's sums of up to `products`, which F.conv2d cuts tap by tap
   int64_t pixels;                 // grad_weight, whose long sums other libraries keep in many short chains
   int64_t segment = kMaxSegment;  // forward, grad_input
 };
 // Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
-constexpr ChainLimits chain_limits(bool fused) { return fused ? ChainLimits{64, 32} : ChainLimits{32, 16}; }
+constexpr ChainLimits chain_limits(bool fused) { return fused ? ChainLimits{64, 32, 32} : ChainLimits{32, 16, 16}; }
 // Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
 // a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel).
-constexpr ChainLimits kPairLimits{144, 0, 144};
+constexpr ChainLimits kPairLimits{144, 144, 0, 144};
+
+// Segments in a chunk. A chunk is summed from zero, and its sum added to those of the chunks before it, with what that
+// addition loses kept beside the total (add_chunk, epilogue.h): one after the other, the chains of a long sum whose
+// products have a mean would lose a bit with every fourfold length.
+constexpr int64_t kSegmentsPerChunk = 16;
 
 // Up to this many products the one chain there is starts from the bias, which saves a rounding. A longer sum is formed
 // first and the bias added last, so that a large bias can't swallow the low bits of every product.
@@ -53,6 +59,7 @@ struct ConvGemm {
   const void* weight;
   int64_t weight_g, weight_m, weight_c, weight_i, weight_j;
   bool conj_weight;
+  bool is_gradient;  // a GEMM of grad_input
   const void* bias;  // or nullptr
   int64_t bias_stride;
   void* destination;
@@ -66,6 +73,11 @@ struct ConvGemm {
   int64_t weight_result_i = 0, weight_result_j = 0;
   GatherAxis place_h{}, place_w{};
   int64_t destination_h = 0, destination_w = 0;
+
+  // The columns between two neighbours of the result belong to the same call, and to no item that runs beside this
+  // GEMM's: it is a phase of a stride of 2, and the other phase is computed before or after it. A store may read and
+  // write them back.
+  bool owns_columns_between = false;
 
   // Where products are taken in pairs (in_pairs), `channels` counts pairs of neighbouring channels, and source_c and
   // weight_c lead from pair to pair, half of them from a pair's first channel to its second. The last pair may lack it.
@@ -93,15 +105,21 @@ ConvGemm in_pairs(const ConvGemm& gemm);
 
 // The canonical cut of K = (c, i, j), c slowest, in products or pairs of them. Up to 256 taps: segments of whole
 // channels. More: each channel's taps are cut into rectangles, one segment each. A segment is summed in chains of
-// `chain` products.
+// `chain` products; chains are added in order within a chunk of kSegmentsPerChunk segments, chunk sums in order.
 struct KBlocking {
   int64_t segment_channels;    // channels in a full segment
   int64_t tap_rows, tap_cols;  // taps in a full segment's rectangle
   int64_t blocks_c, blocks_h, blocks_w;
   int64_t chain;
   int64_t max_depth() const { return segment_channels * tap_rows * tap_cols; }
+  int64_t segments() const { return blocks_c * blocks_h * blocks_w; }
+  bool has_chunks() const { return segments() > kSegmentsPerChunk; }
+  // The number of the segment that begins at channel c and tap (i, j).
+  int64_t segment_at(int64_t c, int64_t i, int64_t j) const {
+    return (c / segment_channels * blocks_h + i / tap_rows) * blocks_w + j / tap_cols;
+  }
 };
-KBlocking block_k(int64_t channels, int64_t taps_h, int64_t taps_w, const ChainLimits& limits);
+KBlocking block_k(const ConvGemm& gemm, const ChainLimits& limits);
 
 // A kernel of more than `limit` taps, cut into near-equal rectangles of at most as many: whole rows if they fit.
 void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int64_t& cols);
@@ -115,7 +133,6 @@ struct PixelBlocking {
   int64_t blocks_n, blocks_h, blocks_w;
   int64_t segments() const { return blocks_n * blocks_h * blocks_w; }
   int64_t chunks() const { return (segments() + kSegmentsPerChunk - 1) / kSegmentsPerChunk; }
-  static constexpr int64_t kSegmentsPerChunk = 16;
 };
 PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const ChainLimits& limits);
 

@@ -69,7 +69,7 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
     engine().joined_phases(dtype, phases, executor);
     return;
   }
-  for_each_grad_input_gemm(p, engine().vector_shape(dtype), grad_output.stride, weight.stride, grad_input.stride,
+  for_each_grad_input_gemm(p, grad_output.stride, weight.stride, grad_input.stride,
                            [&](ConvGemm& g, const GemmOffsets& offsets) {
                              g.source = at(grad_output.data, offsets.source);
                              g.weight = at(weight.data, offsets.weight);

@@ -4,14 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 
 #include "../conv2d_device_ops.h"
 #include "../conv2d_tensors.h"
 #include "conv2d_cpu.h"
-
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
 
 namespace conv2d_ext::cpu {
 namespace {
@@ -20,26 +17,21 @@ using at::Tensor;
 
 // ---- threads
 
-// Denormals are flushed per thread. A worker takes the caller's setting while it works, so that the bits of a
-// result don't depend on which thread computed it.
-class FlushDenormalScope {
+// Rounding, and whether denormal numbers are flushed, are settings of a thread. A worker takes the caller's while it
+// works, so that the bits of a result don't depend on which thread computed it. The C library's environment holds them
+// all, on every architecture: x86-64's MXCSR, aarch64's FPCR.
+class FloatEnvironmentScope {
  public:
-#if defined(__SSE2__)
-  static unsigned current() { return _mm_getcsr() & kFlushBits; }
-  explicit FlushDenormalScope(unsigned wanted) : before_(_mm_getcsr()) { _mm_setcsr((before_ & ~kFlushBits) | wanted); }
-  ~FlushDenormalScope() { _mm_setcsr((_mm_getcsr() & ~kFlushBits) | (before_ & kFlushBits)); }
-#else
-  static unsigned current() { return 0; }
-  explicit FlushDenormalScope(unsigned) {}
-#endif
-  FlushDenormalScope(const FlushDenormalScope&) = delete;
-  FlushDenormalScope& operator=(const FlushDenormalScope&) = delete;
+  explicit FloatEnvironmentScope(const std::fenv_t& wanted) {
+    std::fegetenv(&before_);
+    std::fesetenv(&wanted);
+  }
+  ~FloatEnvironmentScope() { std::fesetenv(&before_); }
+  FloatEnvironmentScope(const FloatEnvironmentScope&) = delete;
+  FloatEnvironmentScope& operator=(const FloatEnvironmentScope&) = delete;
 
  private:
-#if defined(__SSE2__)
-  static constexpr unsigned kFlushBits = 0x8040;  // flush to zero, denormals are zero
-  unsigned before_;
-#endif
+  std::fenv_t before_;
 };
 
 int available_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
@@ -54,10 +46,11 @@ void run_items(int64_t items, void* context, void (*body)(void* context, int64_t
     }
     return;
   }
-  const unsigned flush_denormal = FlushDenormalScope::current();
+  std::fenv_t environment;
+  std::fegetenv(&environment);
   std::atomic<int64_t> next{0};
   at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
-    const FlushDenormalScope scope(flush_denormal);
+    const FloatEnvironmentScope scope(environment);
     for (int64_t item = next++; item < items; item = next++) {
       body(context, item);
     }

@@ -37,7 +37,7 @@ struct ConvCall {
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
-        k(block_k(g.channels, g.taps_h, g.taps_w, vector_shape<T>().limits)),
+        k(block_k(g, vector_shape<T>().limits)),
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
         order(patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
@@ -90,6 +90,8 @@ struct ConvCall {
     T* const bias = reinterpret_cast<T*>(memory + layout.bias);
     Operand<T>* const panel = reinterpret_cast<Operand<T>*>(memory + layout.panel);
     T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
+    T* const total_tile = reinterpret_cast<T*>(memory + layout.total_tile);
+    T* const lost_tile = reinterpret_cast<T*>(memory + layout.lost_tile);
     Operand<T>* const patch_data = reinterpret_cast<Operand<T>*>(memory + layout.patch);
 
     const S* const source = static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.source_g();
@@ -163,6 +165,13 @@ struct ConvCall {
                                   panel, width, width);
               }
               const bool last = tiling.one_block && s0 + segment == gemm.channels, complete = last && s0 == 0;
+              const int64_t number = k.segment_at(c0 + s0, i0, j0);
+              const bool begins_chunk = number % kSegmentsPerChunk == 0;
+              T* const total = total_tile + (c - c_tile);
+              T* const lost = lost_tile + (c - c_tile);
+              if (begins_chunk && number > 0) {
+                add_chunk(total, lost, c, pixels * width, number == kSegmentsPerChunk);
+              }
               GemmOperands<T> operands{segment * tap_rows * tap_cols,
                                        k.chain,
                                        panel,
@@ -173,7 +182,7 @@ struct ConvCall {
                                        bias_first ? bias : zeros,
                                        c,
                                        width,
-                                       !(first && s0 == 0),
+                                       !begins_chunk,
                                        nullptr};
               if constexpr (kStoresSums) {
                 if (complete && m + width <= channels_m && result_is_panel(result)) {
@@ -194,6 +203,10 @@ struct ConvCall {
                 operands.c = complete ? c : c + x * width;
                 if (!G && piecewise) prefetch_result(result, x, now, m0 + m, vectors);
                 gemm_panel<G, T>(now, vectors, operands);
+                if (last && k.has_chunks()) {
+                  add_chunk(total + x * width, lost + x * width, operands.c, now * width, false);
+                  finish_chunks(operands.c, total + x * width, lost + x * width, now * width);
+                }
                 if (last) store(result, x, now, operands.c, vectors, m0 + m, bias_first ? zeros : bias);
               }
             }
@@ -201,6 +214,11 @@ struct ConvCall {
           first = false;
         }
       }
+    }
+    if (!tiling.one_block && k.has_chunks()) {
+      const int64_t elements = pixels * div_up(channels_m, kPerVector) * L;
+      add_chunk(total_tile, lost_tile, c_tile, elements, false);
+      finish_chunks(c_tile, total_tile, lost_tile, elements);
     }
     if constexpr (G && kHasTranspose<T>) {
       if (tiling.interleaved) {

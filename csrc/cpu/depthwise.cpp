@@ -110,7 +110,12 @@ bool is_depthwise_strided(const Conv2dProblem& p, const int64_t* result, const V
   if (row_phases != p.stride_h || p.kernel_h < row_phases) return false;
   // All taps of a phase have to make one chain, and none of them may be left out.
   const int64_t taps_h = div_up(p.kernel_h, row_phases), taps_w = div_up(p.kernel_w, 2);
-  if (block_k(1, taps_h, taps_w, vector.limits).chain < taps_h * taps_w) return false;
+  ConvGemm phase{};
+  phase.channels = 1;
+  phase.taps_h = taps_h;
+  phase.taps_w = taps_w;
+  phase.is_gradient = true;
+  if (block_k(phase, vector.limits).chain < taps_h * taps_w) return false;
   const StridedTiling t = tile_strided(p, vector, 1);
   return t.patch_rows * t.patch_pitch * vector.element_size <= kMaxStridedPatchBytes && !grad_input_cuts_bands(p);
 }

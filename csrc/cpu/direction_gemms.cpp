@@ -240,8 +240,8 @@ bool grad_input_cuts_bands(const Conv2dProblem& p) {
   return false;
 }
 
-void visit_grad_input_gemms(const Conv2dProblem& p, const VectorShape& vector, const int64_t* go, const int64_t* w,
-                            const int64_t* gi, const GemmVisitor& visit) {
+void visit_grad_input_gemms(const Conv2dProblem& p, const int64_t* go, const int64_t* w, const int64_t* gi,
+                            const GemmVisitor& visit) {
   ConvGemm g{};
   g.batch = p.batch;
   g.groups = p.groups;
@@ -256,7 +256,7 @@ void visit_grad_input_gemms(const Conv2dProblem& p, const VectorShape& vector, c
   g.weight_g = p.out_channels_per_group() * w[0];
   g.weight_m = w[1];
   g.weight_c = w[0];
-  g.conj_weight = true;
+  g.conj_weight = g.is_gradient = true;
   g.destination_n = gi[0];
   g.destination_m = gi[1];
 
@@ -270,11 +270,13 @@ void visit_grad_input_gemms(const Conv2dProblem& p, const VectorShape& vector, c
     return;
   }
 
-  // Patch layers. With fewer taps in a row, planes written with gaps cost less than pieces of rows so short.
+  // Patch layers. With fewer taps in a row, planes written with gaps cost less than pieces of rows so short. The choice
+  // reads the geometry alone: phases multiply infinite weights by the zeros beyond grad_output's border, and the one
+  // GEMM has no such products.
   constexpr int64_t kLeastTapsOfRow = 4;
   const bool taps_are_apart = grad_input_tap_step(p.stride_h, p.dilation_h) >= p.kernel_h &&
                               grad_input_tap_step(p.stride_w, p.dilation_w) >= p.kernel_w;
-  if (taps_are_apart && p.kernel_w >= kLeastTapsOfRow && !lanes_are_groups(g.groups, g.m, g.channels, vector)) {
+  if (taps_are_apart && p.kernel_w >= kLeastTapsOfRow) {
     if (count_met(p.rows(), p.kernel_h, p.out_h, p.in_h) < p.in_h ||
         count_met(p.cols(), p.kernel_w, p.out_w, p.in_w) < p.in_w) {
       fill_zero();
@@ -307,6 +309,8 @@ void visit_grad_input_gemms(const Conv2dProblem& p, const VectorShape& vector, c
 
   g.destination_row = gi[2] * p.stride_h;
   g.destination_col = gi[3] * p.stride_w;
+  // Phases run one after the other.
+  g.owns_columns_between = p.stride_w == 2 && gi[3] == 1;
   for (int64_t tap_h = 0; tap_h < first_taps_h; ++tap_h) {
     const GradInputPhase h = row_phase(p, tap_h);
     if (h.positions == 0) continue;

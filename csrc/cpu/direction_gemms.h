@@ -32,8 +32,8 @@ bool forward_cuts_bands(const Conv2dProblem& problem);
 // one for each phase of the stride that a tap meets; a single one where every phase has a single tap (ConvGemm,
 // result_taps), or there is one output pixel. Where no product belongs to an input position, a zero does: one GEMM
 // without products writes zeros, before the others.
-void visit_grad_input_gemms(const Conv2dProblem& problem, const VectorShape& vector, const int64_t* grad_output,
-                            const int64_t* weight, const int64_t* grad_input, const GemmVisitor& visit);
+void visit_grad_input_gemms(const Conv2dProblem& problem, const int64_t* grad_output, const int64_t* weight,
+                            const int64_t* grad_input, const GemmVisitor& visit);
 
 // Whether taps that meet no output at many positions are left out of a phase's sums there.
 bool grad_input_cuts_bands(const Conv2dProblem& problem);
@@ -49,9 +49,9 @@ void for_each_forward_gemm(const Conv2dProblem& problem, const ConvGemm& whole, 
   visit_forward_gemms(problem, whole, gemm_visitor(visit));
 }
 template <class Visit>
-void for_each_grad_input_gemm(const Conv2dProblem& problem, const VectorShape& vector, const int64_t* grad_output,
-                              const int64_t* weight, const int64_t* grad_input, Visit visit) {
-  visit_grad_input_gemms(problem, vector, grad_output, weight, grad_input, gemm_visitor(visit));
+void for_each_grad_input_gemm(const Conv2dProblem& problem, const int64_t* grad_output, const int64_t* weight,
+                              const int64_t* grad_input, Visit visit) {
+  visit_grad_input_gemms(problem, grad_output, weight, grad_input, gemm_visitor(visit));
 }
 
 }  // namespace conv2d_ext::cpu

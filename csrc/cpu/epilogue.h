@@ -29,12 +29,78 @@ CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { sto
 CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
 #endif
 
+// ---- the sum of chunks ---------------------------------------------------------------------------------------------
+//
+// A long sum is cut into chunks (blocking.h), and chunk sums are added in order, with what every addition loses kept
+// beside the total: Knuth's two-sum. So the error of a sum whose products have a mean doesn't grow with its length. It
+// costs six additions for each 4096 products.
+
+template <class T>
+struct RealOf {
+  using type = T;
+};
+template <class R>
+struct RealOf<Complex<R>> {
+  using type = R;
+};
+
+// total[i] + lost[i] becomes the sum so far, chunk[i] included, of n elements.
+template <class T>
+void add_chunk(T* total, T* lost, const T* chunk, int64_t n, bool first) {
+  if (first) {
+    __builtin_memcpy(total, chunk, size_t(n) * sizeof(T));
+    __builtin_memset(static_cast<void*>(lost), 0, size_t(n) * sizeof(T));
+    return;
+  }
+  using R = typename RealOf<T>::type;
+  R* const a = reinterpret_cast<R*>(total);
+  R* const e = reinterpret_cast<R*>(lost);
+  const R* const b = reinterpret_cast<const R*>(chunk);
+  const int64_t count = n * int64_t(sizeof(T) / sizeof(R));
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (std::is_floating_point_v<R>) {
+      const R sum = a[i] + b[i], taken = sum - a[i];
+      e[i] += (a[i] - (sum - taken)) + (b[i] - taken);
+      a[i] = sum;
+    } else {
+      a[i] = R(a[i] + b[i]);
+    }
+  }
+}
+
+// sum[i] = total[i] + lost[i]. Infinities lose NaN, which is none of theirs.
+template <class T>
+void finish_chunks(T* sum, const T* total, const T* lost, int64_t n) {
+  using R = typename RealOf<T>::type;
+  R* const s = reinterpret_cast<R*>(sum);
+  const R* const a = reinterpret_cast<const R*>(total);
+  const R* const e = reinterpret_cast<const R*>(lost);
+  const int64_t count = n * int64_t(sizeof(T) / sizeof(R));
+  for (int64_t i = 0; i < count; ++i) s[i] = R(a[i] + (e[i] == e[i] ? e[i] : R(0)));
+}
+
+// dst[i] = sums[i] + bias for i < n: a row of finished sums that share a bias.
+template <class S, class T>
+void store_row(const T* sums, typename Vec<T>::reg bias, int64_t n, S* dst) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  int64_t i = 0;
+  for (; i + L <= n; i += L) store_as(dst + i, V::add(V::load(sums + i), bias));
+  if (i < n) store_as_partial(dst + i, V::add(V::load(sums + i), bias), int(n - i));
+}
+
+// What lies between the elements that store_tile writes.
+enum class Between {
+  kOthers,  // elements of others, which may be written at the same time: they are not touched
+  kOwned,   // elements of this call that nobody else touches meanwhile: they may be read and written back
+};
+
 // dst[x * x_step + m * m_step] = c[x * c_pitch + m] + bias[m] for x < count, m < channels.
-// `bias`: whole vectors, in the panel's form. Sums start from +0 and adding +0 changes no bit of them, so "no bias" is
-// a vector of zeros; nullptr stands for one.
+// `bias`: whole vectors, in the panel's form; nullptr stands for zeros, which are added as well: a sum that has
+// underflowed to -0 becomes +0.
 template <class S, class T>
 void store_tile(const T* c, int64_t c_pitch, int64_t count, int64_t channels, const T* bias, S* dst, int64_t x_step,
-                int64_t m_step) {
+                int64_t m_step, [[maybe_unused]] Between between = Between::kOthers) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
   if constexpr (kHasTranspose<T>) {
@@ -57,7 +123,7 @@ void store_tile(const T* c, int64_t c_pitch, int64_t count, int64_t channels, co
     if constexpr (sizeof(S) == sizeof(T)) {
       // A phase of grad_input with stride 2: the columns between belong to another phase, which is computed before or
       // after this one, and are stored back as they were.
-      if (x_step == 2 && m_step >= 2 * count) {
+      if (between == Between::kOwned && x_step == 2 && m_step >= 2 * count) {
         for (int64_t m = 0; m < channels; m += L) {
           const typename V::reg b = bias ? V::load(bias + m) : V::zero();
           const int64_t valid = min64(channels - m, L);
@@ -129,7 +195,7 @@ void store_tile(const T* c, int64_t c_pitch, int64_t count, int64_t channels, co
     const T b = bias ? get_lane(bias + group, int(m % L)) : T{};
     for (int64_t x = 0; x < count; ++x) {
       const T value = get_lane(c + x * c_pitch + group, int(m % L));
-      dst[x * x_step + m * m_step] = Narrow<S>::from(bias ? add_scalar(value, b) : value);
+      dst[x * x_step + m * m_step] = Narrow<S>::from(add_scalar(value, b));
     }
   }
 }
@@ -152,7 +218,8 @@ void store_lanes(const ConvGemm& gemm, const ResultPiece& r, int64_t first, int6
     const int64_t at = x / run, n = at / runs, y = at % runs, begin = x - at * run, now = min64(run - begin, end - x);
     store_tile<S, T>(c, width, now, lanes, bias,
                      destination + n * gemm.destination_n + y * gemm.destination_row + begin * gemm.destination_col,
-                     gemm.destination_col, channel_step * gemm.destination_m);
+                     gemm.destination_col, channel_step * gemm.destination_m,
+                     gemm.owns_columns_between ? Between::kOwned : Between::kOthers);
     c += now * width;
     x += now;
   }

@@ -115,7 +115,7 @@ void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_
   const EngineChoice choice = choose_engine(dtype, problem);
   const ConvGemm g = choice.gemm.pairs ? choice.gemm : join_rows_of_planes(choice.gemm);
   const VectorShape vector = choice.engine.vector_shape(dtype);
-  const KBlocking k = block_k(g.channels, g.taps_h, g.taps_w, vector.limits);
+  const KBlocking k = block_k(g, vector.limits);
   e.gemm_m = g.m;
   e.gemm_n = g.batch * g.rows * g.cols;
   e.gemm_k = g.single_channels() * g.taps();
@@ -291,7 +291,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     // A strided problem is one GEMM for each phase of the stride; the one of the most products stands for them.
     const TensorView grad_output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
     const TensorView result = result_view(p.in_channels, p.in_h, p.in_w, channels_last);
-    for_each_grad_input_gemm(p, engine().vector_shape(dtype), grad_output.stride, weight.stride, result.stride,
+    for_each_grad_input_gemm(p, grad_output.stride, weight.stride, result.stride,
                              [&](const ConvGemm& g, const GemmOffsets&) {
                                Explanation phase{};
                                phase.isa = e.isa;
@@ -347,7 +347,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     e.workspace_bytes_per_thread = lay_out_scratch(t, pixels, vector).bytes;
     if (t.slots > 1) {
       e.workspace_bytes_per_thread +=
-          div_up((t.slots + 1) * owners * t.tile_size(vector.lanes) * vector.element_size, num_threads);
+          div_up((t.slots + 2) * owners * t.tile_size(vector.lanes) * vector.element_size, num_threads);
     }
     if (takes_rows(p, dtype, input.stride, weight.stride)) {
       explain_rows(e, row_products(p, grad_output.stride, input.stride, weight.stride, vector.limits), dtype,

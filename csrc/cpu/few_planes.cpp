@@ -37,7 +37,8 @@ FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector,
 }
 
 int64_t scratch_bytes(const ConvGemm& gemm, const FewPlanesTiling& tiling, const VectorShape& vector) {
-  return 2 * gemm.m * padded_run(tiling, vector) * vector.element_size;
+  const int64_t rows = block_k(gemm, vector.limits).has_chunks() ? 4 : 2;
+  return rows * gemm.m * padded_run(tiling, vector) * vector.element_size;
 }
 
 }  // namespace conv2d_ext::cpu

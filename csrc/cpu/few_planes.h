@@ -27,7 +27,8 @@ struct FewPlanesTiling {
 };
 FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads);
 
-// A thread's scratch: of each result channel a row of chains that are not complete yet, then a row of sums.
+// A thread's scratch: of each result channel a row of chains that are not complete yet, then a row of sums, and (of
+// several chunks) rows of totals and of what they lost.
 inline int64_t padded_run(const FewPlanesTiling& tiling, const VectorShape& vector) {
   return round_up(tiling.run, 64 / vector.element_size);
 }

@@ -117,7 +117,7 @@ struct FewPlanesCall {
 
   FewPlanesCall(const ConvGemm& g, int num_threads)
       : gemm(g),
-        k(block_k(g.channels, g.taps_h, g.taps_w, vector_shape<T>().limits)),
+        k(block_k(g, vector_shape<T>().limits)),
         tiling(tile_few_planes(g, vector_shape<T>(), sizeof(S), num_threads)) {}
 
   int64_t items() const { return tiling.items(gemm); }
@@ -161,6 +161,8 @@ struct FewPlanesCall {
     o.row_pitch = padded_run(tiling, shape);
     o.chains = static_cast<T*>(thread_scratch(scratch_bytes(gemm, tiling, shape)));
     o.sums = o.chains + MR * o.row_pitch;
+    T* const totals = o.sums + MR * o.row_pitch;
+    T* const lost = totals + MR * o.row_pitch;
     o.result =
         static_cast<S*>(gemm.destination) + image * gemm.destination_n + group * gemm.m * gemm.destination_m + x0;
     o.result_pitch = gemm.destination_m;
@@ -171,8 +173,13 @@ struct FewPlanesCall {
       const int64_t segment = min64(c0 + k.segment_channels, gemm.channels);
       for (int64_t chain = c0; chain < segment; chain += k.chain) {
         const int64_t chain_end = min64(chain + k.chain, segment);
-        o.adds = chain > 0;
-        o.complete = chain_end == gemm.channels;
+        const int64_t number = k.segment_at(c0, 0, 0);
+        const bool begins_chunk = chain == c0 && number % kSegmentsPerChunk == 0;
+        if (begins_chunk && number > 0) {
+          add_chunk(totals, lost, o.sums, MR * o.row_pitch, number == kSegmentsPerChunk);
+        }
+        o.adds = !begins_chunk;
+        o.complete = chain_end == gemm.channels && !k.has_chunks();
         for (int64_t c = chain; c < chain_end;) {
           const int64_t planes = planes_at_once(chain_end - c);
           for (int64_t s = 0; s < planes; ++s) {
@@ -200,6 +207,13 @@ struct FewPlanesCall {
           }
           c += planes;
         }
+      }
+    }
+    if (k.has_chunks()) {
+      add_chunk(totals, lost, o.sums, MR * o.row_pitch, false);
+      finish_chunks(o.sums, totals, lost, MR * o.row_pitch);
+      for (int r = 0; r < MR; ++r) {
+        store_row(o.sums + r * o.row_pitch, Vec<T>::broadcast(o.bias + r), o.pixels, o.result + r * o.result_pitch);
       }
     }
   }

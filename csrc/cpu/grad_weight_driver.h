@@ -25,7 +25,7 @@ struct GradWeightCall {
   WeightScratch layout;
   bool in_place;          // the input is read where it lies
   T* partials = nullptr;  // [slot][item][tile], when tiling.slots > 1
-  T* totals = nullptr;    // [item][tile]
+  T* totals = nullptr;    // [item][tile], and what they lost behind them
   int64_t first_chunk = 0, chunks_in_flight = 0;
 
   static constexpr int L = Vec<T>::kLanes;
@@ -79,8 +79,8 @@ struct GradWeightCall {
 
   // c[panel][element][channel] = the sum over one chunk of pixels.
   void sum_chunk(const Tile& t, int64_t chunk, char* memory, T* c_tile) const {
-    const int64_t first = chunk * PixelBlocking::kSegmentsPerChunk;
-    const int64_t last = min64(first + PixelBlocking::kSegmentsPerChunk, pixels.segments());
+    const int64_t first = chunk * kSegmentsPerChunk;
+    const int64_t last = min64(first + kSegmentsPerChunk, pixels.segments());
     int64_t* const element_offsets = reinterpret_cast<int64_t*>(memory + layout.element_offsets);
     int64_t* const pixel_offsets = reinterpret_cast<int64_t*>(memory + layout.pixel_offsets);
     T* const panel = reinterpret_cast<T*>(memory + layout.panel);
@@ -216,12 +216,6 @@ struct GradWeightCall {
     }
   }
 
-  static void add_to(T* total, const T* partial, int64_t n) {
-    // n is a multiple of L: tiles are whole vectors.
-    for (int64_t i = 0; i < n; i += L) {
-      Vec<T>::store(total + i, Vec<T>::add(Vec<T>::load(total + i), Vec<T>::load(partial + i)));
-    }
-  }
   int64_t used_size(const Tile& t) const {
     return t.elements() * div_up(t.channels_m, kPerVector) * L * (kInner ? div_up(t.groups, L) : 1);
   }
@@ -281,12 +275,15 @@ struct GradWeightCall {
     char* const memory = static_cast<char*>(thread_scratch(call.layout.bytes));
     T* const total = reinterpret_cast<T*>(memory + call.layout.total);
     T* const tile = reinterpret_cast<T*>(memory + call.layout.tile);
-    if (call.pixels.chunks() == 0) fill_zero(total, call.used_size(t));
-    for (int64_t chunk = 0; chunk < call.pixels.chunks(); ++chunk) {
-      call.sum_chunk(t, chunk, memory, chunk == 0 ? total : tile);
-      if (chunk != 0) add_to(total, tile, call.used_size(t));
+    T* const lost = reinterpret_cast<T*>(memory + call.layout.lost);
+    const int64_t chunks = call.pixels.chunks();
+    if (chunks == 0) fill_zero(tile, call.used_size(t));
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      call.sum_chunk(t, chunk, memory, tile);
+      if (chunks > 1) add_chunk(total, lost, tile, call.used_size(t), chunk == 0);
     }
-    call.store(t, total);
+    if (chunks > 1) finish_chunks(tile, total, lost, call.used_size(t));
+    call.store(t, tile);
   }
 
   // One chunk of one tile, into its slot; then, item by item, the slots in order.
@@ -299,15 +296,15 @@ struct GradWeightCall {
     const GradWeightCall& call = *static_cast<const GradWeightCall*>(context);
     const Tile t = call.tile_of(item);
     T* const total = call.totals + item * call.tile_size();
+    T* const lost = total + call.items() * call.tile_size();
     for (int64_t slot = 0; slot < call.chunks_in_flight; ++slot) {
       const T* const partial = call.partials + (slot * call.items() + item) * call.tile_size();
-      if (call.first_chunk + slot == 0) {
-        __builtin_memcpy(total, partial, size_t(call.used_size(t)) * sizeof(T));
-      } else {
-        add_to(total, partial, call.used_size(t));
-      }
+      add_chunk(total, lost, partial, call.used_size(t), call.first_chunk + slot == 0);
     }
-    if (call.first_chunk + call.chunks_in_flight == call.pixels.chunks()) call.store(t, total);
+    if (call.first_chunk + call.chunks_in_flight == call.pixels.chunks()) {
+      finish_chunks(total, total, lost, call.used_size(t));
+      call.store(t, total);
+    }
   }
 
   void run(const Executor& executor) {
@@ -315,7 +312,7 @@ struct GradWeightCall {
       run_items(executor, items(), this, &whole_item);
       return;
     }
-    const CallWorkspace workspace((tiling.slots + 1) * items() * tile_size() * int64_t(sizeof(T)));
+    const CallWorkspace workspace((tiling.slots + 2) * items() * tile_size() * int64_t(sizeof(T)));
     partials = static_cast<T*>(workspace.data());
     totals = partials + tiling.slots * items() * tile_size();
     for (first_chunk = 0; first_chunk < pixels.chunks(); first_chunk += chunks_in_flight) {

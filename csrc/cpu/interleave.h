@@ -88,7 +88,8 @@ void load_interleaved(int64_t group_channels, const S* src, int64_t step, int64_
   }
 }
 
-// dst[x * step + lane * C + c] = src[c][x * src_step + lane] + bias[c * kLanes + lane] for x < count, lane < lanes.
+// dst[x * step + lane * C + c] = src[c][x * src_step + lane] + bias[c * kLanes + lane] for x < count, lane < lanes;
+// without the bias, not even a zero, where it is nullptr: these sums are finished.
 template <class S, class T, int C>
 void store_interleaved_of(const T* const* src, int64_t src_step, int64_t count, int64_t lanes, const T* bias, S* dst,
                           int64_t step) {
@@ -98,7 +99,11 @@ void store_interleaved_of(const T* const* src, int64_t src_step, int64_t count, 
   for (int64_t x = 0; x < count; ++x, dst += step) {
     typename V::reg r[C];
 #pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) r[c] = V::add(V::load(src[c] + x * src_step), V::load(bias + c * L));
+    for (int c = 0; c < C; ++c) r[c] = V::load(src[c] + x * src_step);
+    if (bias != nullptr) {
+#pragma GCC unroll 16
+      for (int c = 0; c < C; ++c) r[c] = V::add(r[c], V::load(bias + c * L));
+    }
     interleave<T, C>(r);
     if (lanes == L) {
 #pragma GCC unroll 16

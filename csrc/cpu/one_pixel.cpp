@@ -140,7 +140,9 @@ int64_t row_results(int64_t results) {
 }
 
 int64_t row_scratch_bytes(const RowProducts& p, const RowTiling& t, int64_t results, int64_t element_size) {
-  return (p.chain + round_up(t.lanes, 16)) * results * element_size;
+  // The factors of a chain, the sums of a chunk and (of several chunks) their total and what it lost.
+  const int64_t sums = p.depth > kSegmentsPerChunk * p.segment ? 3 : 1;
+  return (p.chain + sums * round_up(t.lanes, 16)) * results * element_size;
 }
 
 SharedDimensions join_dimensions(SharedDimension c, SharedDimension i, SharedDimension j) {
@@ -179,7 +181,7 @@ bool takes_rows(const ConvGemm& g, DType dtype) {
 }
 
 RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
-  const KBlocking k = block_k(g.channels, 1, 1, limits);
+  const KBlocking k = block_k(g, limits);
   RowProducts p{};
   p.groups = g.groups;
   p.results = g.batch;

@@ -55,7 +55,8 @@ bool dot_is_dense(const ConvGemm& gemm, int64_t stride_c, int64_t stride_i, int6
 // ---- gradients -----------------------------------------------------------------------------------------------------
 
 // result[g, r, lane] = sum over k of factor[g, r, k] * row[g, k, lane], with consecutive lanes in rows and result.
-// Summed as the GEMM drivers do: segments of `segment` products (the last may be shorter), in chains of `chain`.
+// Summed as the GEMM drivers do: segments of `segment` products (the last may be shorter), in chains of `chain`, and
+// chunks of segments.
 struct RowProducts {
   int64_t groups, results, depth, lanes;
   int64_t segment, chain;

@@ -14,9 +14,9 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 //
 //   sum[r][0:NR]  =  sum over k of factors[k][r] * rows[k][0:NR]
 //
-// for 0 <= r < MR: one chain of `depth` fused multiply-adds from zero. It is added to total[r] unless it is the first
-// of its results, and goes into total[r] or, if it is the last, is rounded and stored. Of the MR results valid_results
-// exist. With kPartial NR is less than a vector: `lanes` elements.
+// for 0 <= r < MR: one chain of `depth` fused multiply-adds from zero. It is added to sums[r] unless it is the first of
+// its chunk, and goes into sums[r] or, if it is the last of the only chunk, is rounded and stored. Of the MR results
+// valid_results exist. With kPartial NR is less than a vector: `lanes` elements.
 //
 // Registers: MR * NV accumulators, a vector of the row, MR broadcasts.
 template <class S, class T>
@@ -25,8 +25,8 @@ struct RowOperands {
   const T* factors;  // [k][MR]
   const S* rows;
   int64_t row_pitch;
-  T* total;
-  int64_t total_pitch;
+  T* sums;
+  int64_t sum_pitch;
   S* result;
   int64_t result_pitch, valid_results;
   bool first, last;
@@ -77,14 +77,18 @@ void row_ukernel(const RowOperands<S, T>& operands, int lanes) {
 #pragma GCC unroll 8
   for (int r = 0; r < MR; ++r) {
     if (r >= operands.valid_results) break;
-    T* const total = operands.total + r * operands.total_pitch;
+    T* const sums = operands.sums + r * operands.sum_pitch;
     S* const result = operands.result + r * operands.result_pitch;
 #pragma GCC unroll 16
     for (int v = 0; v < NV; ++v) {
-      const reg sum = operands.first ? acc[r][v] : V::add(V::load(total + v * L), acc[r][v]);
+      reg sum = operands.first ? acc[r][v] : V::add(V::load(sums + v * L), acc[r][v]);
       if (!operands.last) {
-        V::store(total + v * L, sum);
-      } else if constexpr (kPartial) {
+        V::store(sums + v * L, sum);
+        continue;
+      }
+      // As with every other result a bias, here none, is added last.
+      sum = V::add(sum, V::zero());
+      if constexpr (kPartial) {
         store_as_partial(result, sum, lanes);
       } else {
         store_as(result + v * L, sum);
@@ -100,7 +104,7 @@ CONV2D_INLINE void row_chain(RowOperands<S, T> operands, int64_t lanes) {
   for (; lanes >= NV * L; lanes -= NV * L) {
     row_ukernel<S, T, MR, NV, false>(operands, L);
     operands.rows += NV * L;
-    operands.total += NV * L;
+    operands.sums += NV * L;
     operands.result += NV * L;
   }
   if constexpr (NV > 1) {
@@ -116,10 +120,10 @@ struct RowCall {
   static constexpr int L = Vec<T>::kLanes;
   const RowProducts& products;
   const RowTiling tiling;
-  const int64_t total_pitch;
+  const int64_t sum_pitch;
 
   RowCall(const RowProducts& p, int num_threads)
-      : products(p), tiling(tile_rows(p, num_threads)), total_pitch(round_up(tiling.lanes, 16)) {}
+      : products(p), tiling(tile_rows(p, num_threads)), sum_pitch(round_up(tiling.lanes, 16)) {}
 
   static void run(void* context, int64_t item) { static_cast<const RowCall*>(context)->work(item); }
 
@@ -161,13 +165,17 @@ struct RowCall {
     RowOperands<S, T> operands{};
     operands.factors = factors;
     operands.row_pitch = products.rows_k;
-    operands.total = factors + products.chain * MR;
-    operands.total_pitch = total_pitch;
+    operands.sums = factors + products.chain * MR;
+    operands.sum_pitch = sum_pitch;
+    T* const totals = operands.sums + sum_pitch * MR;
+    T* const lost = totals + sum_pitch * MR;
     operands.result =
         static_cast<S*>(products.result) + group * products.result_g + result0 * products.result_r + lane0;
     operands.result_pitch = products.result_r;
     operands.valid_results = valid;
     operands.first = true;
+    const int64_t chunk = kSegmentsPerChunk * products.segment;
+    const bool has_chunks = products.depth > chunk;
     for (int64_t k = 0; k < products.depth;) {
       const int64_t segment_end = min64(round_up(k + 1, products.segment), products.depth);
       operands.depth = min64(products.chain, segment_end - k);
@@ -179,9 +187,15 @@ struct RowCall {
       }
       operands.rows = static_cast<const S*>(products.rows) + group * products.rows_g + k * products.rows_k + lane0;
       k += operands.depth;
-      operands.last = k == products.depth;
+      operands.last = k == products.depth && !has_chunks;
       row_chain<S, T, MR, int(row_vectors(L * int64_t(sizeof(T)), MR))>(operands, lanes);
-      operands.first = false;
+      operands.first = has_chunks && (k % chunk == 0 || k == products.depth);
+      if (operands.first) add_chunk(totals, lost, operands.sums, MR * sum_pitch, k <= chunk);
+    }
+    if (!has_chunks) return;
+    finish_chunks(operands.sums, totals, lost, MR * sum_pitch);
+    for (int64_t r = 0; r < valid; ++r) {
+      store_row(operands.sums + r * sum_pitch, Vec<T>::zero(), lanes, operands.result + r * operands.result_pitch);
     }
   }
 };

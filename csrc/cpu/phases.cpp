@@ -57,7 +57,7 @@ bool join_phases(const Conv2dProblem& p, const VectorShape& vector, const int64_
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
   for_each_grad_input_gemm(
-      p, vector, grad_output, weight, grad_input, [&](const ConvGemm& g, const GemmOffsets& offsets) {
+      p, grad_output, weight, grad_input, [&](const ConvGemm& g, const GemmOffsets& offsets) {
         // No gradients of patch layers, and no vectors over groups.
         joins =
             joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !lanes_are_groups(g, vector);
@@ -114,7 +114,15 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   s.zeros = layout.take(width * size);
   s.taps = layout.take(phases.taps() * width * size);
   s.panel = layout.take(panel_bytes(phases, vector, vectors));
-  s.c_tile = layout.take(tiling.tile_images * phases.most_pixels() * width * size);
+  const int64_t tile_bytes = tiling.tile_images * phases.most_pixels() * width * size;
+  s.c_tile = layout.take(tile_bytes);
+  bool has_chunks = false;
+  for (int f = 0; f < phases.count; ++f) {
+    const ConvGemm& g = phases.gemm[f];
+    has_chunks = has_chunks || block_k(g, vector.limits).has_chunks();
+  }
+  s.total_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
+  s.lost_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
   s.patch = layout.take(tiling.patch_elements * size);
   s.bytes = layout.bytes();
   return s;

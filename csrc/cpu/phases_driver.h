@@ -36,7 +36,7 @@ struct PhasesCall {
     int64_t row = 0;
     for (int f = 0; f < phases.count; ++f) {
       const ConvGemm& g = phases.gemm[f];
-      k[f] = block_k(g.channels, g.taps_h, g.taps_w, vector_shape<T>().limits);
+      k[f] = block_k(g, vector_shape<T>().limits);
       first_row[f] = row;
       for (int64_t i = 0; i < g.taps_h; ++i) {
         for (int64_t j = 0; j < g.taps_w; ++j) {
@@ -73,6 +73,8 @@ struct PhasesCall {
     T* const taps = reinterpret_cast<T*>(memory + layout.taps);
     T* const panel = reinterpret_cast<T*>(memory + layout.panel);
     T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
+    T* const total_tile = reinterpret_cast<T*>(memory + layout.total_tile);
+    T* const lost_tile = reinterpret_cast<T*>(memory + layout.lost_tile);
     T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
 
     const S* const source = static_cast<const S*>(any.source) + image0 * any.source_n + group * any.source_g();
@@ -96,10 +98,18 @@ struct PhasesCall {
         const int64_t pixels = images * g.rows * g.cols;
         for (int64_t c0 = 0; c0 < g.channels; c0 += k[f].segment_channels) {
           const int64_t depth = min64(k[f].segment_channels, g.channels - c0) * g.taps();
-          const int64_t row = first_row[f] + c0 * g.taps();
+          const int64_t row = first_row[f] + c0 * g.taps(), number = k[f].segment_at(c0, 0, 0);
+          const bool begins_chunk = number % kSegmentsPerChunk == 0;
+          if (begins_chunk && number > 0) {
+            add_chunk(total_tile, lost_tile, c_tile, pixels * width, number == kSegmentsPerChunk);
+          }
           gemm_panel<false, T>(pixels, vectors,
                                {depth, k[f].chain, panel + row * width, width, patch_data, positions, tap_offsets + row,
-                                zeros, c_tile, width, c0 > 0, nullptr});
+                                zeros, c_tile, width, !begins_chunk, nullptr});
+        }
+        if (k[f].has_chunks()) {
+          add_chunk(total_tile, lost_tile, c_tile, pixels * width, false);
+          finish_chunks(c_tile, total_tile, lost_tile, pixels * width);
         }
         positions += pixels;
         store_lanes<S, T>(g, {group, 1, image0, 0, 0, images, g.rows, g.cols}, 0, pixels, c_tile, width,

@@ -26,7 +26,7 @@ struct PixelCall {
 
   PixelCall(const ConvGemm& g, int num_threads)
       : gemm(g),
-        k(block_k(g.channels, g.taps_h, g.taps_w, vector_shape<T>().limits)),
+        k(block_k(g, vector_shape<T>().limits)),
         tiling(tile_pixel_conv(g, k, vector_shape<T>(), sizeof(S), num_threads)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())) {}
 
@@ -80,6 +80,8 @@ struct PixelCall {
     T* const bias = reinterpret_cast<T*>(memory + layout.bias);
     T* const weight_scratch = reinterpret_cast<T*>(memory + layout.weight);
     T* const c_scratch = reinterpret_cast<T*>(memory + layout.c);
+    T* const total_scratch = reinterpret_cast<T*>(memory + layout.total);
+    T* const lost_scratch = reinterpret_cast<T*>(memory + layout.lost);
     T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
 
     const S* const source =
@@ -139,9 +141,12 @@ struct PixelCall {
                 }
               }
             }
-            const bool first = c0 + s0 + i0 + j0 == 0;
-            const bool last =
-                c0 + s0 + segment == gemm.channels && i0 + tap_rows == gemm.taps_h && j0 + tap_cols == gemm.taps_w;
+            const int64_t number = k.segment_at(c0 + s0, i0, j0);
+            const bool begins_chunk = number % kSegmentsPerChunk == 0, last = number + 1 == k.segments();
+            if (begins_chunk && number > 0) {
+              add_chunk(total_scratch, lost_scratch, c_scratch, runs * channels_m * scratch_pitch,
+                        number == kSegmentsPerChunk);
+            }
             for (int64_t r = 0; r < runs; ++r) {
               for (int64_t p = 0; p < panels.count; ++p) {
                 const int64_t start = panels.start(p) * L;
@@ -149,7 +154,7 @@ struct PixelCall {
                 o.depth = depth;
                 o.chain = k.chain;
                 o.w_pitch = w.pitch;
-                o.accumulate = !first;
+                o.accumulate = !begins_chunk;
                 o.b = patch_data + patch.position_offset(0, r, 0) + start - first_packed;
                 o.k_offset = tap_offsets;
                 T* c = c_scratch + r * channels_m * scratch_pitch + start - first_scratch;
@@ -176,7 +181,7 @@ struct PixelCall {
                   o.w = w.data + m * w.pitch;
                   o.c = c + m * o.c_pitch;
                   o.start = bias_first ? bias + m : zeros;
-                  o.bias = !last ? nullptr : bias_first ? zeros : bias + m;
+                  o.bias = !last || k.has_chunks() ? nullptr : bias_first ? zeros : bias + m;
                   pixel_ukernel_for<T>(blocks.size(at), panels.size(p))(o);
                 }
               }
@@ -186,6 +191,15 @@ struct PixelCall {
       }
     }
     if (direct_panels == panels.count) return;
+    if (k.has_chunks()) {
+      add_chunk(total_scratch, lost_scratch, c_scratch, runs * channels_m * scratch_pitch, false);
+      finish_chunks(c_scratch, total_scratch, lost_scratch, runs * channels_m * scratch_pitch);
+      for (int64_t row = 0; row < runs * channels_m; ++row) {
+        T* const c = c_scratch + row * scratch_pitch;
+        const typename Vec<T>::reg b = Vec<T>::broadcast(bias + row % channels_m);
+        for (int64_t x = 0; x < scratch_pitch; x += L) Vec<T>::store(c + x, Vec<T>::add(Vec<T>::load(c + x), b));
+      }
+    }
     const int64_t step = gemm.destination_col;
     const bool interleaved = gemm.destination_m == 1 && step == channels_m && can_interleave(channels_m);
     for (int64_t r = 0; r < runs; ++r) {
@@ -210,14 +224,14 @@ struct PixelCall {
 
   // To pixels that consist of these 2, 4, 8 or 16 channels.
   static void store_inner(const T* from, int64_t pitch, int64_t channels, int64_t n, S* to) {
-    const T none[kMaxInterleaved * L] = {};
+    const T* const no_bias = nullptr;
     const T* planes[kMaxInterleaved];
     for (int64_t m = 0; m < channels; ++m) planes[m] = from + m * pitch;
-    store_interleaved(channels, planes, L, n / L, L, none, to, channels * L);
+    store_interleaved(channels, planes, L, n / L, L, no_bias, to, channels * L);
     const int64_t done = n / L * L;
     if (done == n) return;
     for (int64_t m = 0; m < channels; ++m) planes[m] += done;
-    store_interleaved(channels, planes, L, 1, n - done, none, to + done * channels, channels * L);
+    store_interleaved(channels, planes, L, 1, n - done, no_bias, to + done * channels, channels * L);
   }
 
   static void store_run(const T* from, int64_t n, S* to, int64_t step) {

@@ -109,8 +109,10 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 && gemm.m >= 2 &&
                   gemm.m <= 16 && (gemm.m & (gemm.m - 1)) == 0 && vector.interleaves;
   if (t.interleaved) t.one_block = false;
+  // Of several chunks there are three tiles: a chunk's sum, the total, and what that lost.
+  const int64_t tile_bytes = k.has_chunks() ? kTileBytes / 3 : kTileBytes;
   const int64_t fit_vectors =
-      t.one_block ? vectors : max64(vector.max_vectors, kTileBytes / (t.pixels() * vector.lanes * vector.element_size));
+      t.one_block ? vectors : max64(vector.max_vectors, tile_bytes / (t.pixels() * vector.lanes * vector.element_size));
   int64_t chunks = div_up(vectors, fit_vectors);
   const int64_t tiles = t.tiles() * groups;
   if (t.interleaved) {
@@ -184,8 +186,9 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   // The last panel reads beyond the last row of the patch.
   t.patch_elements = patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
   t.join_rows = t.tile_cols == gemm.cols && pointwise;
-  t.direct =
-      same_type && gemm.destination_col == 1 && (!t.join_rows || t.tile_rows == 1 || gemm.destination_row == gemm.cols);
+  // The sum of a chunk lies in scratch, beside the total of those before it.
+  t.direct = same_type && !k.has_chunks() && gemm.destination_col == 1 &&
+             (!t.join_rows || t.tile_rows == 1 || gemm.destination_row == gemm.cols);
   // In place where all of k that a segment takes is contiguous.
   const int64_t tap_step = k.tap_cols > 1 ? gemm.weight_j : gemm.weight_i;
   const bool taps_are_contiguous =
@@ -201,7 +204,8 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   const int64_t run = round_up(t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols, vector.lanes);
   const int64_t c_row = runs * (t.direct ? min64(run, kMaxPanelVectors * vector.lanes) : run);
   const int64_t row = c_row + (t.weight_in_place ? 0 : round_up(k.max_depth(), vector.lanes));
-  int64_t fit = kTileBytes / (row * vector.element_size);
+  // Of several chunks there are three tiles of them (tile_conv).
+  int64_t fit = (k.has_chunks() ? kTileBytes / 3 : kTileBytes) / (row * vector.element_size);
   // Sums that every segment adds to stay in L2, wherever they lie.
   if (k.blocks_c * k.blocks_h * k.blocks_w > 1) fit = min64(fit, kSumBytes / (runs * run * vector.element_size));
   int64_t chunks = div_up(gemm.m, max64(pixel_rows(vector), fit));
@@ -252,7 +256,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
     longer = div_up(longer, 2);
   }
   if (lanes == WeightLanes::kInnerGroups && pixels.images == 1 && pixels.blocks_w == 1) {
-    while (t.patch_segments < min64(pixels.blocks_h, PixelBlocking::kSegmentsPerChunk)) {
+    while (t.patch_segments < min64(pixels.blocks_h, kSegmentsPerChunk)) {
       ++t.patch_segments;
       if (plane_of_taps() * vector.element_size <= kInnerPatchBytes) continue;
       --t.patch_segments;
@@ -318,7 +322,11 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   s.bias = layout.take(width * size);
   s.panel = layout.take(k.max_depth() * width * size);
   // One panel's C tile where each is finished at once, else the chunk's.
-  s.c_tile = layout.take(tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size);
+  const int64_t tile_bytes =
+      tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size;
+  s.c_tile = layout.take(tile_bytes);
+  s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
+  s.lost_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
   s.patch = layout.take(tiling.patch_elements * size);
   s.bytes = layout.bytes();
   return s;
@@ -334,6 +342,8 @@ PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, cons
   s.bias = layout.take(tiling.chunk_m * size);
   s.weight = layout.take(tiling.weight_in_place ? 0 : tiling.chunk_m * round_up(k.max_depth(), vector.lanes) * size);
   s.c = layout.take(tiling.c_elements * size);
+  s.total = k.has_chunks() ? layout.take(tiling.c_elements * size) : s.c;
+  s.lost = k.has_chunks() ? layout.take(tiling.c_elements * size) : s.c;
   s.patch = layout.take(tiling.patch_elements * size);
   s.bytes = layout.bytes();
   return s;
@@ -350,8 +360,9 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   s.panel = layout.take(segment_pixels * width * size);
   s.patch = layout.take(tiling.patch_elements * size);
   if (tiling.slots == 1) {
-    s.total = layout.take(tiling.tile_size(vector.lanes) * size);
-    s.tile = pixels.chunks() > 1 ? layout.take(tiling.tile_size(vector.lanes) * size) : s.total;
+    s.tile = layout.take(tiling.tile_size(vector.lanes) * size);
+    s.total = pixels.chunks() > 1 ? layout.take(tiling.tile_size(vector.lanes) * size) : s.tile;
+    s.lost = pixels.chunks() > 1 ? layout.take(tiling.tile_size(vector.lanes) * size) : s.tile;
   }
   s.bytes = layout.bytes();
   return s;

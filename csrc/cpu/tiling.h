@@ -103,15 +103,15 @@ class ScratchLayout {
 
 // A thread's scratch: offsets in bytes.
 struct ConvScratch {
-  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, patch, bytes;
+  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, total_tile, lost_tile, patch, bytes;
 };
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
 struct PixelScratch {
-  int64_t tap_offsets, channel_offsets, zeros, bias, weight, c, patch, bytes;
+  int64_t tap_offsets, channel_offsets, zeros, bias, weight, c, total, lost, patch, bytes;
 };
 PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector);
 struct WeightScratch {
-  int64_t element_offsets, pixel_offsets, zeros, panel, patch, tile, total, bytes;
+  int64_t element_offsets, pixel_offsets, zeros, panel, patch, tile, total, lost, bytes;
 };
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
 
