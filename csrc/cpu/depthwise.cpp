@@ -1,25 +1,14 @@
 #include "depthwise.h"
 
 #include "direction_gemms.h"
+#include "limits.h"
 #include "tiling.h"
 
 namespace conv2d_ext::cpu {
 
 namespace {
 
-// Bytes of a pixel's groups that a work item takes: enough for hardware to stream them.
-constexpr int64_t kBlockBytes = 256;
-// The rows of the source that the rows of taps meet stay in L1 from one row of pixels to the next.
-constexpr int64_t kRowsBytes = 24 * 1024;
-// A tile's patch stays in L2, also where nothing of it is read in place.
-constexpr int64_t kTileBytes = 128 * 1024;
-// Pixels for whose sake a tile's weights are packed.
-constexpr int64_t kTilePixels = 256;
-// Pairs of columns, and pixels, of a tile with strided phases.
-constexpr int64_t kStridedPairs = 512;
-constexpr int64_t kStridedPixels = 16 * 1024;
-// What a patch may take: large dilations spread it.
-constexpr int64_t kMaxStridedPatchBytes = 1024 * 1024;
+using namespace limits::depthwise;
 
 // Elements of the tile's patch along one axis.
 int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t taps) {

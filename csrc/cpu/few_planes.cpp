@@ -1,19 +1,10 @@
 #include "few_planes.h"
 
+#include "limits.h"
+
 namespace conv2d_ext::cpu {
 
-namespace {
-
-// Bytes of a plane in a work item. Longer runs start fewer streams of memory, and take more of L2 for the sums.
-constexpr int64_t kRunBytes = 8192;
-// What a run is cut to at least, for the sake of idle threads.
-constexpr int64_t kLeastRunBytes = 1024;
-// Smaller sources and planes do as well with panels of pixels (AVX2, Zen 3), unless a panel's would have to be widened.
-constexpr int64_t kLeastSourceBytes = 1024 * 1024;
-constexpr int64_t kLeastPlaneBytes = 4096;
-constexpr int64_t kLeastWidenedPlaneBytes = 512;
-
-}  // namespace
+using namespace limits::few_planes;
 
 bool is_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size) {
   if (!vector.interleaves || gemm.pairs || gemm.m > kMostFewPlanes || gemm.channels < 2) return false;

@@ -2,32 +2,19 @@
 
 #include <utility>
 
+#include "limits.h"
+
 namespace conv2d_ext::cpu {
 
 namespace {
+
+using namespace limits::one_pixel;
 
 // Below these the GEMM driver is as fast. Of short sums it is the faster one at large batches, since adding up the
 // lanes of a dot product costs as much as some hundred products: 48 -> 1152 channels take 1.5 to 2 times as long at
 // batch 64, and a quarter to a half at batch 1, where packing weights that are used once is what costs.
 constexpr int64_t kDotProducts = 16;
 constexpr int64_t kDotWeights = 1024;
-// Results of a work item, whose lanes (64 bytes each) stay in L2, and images that share a pass over the weights.
-constexpr int64_t kDotResults = 3072;
-constexpr int64_t kDotImages = 64;
-// A block of K: long runs where weights are read once, short ones where their rows should stay in L1.
-constexpr int64_t kDotStreamBytes = 64 * 1024;
-constexpr int64_t kDotBlockBytes = 4 * 1024;
-// Products that are worth a thread.
-constexpr int64_t kThreadProducts = 64 * 1024;
-// Products of a whole problem that take less time than waking a thread.
-constexpr int64_t kSmallProducts = 128 * 1024;
-// Lanes of a work item of RowProducts: their sums stay in L1.
-constexpr int64_t kRowLanes = 2048;
-// Batches beyond which packing pays: for the input gradient sooner where the weight isn't in L2 and every six images
-// read it again.
-constexpr int64_t kMaxRowImages = 64;
-constexpr int64_t kMaxRowImagesFar = 12;
-constexpr int64_t kFarWeights = 4 * 1024 * 1024;
 
 bool is_floating(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;

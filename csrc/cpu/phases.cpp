@@ -1,15 +1,12 @@
 #include "phases.h"
 
+#include "limits.h"
+
 namespace conv2d_ext::cpu {
 
 namespace {
 
-// Pixels of one image in the largest phase. With more of them tiles that stay in L2 matter more than reading the weight
-// once.
-constexpr int64_t kMostPhasePixels = 1024;
-// A patch of all channels, and a panel of all channels and taps: both are read again by every phase.
-constexpr int64_t kMostPatchBytes = 1024 * 1024;
-constexpr int64_t kMostPanelBytes = 640 * 1024;
+using namespace limits::phases;
 
 int64_t panel_bytes(const JoinedPhases& phases, const VectorShape& vector, int64_t vectors) {
   return phases.gemm[0].channels * phases.taps() * vectors * vector.lanes * vector.element_size;

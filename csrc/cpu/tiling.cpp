@@ -1,5 +1,7 @@
 #include "tiling.h"
 
+#include "limits.h"
+
 namespace conv2d_ext::cpu {
 
 int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
@@ -8,34 +10,7 @@ int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t
 
 namespace {
 
-// Pixels of a tile: enough that packing a weight panel once a tile costs little (a panel element costs about one
-// cycle, and pays for pixels / lanes cycles of arithmetic), few enough that patch and C tile stay in L2.
-constexpr int64_t kTilePixels = 600;
-// The same where vectors run over pixels and weights are not packed, in bytes of a plane: the patch of a segment, which
-// all result channels read again, takes a third of L2.
-constexpr int64_t kPanelBytes = 1536;
-// Rows of the weight this many bytes apart lie in pages of their own and in few sets of the caches. A copy of a
-// segment's, from this many pixels on, costs less: 1 to 10 % are gained on maps of 28 to 65 with 512 channels and more.
-constexpr int64_t kFarRowsBytes = 2048;
-constexpr int64_t kLeastPixelsToCopyRows = 192;
-// Result channels for whose sake misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels, 10 %
-// from 256 on (AVX2, Zen 3).
-constexpr int64_t kLeastChannelsToAlign = 64;
-// Patch and C tile together stay below a usual L2.
-constexpr int64_t kPatchBytes = 300 * 1024;
-// What a patch may take where one segment needs more than kPatchBytes.
-constexpr int64_t kMaxPatchBytes = 1024 * 1024;
-constexpr int64_t kTileBytes = 1024 * 1024;
-// Sums of a work item with vectors over pixels: 1x1 kernels of 512 channels and more to as many gain up to half.
-constexpr int64_t kSumBytes = 384 * 1024;
-// The same for grad_weight, whose C tile is a piece of the weight; columns it should at least have, so that packing
-// grad_output for it pays; and a thread's share of the partials that are in flight.
-constexpr int64_t kWeightTileBytes = 256 * 1024;
-constexpr int64_t kWeightTileColumns = 144;
-constexpr int64_t kPartialBytes = 1024 * 1024;
-// Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
-constexpr int64_t kInnerGroupsBytes = 256;
-constexpr int64_t kInnerPatchBytes = 256 * 1024;
+using namespace limits::tiling;
 
 // Pixel tile and channel block for a tile of about `target` pixels.
 void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t patch_lanes,
