@@ -37,7 +37,11 @@ const Engine* avx2_engine();
 const Engine* avx512_engine();
 const Engine* avx512_bf16_engine();
 
-// The one in use; isa_name() says which.
+// Whether this machine runs an instruction set.
+bool machine_has(const char* isa);
+
+// The one in use; isa_name() says which. (It and the memory below are apart, in isa.cpp and scratch.cpp, for a test to
+// put others in their place.)
 const Engine& engine();
 
 // The engine that takes a GEMM, and the GEMM as that engine takes it.
@@ -68,7 +72,15 @@ class CallWorkspace {
   void* data_;
 };
 
+#if defined(CONV2D_WATCHED_RUNS)
+// A test's: hears of every run of a driver, which `body` tells.
+void watch_run(int64_t items, void (*body)(void*, int64_t));
+#endif
+
 inline void run_items(const Executor& executor, int64_t items, void* context, void (*body)(void*, int64_t)) {
+#if defined(CONV2D_WATCHED_RUNS)
+  watch_run(items, body);
+#endif
   if (items == 1) {
     body(context, 0);
   } else if (items > 1) {
