@@ -202,7 +202,7 @@ MEANS = (
     Problem("grad_input of 1024 channels", 1, 24, (6, 6), 1024, (3, 3), padding=(1, 1), bias=False),
     Problem("16384 channels, 1x1", 1, 16384, (4, 5), 24, (1, 1), bias=False),
     Problem("grad_input of 16384 channels", 1, 24, (4, 5), 16384, (1, 1), bias=False),
-    Problem("50000 channels, 1x1, planes", 1, 50000, (40, 40), 2, (1, 1), bias=False),
+    Problem("9000 channels, 1x1, planes", 1, 9000, (32, 33), 2, (1, 1), bias=False),
     Problem("one pixel, 25088 channels", 2, 25088, (1, 1), 40, (1, 1), bias=False),
     Problem("one pixel, grad_input", 2, 40, (1, 1), 25088, (1, 1), bias=False),
     Problem("90000 pixels", 1, 8, (300, 300), 8, (3, 3), padding=(1, 1), bias=False),
