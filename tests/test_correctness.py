@@ -205,6 +205,7 @@ MEANS = (
     Problem("9000 channels, 1x1, planes", 1, 9000, (32, 33), 2, (1, 1), bias=False),
     Problem("one pixel, 25088 channels", 2, 25088, (1, 1), 40, (1, 1), bias=False),
     Problem("one pixel, grad_input", 2, 40, (1, 1), 25088, (1, 1), bias=False),
+    Problem("4096 pixels, 1x1", 1, 256, (64, 64), 64, (1, 1), bias=False),
     Problem("90000 pixels", 1, 8, (300, 300), 8, (3, 3), padding=(1, 1), bias=False),
     Problem("a million pixels", 4, 2, (512, 512), 4, (1, 1)),
 )

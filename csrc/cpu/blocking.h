@@ -34,6 +34,7 @@ constexpr ChainLimits kPairLimits{144, 144, 0, 144};
 // addition loses kept beside the total (add_chunk, epilogue.h): one after the other, the chains of a long sum whose
 // products have a mean would lose a bit with every fourfold length.
 constexpr int64_t kSegmentsPerChunk = 16;
+constexpr int64_t kPixelSegmentsPerChunk = 8;  // grad_weight, whose chains are half as long
 
 // Up to this many products the one chain there is starts from the bias, which saves a rounding. A longer sum is formed
 // first and the bias added last, so that a large bias can't swallow the low bits of every product.
@@ -132,7 +133,7 @@ struct PixelBlocking {
   int64_t chain;
   int64_t blocks_n, blocks_h, blocks_w;
   int64_t segments() const { return blocks_n * blocks_h * blocks_w; }
-  int64_t chunks() const { return (segments() + kSegmentsPerChunk - 1) / kSegmentsPerChunk; }
+  int64_t chunks() const { return (segments() + kPixelSegmentsPerChunk - 1) / kPixelSegmentsPerChunk; }
 };
 PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const ChainLimits& limits);
 

@@ -33,7 +33,7 @@ CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { stor
 //
 // A long sum is cut into chunks (blocking.h), and chunk sums are added in order, with what every addition loses kept
 // beside the total: Knuth's two-sum. So the error of a sum whose products have a mean doesn't grow with its length. It
-// costs six additions for each 4096 products.
+// costs six additions for each 2048 or 4096 products.
 
 template <class T>
 struct RealOf {

@@ -79,8 +79,8 @@ struct GradWeightCall {
 
   // c[panel][element][channel] = the sum over one chunk of pixels.
   void sum_chunk(const Tile& t, int64_t chunk, char* memory, T* c_tile) const {
-    const int64_t first = chunk * kSegmentsPerChunk;
-    const int64_t last = min64(first + kSegmentsPerChunk, pixels.segments());
+    const int64_t first = chunk * kPixelSegmentsPerChunk;
+    const int64_t last = min64(first + kPixelSegmentsPerChunk, pixels.segments());
     int64_t* const element_offsets = reinterpret_cast<int64_t*>(memory + layout.element_offsets);
     int64_t* const pixel_offsets = reinterpret_cast<int64_t*>(memory + layout.pixel_offsets);
     T* const panel = reinterpret_cast<T*>(memory + layout.panel);

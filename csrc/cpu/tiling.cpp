@@ -231,7 +231,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
     longer = div_up(longer, 2);
   }
   if (lanes == WeightLanes::kInnerGroups && pixels.images == 1 && pixels.blocks_w == 1) {
-    while (t.patch_segments < min64(pixels.blocks_h, kSegmentsPerChunk)) {
+    while (t.patch_segments < min64(pixels.blocks_h, kPixelSegmentsPerChunk)) {
       ++t.patch_segments;
       if (plane_of_taps() * vector.element_size <= kInnerPatchBytes) continue;
       --t.patch_segments;
