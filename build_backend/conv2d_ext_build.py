@@ -104,6 +104,22 @@ def choose_cuda_archs(requested: str | None, capabilities: list[tuple[int, int]]
     return ";".join(f"{major}.{minor}" for major, minor in sorted(set(capabilities))) + "+PTX"
 
 
+def gencode_flags(archs: str) -> list[str]:
+    """nvcc's flags for TORCH_CUDA_ARCH_LIST, or none where it has more than numbers: torch reads it.
+
+    Machine code and PTX are all made from the PTX of the oldest architecture. The kernels have no
+    code for one alone, so that of newer ones reads the same, and making it is most of the time.
+    """
+    names = [name for name in re.split(r"[;\s]+", archs) if name]
+    if not all(re.fullmatch(r"\d+\.\d(\+PTX)?", name) for name in names):
+        return []
+    numbers = sorted({int(re.sub(r"\D", "", name)) for name in names})
+    codes = [f"sm_{number}" for number in numbers]
+    if any(name.endswith("+PTX") for name in names):
+        codes.append(f"compute_{numbers[0]}")
+    return [f"-gencode=arch=compute_{numbers[0]},code={code}" for code in codes]
+
+
 def toolkit_version(cuda_home: str | None) -> str | None:
     """The version that nvcc reports, such as '13.0', or None without a working nvcc."""
     if cuda_home is None:
@@ -166,11 +182,13 @@ def setup_arguments(root: Path) -> dict:
         gpu_visible=torch.cuda.is_available(),
     )
     cuda_archs = None
+    nvcc_flags = NVCC_FLAGS
     if decision.build:
         devices = range(torch.cuda.device_count())
         capabilities = [torch.cuda.get_device_capability(device) for device in devices]
         cuda_archs = choose_cuda_archs(os.environ.get("TORCH_CUDA_ARCH_LIST"), capabilities)
         os.environ["TORCH_CUDA_ARCH_LIST"] = cuda_archs
+        nvcc_flags = [*NVCC_FLAGS, *gencode_flags(cuda_archs)]
     # Headers in system folders give no warnings: so ours can be compiled with -Wextra beside
     # torch's. (The same folder named by -I, as torch does, is then ignored there.)
     system = cpp_extension.include_paths(device_type="cuda" if decision.build else "cpu")
@@ -183,7 +201,7 @@ def setup_arguments(root: Path) -> dict:
     extension = make_extension(
         MODULE,
         find_sources(root, cuda=decision.build),
-        extra_compile_args={"cxx": cxx_flags, "nvcc": NVCC_FLAGS},
+        extra_compile_args={"cxx": cxx_flags, "nvcc": nvcc_flags},
         extra_link_args=["-fopenmp"],
     )
     warnings = (decision.warning,) if decision.warning else ()

@@ -166,6 +166,16 @@ def test_cuda_architectures():
     assert build.choose_cuda_archs(None, []) == "8.0;9.0+PTX"
 
 
+def test_machine_code_of_all_architectures_is_made_from_one_ptx():
+    flag = "-gencode=arch=compute_{},code={}".format
+    machine_code = [flag(80, "sm_80"), flag(80, "sm_90")]
+    assert build.gencode_flags(build.DEFAULT_CUDA_ARCHS) == [*machine_code, flag(80, "compute_80")]
+    assert build.gencode_flags("9.0 8.0") == machine_code
+    assert build.gencode_flags("10.0;9.0") == [flag(90, "sm_90"), flag(90, "sm_100")]
+    # Other lists are left to torch.
+    assert build.gencode_flags("Hopper") == build.gencode_flags("8.0;9.0a") == []
+
+
 def test_toolkit_version(tmp_path):
     assert build.toolkit_version(None) is None
     assert build.toolkit_version(str(tmp_path)) is None
@@ -245,6 +255,8 @@ def test_a_toolkit_that_fits_builds_cuda_without_a_gpu(toolkit, requested):
     assert plan, process.stderr
     assert is_cuda_plan(plan)
     assert plan["archs"] == "8.0;9.0+PTX"
+    codes = [flag for flag in plan["flags"]["nvcc"] if flag.startswith("-gencode")]
+    assert codes == build.gencode_flags(plan["archs"])
     # No driver is needed to link or to import.
     assert "cuda" not in plan["libraries"]
     assert not any("fast" in flag for flag in plan["flags"]["nvcc"])

@@ -14,12 +14,20 @@ CONV2D_INLINE uint32_t float_to_bits(float value) {
   return bits;
 }
 
+// Long enough to be functions: inlined for each lane they would be a third of the portable engine, which has no
+// instructions for float16.
+#if defined(CONV2D_HAS_NATIVE_VEC)
+#define CONV2D_HALF_FUNCTION CONV2D_INLINE
+#else
+#define CONV2D_HALF_FUNCTION inline __attribute__((noinline))
+#endif
+
 template <class T>
 CONV2D_INLINE T widen_scalar(T value) {
   return value;
 }
 CONV2D_INLINE float widen_scalar(BFloat16 value) { return bits_to_float(uint32_t(value.bits) << 16); }
-CONV2D_INLINE float widen_scalar(Float16 value) {
+CONV2D_HALF_FUNCTION float widen_scalar(Float16 value) {
   const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
   const uint32_t exponent = (value.bits >> 10) & 0x1fu, fraction = value.bits & 0x3ffu;
   if (exponent == 0x1f) {  // infinity, or a NaN made quiet
@@ -47,7 +55,7 @@ struct Narrow<BFloat16> {
 };
 template <>
 struct Narrow<Float16> {
-  static CONV2D_INLINE Float16 from(float value) {
+  static CONV2D_HALF_FUNCTION Float16 from(float value) {
     const uint32_t bits = float_to_bits(value), magnitude = bits & 0x7fffffffu;
     const uint16_t sign = uint16_t((bits >> 16) & 0x8000u);
     if (magnitude > 0x7f800000u) return {uint16_t(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu))};

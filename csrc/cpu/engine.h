@@ -17,7 +17,9 @@ namespace conv2d_ext::cpu {
 // One table for each instruction set; a null engine means "not compiled into this build".
 struct Engine {
   const char* isa;
-  const char* kernels;  // the instruction set that its kernels are compiled for: its own, or one that it includes
+  // The instruction set that its kernels are compiled for: its own, or one that it includes. Those of integers.
+  const char* kernels;
+  const char* integer_kernels;
   void (*conv)(DType, const ConvGemm&, const Executor&);
   void (*grad_weight)(const Conv2dProblem&, DType, ConstTensorView, ConstTensorView, TensorView, const Executor&);
   void (*grad_bias)(int64_t, int64_t, int64_t, int64_t, DType, ConstTensorView, void*, const Executor&);

@@ -12,6 +12,8 @@
 #define CONV2D_ISA avx512
 #define CONV2D_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #define CONV2D_HAS_NATIVE_VEC
+#define CONV2D_INTEGER_ENGINE avx2_engine
+#define CONV2D_INTEGER_ISA "avx2"
 #include "isa_target.h"
 
 #include "vec_avx512.h"

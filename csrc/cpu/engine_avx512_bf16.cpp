@@ -36,8 +36,8 @@ inline VectorShape shape_of(DType) { return vector_shape<float>(); }
 
 inline int rows_of(DType, int64_t vectors) { return ukernels_for<float, false>(vectors).rows; }
 
-constexpr Engine kPairsEngine{kIsaName, kIsaName, conv,     nullptr, nullptr, nullptr, nullptr,
-                              nullptr,  nullptr,  shape_of, nullptr, rows_of, nullptr};
+constexpr Engine kPairsEngine{kIsaName, kIsaName, nullptr, conv,     nullptr, nullptr, nullptr,
+                              nullptr,  nullptr,  nullptr, shape_of, nullptr, rows_of, nullptr};
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
 

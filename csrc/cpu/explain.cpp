@@ -52,8 +52,9 @@ std::string why_widened(DType dtype, const char* where) {
 // `taken`: the engine whose kernels run; `pairs`: those that take bfloat16 products in pairs.
 void name_kernel(Explanation& e, DType dtype, const Engine& taken, bool pairs, const char* family, int64_t rows,
                  int64_t width) {
+  const bool integers = dtype >= DType::kInt8;
   e.micro_kernel = std::string(family) + "_" + (pairs ? "bf16" : compute_name(dtype)) + "_" + std::to_string(rows) +
-                   "x" + std::to_string(width) + "__" + taken.kernels;
+                   "x" + std::to_string(width) + "__" + (integers ? taken.integer_kernels : taken.kernels);
   if (pairs) {
     e.engine += ", bfloat16 products in pairs";
   } else if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {

@@ -10,12 +10,17 @@ CONV2D_INLINE void fill_zero(T* dst, int64_t n) {
 
 // ---- vectors from strided memory -----------------------------------------------------------------------------------
 
+// Whether there are the operations (transpose, unzip, zip) of which drivers, packers and stores beyond the generic ones
+// are made. The portable engine has none: it is there for results, not for speed, and each driver is minutes of
+// compiling. Which of them run changes no bit.
 template <class T>
 constexpr bool kHasTranspose = false;
+#if defined(CONV2D_HAS_NATIVE_VEC)
 template <>
 constexpr bool kHasTranspose<float> = true;
 template <>
 constexpr bool kHasTranspose<double> = true;
+#endif
 
 // A vector of the compute type from any storage type.
 template <class T>

@@ -88,37 +88,15 @@ struct VecBits128 {
   static CONV2D_INLINE void store_partial(T* p, reg v, int n) {
     for (int i = 0; i < n; ++i) p[i] = v[i];
   }
-  static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
-    T t[2 * kLanes];
-    store(t, a);
-    store(t + kLanes, b);
-    for (int i = 0; i < kLanes; ++i) {
-      even[i] = t[2 * i];
-      odd[i] = t[2 * i + 1];
-    }
-  }
-  static CONV2D_INLINE void zip(reg even, reg odd, reg& a, reg& b) {
-    T t[2 * kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      t[2 * i] = even[i];
-      t[2 * i + 1] = odd[i];
-    }
-    a = load(t);
-    b = load(t + kLanes);
-  }
-  static CONV2D_INLINE void transpose(reg (&r)[kLanes]) {
-    T t[kLanes][kLanes];
-    for (int i = 0; i < kLanes; ++i) store(t[i], r[i]);
-    for (int i = 0; i < kLanes; ++i) {
-      for (int j = 0; j < kLanes; ++j) r[i][j] = t[j][i];
-    }
-  }
   static CONV2D_INLINE reg sum_each(reg (&r)[kLanes]) {
-    transpose(r);
-    for (int n = kLanes / 2; n > 0; n /= 2) {
-      for (int i = 0; i < n; ++i) r[i] = add(r[i], r[i + n]);
+    reg lanes[kLanes]{};  // lane l of all r
+    for (int l = 0; l < kLanes; ++l) {
+      for (int i = 0; i < kLanes; ++i) lanes[l][i] = r[i][l];
     }
-    return r[0];
+    for (int n = kLanes / 2; n > 0; n /= 2) {
+      for (int l = 0; l < n; ++l) lanes[l] = add(lanes[l], lanes[l + n]);
+    }
+    return lanes[0];
   }
 };
 
