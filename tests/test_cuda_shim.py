@@ -363,13 +363,23 @@ def test_tf32_of_particular_numbers():
 @pytest.mark.parametrize(
     ("configuration", "error"),
     [
-        ((1, 1, 1024, 227 << 10), ""),
+        ((1, 1, 1024, 48 << 10), ""),
+        ((1, 1, 1024, 227 << 10, 227 << 10), ""),
         ((0, 1, 32, 0), "invalid configuration argument"),
         ((1, 65536, 32, 0), "invalid configuration argument"),
         ((1, 1, 0, 0), "invalid configuration argument"),
         ((1, 1, 1025, 0), "invalid configuration argument"),
-        ((1, 1, 32, (227 << 10) + 1), "invalid argument"),
+        ((1, 1, 32, 227 << 10, (227 << 10) + 1), "invalid argument"),
     ],
 )
 def test_launches_are_refused_as_the_device_does(configuration, error):
     assert selftest().launch(*configuration) == error
+
+
+def test_a_kernels_limit_of_shared_memory_is_the_last_that_was_set():
+    """Also where that is lower, and for all later launches."""
+    assert selftest().launch(1, 1, 32, 100 << 10, 126 << 10) == ""
+    assert selftest().launch(1, 1, 32, 126 << 10) == ""
+    assert selftest().launch(1, 1, 32, 77 << 10, 77 << 10) == ""
+    assert selftest().launch(1, 1, 32, (77 << 10) + 1) == "invalid argument"
+    assert selftest().launch(1, 1, 32, 48 << 10, 1) == ""

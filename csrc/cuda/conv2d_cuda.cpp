@@ -66,6 +66,7 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
           gemm.reduce_items = gemm.reduce_x_tiles * p.m * p.groups * phases;
         }
         gemm.shared_bytes = plan.shared_bytes;
+        gemm.most_shared_bytes = kernel.shared_several_chains;
         gemm.vector_a = plan.vector_a;
         gemm.vector_b = plan.vector_b;
         gemm.stream = stream;
@@ -143,6 +144,7 @@ cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTen
   gemm.reduce_items = reduce_items;
   gemm.reduce_x_tiles = reduce_x_tiles;
   gemm.shared_bytes = plan.shared_bytes;
+  gemm.most_shared_bytes = kernel.shared_several_chains;
   gemm.stream = stream;
   return kernel.launch_weight(g, gemm);
 }

@@ -137,18 +137,12 @@ struct Same {
   using Type = T;
 };
 
-// Queues the kernel. shared_bytes beyond 48 KiB need an attribute of the kernel, which is set for every such launch: it
-// belongs to the current device, and setting it again costs less than finding out.
+// Queues the kernel. shared_bytes beyond 48 KiB need a SharedMemoryLimit (shared_memory_limit.h).
 template <class... Params>
 cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream,
                    typename Same<Params>::Type... args) {
-  const void* const function = reinterpret_cast<const void*>(kernel);
-  if (shared_bytes > 48 * 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    if (error != cudaSuccess) return error;
-  }
   void* pointers[] = {const_cast<void*>(static_cast<const void*>(&args))...};
-  return cudaLaunchKernel(function, grid, block, pointers, shared_bytes, stream);
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, pointers, shared_bytes, stream);
 }
 
 }  // namespace conv2d_ext::cuda

@@ -35,6 +35,8 @@ struct Storage {
 
 template <class T, int ROWS>
 cudaError_t weight_of(const WeightParams& params, const DirectWeightLaunch& launch_of) {
+  // So that no launch here needs a SharedMemoryLimit.
+  static_assert(direct_weight_shared_bytes<SumOf<T>, ROWS>() <= kSharedBytesOfAll);
   const DirectWeightShape shape{launch_of.segment_pixels, launch_of.column_blocks, launch_of.row_blocks,
                                 launch_of.group_blocks, launch_of.lanes_are_groups};
   const int64_t items = launch_of.column_blocks * launch_of.row_blocks * launch_of.group_blocks * params.tile.segments;
@@ -68,7 +70,8 @@ cudaError_t bias(const BiasLaunch& b) {
                           b.segment_pixels,
                           b.lanes_are_channels};
   const int64_t items = (b.channels + kSlots - 1) / kSlots * b.segments;
-  const int shared = kSlots * (kResidues + 1) * static_cast<int>(sizeof(SumOf<T>));
+  constexpr int shared = kSlots * (kResidues + 1) * static_cast<int>(sizeof(SumOf<T>));
+  static_assert(shared <= kSharedBytesOfAll);
   const cudaError_t error =
       launch(sum_pixels<T>, dim3(static_cast<unsigned>(items)), dim3(kDirectThreads), shared, b.stream, params);
   if (error != cudaSuccess || b.partials == 0) return error;

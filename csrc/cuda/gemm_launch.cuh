@@ -3,6 +3,7 @@
 
 #include "gemm_kernel.cuh"
 #include "kernels.h"
+#include "shared_memory_limit.h"
 
 namespace conv2d_ext::cuda {
 
@@ -15,9 +16,13 @@ cudaError_t launch_reduction(const typename Geometry::Params& params, const Gemm
 
 template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS, Load LOAD_A, Load LOAD_B>
 cudaError_t launch_gemm(const typename Geometry::Params& params, const GemmLaunch& launch_of) {
-  const cudaError_t error = launch(gemm_kernel<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS, LOAD_A, LOAD_B>,
-                                   dim3(static_cast<unsigned>(launch_of.items)), dim3(WARPS_M * WARPS_X * 32),
-                                   launch_of.shared_bytes, launch_of.stream, params);
+  void (*const kernel)(const typename Geometry::Params) =
+      gemm_kernel<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS, LOAD_A, LOAD_B>;
+  static SharedMemoryLimit limit;
+  cudaError_t error = limit.raise(reinterpret_cast<const void*>(kernel), launch_of.most_shared_bytes);
+  if (error != cudaSuccess) return error;
+  error = launch(kernel, dim3(static_cast<unsigned>(launch_of.items)), dim3(WARPS_M * WARPS_X * 32),
+                 launch_of.shared_bytes, launch_of.stream, params);
   return error != cudaSuccess ? error : launch_reduction<Policy, Geometry>(params, launch_of);
 }
 

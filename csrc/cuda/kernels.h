@@ -21,6 +21,7 @@ struct GemmLaunch {
   int64_t reduce_items;  // of reduce_partials; 0 where there are no partials
   int64_t reduce_x_tiles;
   int shared_bytes;
+  int most_shared_bytes;    // of any launch of this table entry
   bool vector_a, vector_b;  // 16-bit types: copy 16 bytes along k
   cudaStream_t stream;
 };

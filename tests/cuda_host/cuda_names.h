@@ -77,3 +77,11 @@ inline const char* cudaGetErrorString(cudaError_t error) {
 using cudaStream_t = struct CUstream_st*;
 cudaError_t cudaMemsetAsync(void* to, int value, decltype(sizeof 0) bytes, cudaStream_t stream = nullptr);
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+enum cudaFuncAttribute : int { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaDeviceAttr : int { cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
+// Of the calling thread's session: each amount of shared memory is a device of its own.
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+// As on a device, for all host threads and from then on, also downwards.
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);

@@ -46,6 +46,7 @@ class Execution:
     order: Order = Order.FORWARD
     seed: int = 0
     machine: Machine = Machine()
+    holds: bool = False  # its first large launch waits until another thread has launched something
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ class KernelError(AssertionError):
     """A call that was refused, or a kernel that did something wrong."""
 
 
-_EXECUTION_FIELDS = ("order", "seed", "sm_count", "shared_bytes", "variant", "split")
+_EXECUTION_FIELDS = ("order", "seed", "holds", "sm_count", "shared_bytes", "variant", "split")
 
 
 class _Tensor(ctypes.Structure):
@@ -114,6 +115,11 @@ class Engine:
         self._library = ctypes.CDLL(str(library))
         self._library.cuda_host_run.restype = ctypes.c_char_p
         self._library.cuda_host_kernels.restype = ctypes.c_char_p
+        self._library.cuda_host_held.restype = ctypes.c_int64
+
+    def held(self) -> int:
+        """Calls of other threads that wait, as Execution.holds has it."""
+        return self._library.cuda_host_held()
 
     def kernels(self, dtype: torch.dtype, *, tf32: bool = False) -> list[str]:
         """The names of the GEMM kernels that plans choose from."""
@@ -198,6 +204,7 @@ class Engine:
             int(plan_only),
             int(execution.order),
             execution.seed,
+            int(execution.holds),
             execution.machine.sm_count,
             execution.machine.shared_bytes,
             execution.machine.variant,

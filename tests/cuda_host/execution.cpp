@@ -5,11 +5,16 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <random>
+#include <utility>
 
 #include "fiber.h"
 #include "sanitizer.h"
@@ -26,6 +31,7 @@ namespace conv2d_ext::cuda_host {
 namespace {
 
 constexpr int kLanes = 32;
+constexpr int kSharedBytesOfAll = 48 << 10;
 constexpr unsigned kMostThreads = 1024;
 constexpr unsigned kMostGridY = 65535;
 
@@ -305,24 +311,93 @@ class FaultHandler {
 
 }  // namespace
 
-Session::Session(const Settings& session_settings) : settings(session_settings) {
-  if (machine().session != nullptr) throw std::logic_error("a session exists already");
-  machine().session = this;
+// ---- what host threads share
+
+namespace {
+
+thread_local Session* own_session = nullptr;
+
+struct Host {
+  std::mutex running;  // a grid
+  std::mutex mutex;    // of all below
+  std::vector<int> devices;
+  std::map<std::pair<const void*, int>, int> shared_limits;  // by kernel and device
+  std::condition_variable changed;
+  int held = 0;
+  uint64_t grids = 0;
+};
+
+Host& host() {
+  static Host only;
+  return only;
 }
 
-Session::~Session() { machine().session = nullptr; }
+int device_of(const Session& session) {
+  auto& devices = host().devices;
+  const auto found = std::find(devices.begin(), devices.end(), session.settings.shared_bytes_per_block);
+  if (found != devices.end()) return static_cast<int>(found - devices.begin());
+  devices.push_back(session.settings.shared_bytes_per_block);
+  return static_cast<int>(devices.size()) - 1;
+}
+
+Session& session_here() {
+  if (own_session == nullptr) throw std::logic_error("CUDA is called without a session");
+  return *own_session;
+}
+
+// What a launch of this thread may ask for.
+int shared_limit(const void* kernel) {
+  const std::lock_guard lock(host().mutex);
+  const auto found = host().shared_limits.find({kernel, device_of(session_here())});
+  return found == host().shared_limits.end() ? kSharedBytesOfAll : std::max(kSharedBytesOfAll, found->second);
+}
+
+void hold() {
+  std::unique_lock lock(host().mutex);
+  const uint64_t before = host().grids;
+  ++host().held;
+  const bool came = host().changed.wait_for(lock, std::chrono::minutes(1), [&] { return host().grids != before; });
+  --host().held;
+  if (!came) throw Failure("a launch was held, and no other thread launched anything");
+}
+
+}  // namespace
+
+int held_sessions() {
+  const std::lock_guard lock(host().mutex);
+  return host().held;
+}
+
+Session::Session(const Settings& session_settings) : settings(session_settings) {
+  if (own_session != nullptr) throw std::logic_error("this thread has a session already");
+  own_session = this;
+}
+
+Session::~Session() { own_session = nullptr; }
 
 cudaError_t run_grid(dim3 grid, dim3 block, int shared_bytes, const void* kernel, Body body, const void* arguments) {
-  const Session* const session = machine().session;
-  if (session == nullptr) throw std::logic_error("a kernel is launched without a session");
-  if (machine().runs_a_thread()) throw std::logic_error("a kernel launches a kernel");
+  Session& session = session_here();
+  if (session.is_running) throw std::logic_error("a kernel launches a kernel");
   const uint64_t threads = static_cast<uint64_t>(block.x) * block.y * block.z;
   if (threads == 0 || threads > kMostThreads || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu ||
       grid.y > kMostGridY || grid.z > kMostGridY)
     return cudaErrorInvalidConfiguration;
-  if (shared_bytes < 0 || shared_bytes > session->settings.shared_bytes_per_block) return cudaErrorInvalidValue;
-  const FaultHandler handler;
-  machine().run(grid, block, shared_bytes, kernel, body, arguments);
+  if (session.settings.holds && !session.has_held && shared_bytes > kSharedBytesOfAll) {
+    session.has_held = true;
+    hold();
+  }
+  if (shared_bytes < 0 || shared_bytes > shared_limit(kernel)) return cudaErrorInvalidValue;
+  {
+    const std::lock_guard running(host().running);
+    const FaultHandler handler;
+    session.is_running = true;
+    machine().session = &session;
+    machine().run(grid, block, shared_bytes, kernel, body, arguments);
+    session.is_running = false;
+  }
+  const std::lock_guard lock(host().mutex);
+  ++host().grids;
+  host().changed.notify_all();
   return cudaSuccess;
 }
 
@@ -380,3 +455,27 @@ void wait_copies(int pending) {
 }
 
 }  // namespace conv2d_ext::cuda_host
+
+namespace cuda_host = conv2d_ext::cuda_host;
+
+cudaError_t cudaGetDevice(int* device) {
+  const std::lock_guard lock(cuda_host::host().mutex);
+  *device = cuda_host::device_of(cuda_host::session_here());
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin) return cudaErrorInvalidValue;
+  const std::lock_guard lock(cuda_host::host().mutex);
+  *value = cuda_host::host().devices.at(device);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorInvalidValue;
+  const std::lock_guard lock(cuda_host::host().mutex);
+  const int device = cuda_host::device_of(cuda_host::session_here());
+  if (value < 0 || value > cuda_host::host().devices[device]) return cudaErrorInvalidValue;
+  cuda_host::host().shared_limits[{kernel, device}] = value;
+  return cudaSuccess;
+}

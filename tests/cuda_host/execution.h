@@ -3,6 +3,9 @@
 // A thread runs until it comes to a barrier or to an operation of its whole warp. So what a kernel fails to order
 // happens in the order that the session asks for. A kernel that does something wrong ends its launch with a Failure:
 // its other threads are not gone on with, and nothing of them is left for the next launch.
+//
+// Host threads may each have a session. Their grids run one at a time; what they set between is shared, as a device's
+// settings are.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +27,13 @@ struct Settings {
   Order order = Order::kForward;
   uint64_t seed = 0;                       // of kShuffled
   int shared_bytes_per_block = 227 << 10;  // a launch that asks for more is refused
+  // The session's first launch of more than 48 KiB waits, all that leads to it done, until another thread's has run:
+  // the worst moment for what the two share.
+  bool holds = false;
 };
+
+// Sessions whose launch waits now.
+int held_sessions();
 
 // What launches did at one line of source.
 struct KernelTraffic {
@@ -32,7 +41,7 @@ struct KernelTraffic {
   AccessSite access;
 };
 
-// Launches are possible while a session exists, one at a time.
+// A thread's launches are possible while it has a session, one at a time.
 class Session {
  public:
   explicit Session(const Settings& settings);
@@ -43,6 +52,7 @@ class Session {
   const Settings settings;
   std::vector<KernelTraffic> traffic;  // of all launches
   uint64_t launches = 0;
+  bool has_held = false, is_running = false;
 };
 
 using Body = void (*)(const void* arguments);

@@ -39,7 +39,7 @@ struct HostTensor {
 // `direction`: a Direction, or 3 for grad_bias. The operands are (input, weight), (grad_output, weight),
 // (grad_output, input) or grad_output alone. bias: size[0] elements; data null where there is none.
 struct HostCall {
-  int64_t direction, dtype, math, plan_only, order, seed, sm_count, shared_bytes, variant, split;
+  int64_t direction, dtype, math, plan_only, order, seed, holds, sm_count, shared_bytes, variant, split;
   Conv2dProblem problem;
   HostTensor first, second, bias, result;
 };
@@ -247,6 +247,7 @@ void run(const HostCall& call, Json& json) {
   Settings settings;
   settings.order = static_cast<Order>(call.order);
   settings.seed = static_cast<uint64_t>(call.seed);
+  settings.holds = call.holds != 0;
   settings.shared_bytes_per_block = static_cast<int>(call.shared_bytes);
   Session session(settings);
   const void* const bias_data = call.bias.data == nullptr ? nullptr : bias.view().data;
@@ -270,10 +271,10 @@ void run(const HostCall& call, Json& json) {
 
 }  // namespace
 
-// A JSON object, valid until the next call: "error" where the call failed, and as far as it came "plan", "traffic",
+// A JSON object, valid until the thread's next call: "error" where the call failed, and as far as it came "plan", "traffic",
 // "launches" and "workspace_bytes".
 extern "C" const char* cuda_host_run(const HostCall* call) {
-  static std::string answer;
+  thread_local std::string answer;
   Json json;
   try {
     run(*call, json);
@@ -283,6 +284,9 @@ extern "C" const char* cuda_host_run(const HostCall* call) {
   answer = json.text();
   return answer.c_str();
 }
+
+// Calls whose launch waits for another thread's, as `holds` asks.
+extern "C" int64_t cuda_host_held() { return conv2d_ext::cuda_host::held_sessions(); }
 
 // The names of all kernels that plans choose from, for a dtype and a Float32Math, separated by newlines.
 extern "C" const char* cuda_host_kernels(int64_t dtype, int64_t math) {

@@ -1,8 +1,8 @@
 """Bugs put into the CUDA sources one at a time, each of which the checks must catch.
 
 A mutation is an exact replacement in one file and one call that shows it: by a failure of the host
-execution, by other bits than the unaltered kernels give, by more bank conflicts, or under
-sanitizers.
+execution, by other bits than the unaltered kernels give, by more bank conflicts, under sanitizers,
+or where a second host thread launches the same kernel at the worst moment.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import pathlib
 import shutil
 import signal
 import tempfile
+import threading
+import time
 
 import torch
 
@@ -38,7 +40,7 @@ class Mutation:
     problem: Problem
     arrangement: str = "contiguous"  # of both operands and the result
     machine: Machine = DEFAULT_MACHINE
-    shows: str = "failure or bits"  # or "bank conflicts", or "sanitizers"
+    shows: str = "failure or bits"  # or "bank conflicts", "sanitizers", "two threads"
 
     def __str__(self) -> str:
         return self.name
@@ -387,6 +389,20 @@ MUTATIONS = (
         SEGMENTED,
         shows="bank conflicts",
     ),
+    # ---- what host threads share
+    _in(
+        "gemm_launch.cuh",
+        "a launch sets its own size as the kernel's limit",
+        "limit.raise(reinterpret_cast<const void*>(kernel), launch_of.most_shared_bytes);",
+        "cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),"
+        " cudaFuncAttributeMaxDynamicSharedMemorySize, launch_of.shared_bytes);",
+        "gemm_bf16.cu",
+        "forward",
+        "bfloat16",
+        WHOLE_SEGMENTED,
+        machine=UNSPLIT,
+        shows="two threads",
+    ),
 )
 
 
@@ -455,6 +471,39 @@ def run_call(mutation: Mutation, library: Engine) -> Answer:
     )
 
 
+def run_beside_a_smaller_call(mutation: Mutation, library: Engine) -> Answer:
+    """The call, in whose launch another thread's of the same kernel comes in between, which takes
+    less shared memory."""
+    math = next(math for math in MATHS if str(math) == mutation.math)
+    answers: list[Answer | KernelError] = []
+
+    def run(problem: Problem, execution: Execution) -> None:
+        tensors = make_tensors(problem, math.dtype)
+        first, second = operands(mutation.direction, tensors)
+        bias = tensors.bias if mutation.direction == "forward" else None
+        try:
+            answers.append(
+                library.run(mutation.direction, problem, first, second, bias, execution=execution)
+            )
+        except KernelError as error:
+            answers.append(error)
+
+    execution = Execution(machine=mutation.machine, holds=True)
+    thread = threading.Thread(target=run, args=(mutation.problem, execution))
+    thread.start()
+    while thread.is_alive() and not library.held():
+        time.sleep(0.001)
+    run(WHOLE_GROUPS, Execution(machine=mutation.machine))
+    thread.join()
+    smaller, answer = answers
+    for found in answers:
+        if isinstance(found, KernelError):
+            raise found
+    assert smaller.plan["kernel"] == answer.plan["kernel"]
+    assert 48 << 10 < smaller.plan["shared_bytes"] < answer.plan["shared_bytes"]
+    return answer
+
+
 def wavefront_ratio(answer: Answer) -> float:
     wavefronts, ideal = (sum(at[key] for at in answer.traffic) for key in ("wavefronts", "ideal"))
     return wavefronts / ideal
@@ -462,8 +511,9 @@ def wavefront_ratio(answer: Answer) -> float:
 
 def _compare(mutation: Mutation, library: pathlib.Path, expected: Answer) -> str:
     """How the library's answer differs from the expected one; "" where it doesn't."""
+    run = run_beside_a_smaller_call if mutation.shows == "two threads" else run_call
     try:
-        found = run_call(mutation, Engine(library))
+        found = run(mutation, Engine(library))
     except KernelError as error:
         return str(error)
     if mutation.shows == "bank conflicts":

@@ -83,8 +83,12 @@ class Selftest:
         )
         return out
 
-    def launch(self, ctas: int, grid_y: int, threads: int, shared_bytes: int) -> str:
-        return self._library.selftest_launch(ctas, grid_y, threads, shared_bytes).decode()
+    def launch(
+        self, ctas: int, grid_y: int, threads: int, shared_bytes: int, shared_limit: int = 0
+    ) -> str:
+        """shared_limit: the kernel's, set before and kept; 0 leaves it as it is."""
+        sizes = (ctas, grid_y, threads, shared_bytes, shared_limit)
+        return self._library.selftest_launch(*sizes).decode()
 
 
 def build_selftest(*, sanitize: bool = False) -> pathlib.Path:

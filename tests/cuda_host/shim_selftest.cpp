@@ -464,7 +464,7 @@ const char* selftest_banks(const char* name, int stride, int order, uint64_t* tr
   for (const Pattern& it : kPatterns)
     if (std::strcmp(it.name, name) == 0)
       return guarded(settings_of(order, 1), [&](Session& session) {
-        const cudaError_t error = launch(it.kernel, dim3(1), dim3(32), 64 * 1024, nullptr, stride);
+        const cudaError_t error = launch(it.kernel, dim3(1), dim3(32), 48 * 1024, nullptr, stride);
         for (const auto& at : session.traffic) {
           traffic[0] += at.access.traffic.accesses;
           traffic[1] += at.access.traffic.wavefronts;
@@ -506,10 +506,16 @@ void selftest_convert(int kind, int64_t count, const uint32_t* in, uint32_t* out
   }
 }
 
-// A launch of so many CTAs and threads that does nothing.
-const char* selftest_launch(unsigned ctas, unsigned grid_y, unsigned threads, int shared_bytes) {
+// A launch of so many CTAs and threads that does nothing. shared_limit: the kernel's, set before; 0: left as it is.
+const char* selftest_launch(unsigned ctas, unsigned grid_y, unsigned threads, int shared_bytes, int shared_limit) {
   return guarded({}, [&](Session&) {
-    return launch(static_cast<void (*)(int)>([](int) {}), dim3(ctas, grid_y), dim3(threads), shared_bytes, nullptr, 0);
+    void (*const kernel)(int) = [](int) {};
+    if (shared_limit != 0) {
+      const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, shared_limit);
+      if (error != cudaSuccess) return error;
+    }
+    return launch(kernel, dim3(ctas, grid_y), dim3(threads), shared_bytes, nullptr, 0);
   });
 }
 }
