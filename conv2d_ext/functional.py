@@ -143,6 +143,8 @@ class CudaDirectionExplanation:
     shared_bytes: int  # of a CTA
     workspace_bytes: int
     refused: str  # why a faster kernel is not taken; empty where there is none
+    wanted: str  # what became of a choice that tuning asked for; empty where it asked for none
+    estimated_cycles: float  # of a GEMM, by which the planner compares kernels
 
     def __str__(self) -> str:
         if not self.kernel:  # an empty result
@@ -158,6 +160,8 @@ class CudaDirectionExplanation:
         ]
         if self.refused:
             lines.append(f"faster kernel refused: {self.refused}")
+        if self.wanted:
+            lines.append(f"another kernel wanted: {self.wanted}")
         return "\n".join(lines)
 
 

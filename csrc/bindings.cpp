@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #if defined(CONV2D_EXT_WITH_CUDA)
 #include "cuda/conv2d_cuda_ops.h"
 #include "cuda/float32_math.h"
+#include "cuda/plan.h"
 #endif
 
 namespace conv2d_ext {
@@ -193,6 +195,8 @@ py::dict describe(const cuda::Plan& plan) {
   result["shared_bytes"] = plan.shared_bytes;
   result["workspace_bytes"] = plan.workspace_bytes;
   result["refused"] = plan.refused;
+  result["wanted"] = plan.wanted;
+  result["estimated_cycles"] = plan.cycles;
   return result;
 }
 
@@ -230,7 +234,7 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
 #if defined(CONV2D_EXT_WITH_CUDA)
     if (gpu.has_value() || input.is_cuda()) {
       const auto machine =
-          gpu.has_value() ? cuda::Machine{gpu->first, gpu->second} : cuda::machine_of(input.device().index());
+          gpu.has_value() ? cuda::with_wants({gpu->first, gpu->second}) : cuda::machine_of(input.device().index());
       result = explain_on_cuda(problem, input, weight, output_is_channels_last(input, weight), cuda::float32_math(),
                                machine);
     } else
@@ -242,6 +246,25 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
   result["problem"] = describe(problem);
   return result;
 }
+
+#if defined(CONV2D_EXT_WITH_CUDA)
+
+// The GEMM kernels that calls on tensors of this dtype choose from: what want_on_cuda counts.
+std::vector<std::string> cuda_kernels(const Tensor& tensor, bool tf32) {
+  const auto table = cuda::gemm_table(to_dtype(tensor.scalar_type()),
+                                      tf32 ? cuda::Float32Math::kTF32 : cuda::Float32Math::kIeee);
+  std::vector<std::string> names;
+  for (int i = 0; i < table.count; ++i) names.emplace_back(table.kernels[i].name);
+  return names;
+}
+
+void want_on_cuda(int64_t variant, int64_t split) {
+  if (!cuda::want(variant, split))
+    throw py::value_error("want_on_cuda: no kernel has number " + std::to_string(variant) +
+                          ", or split is none of -1, 0 and 1: " + std::to_string(split));
+}
+
+#endif
 
 py::dict build_config() {
   py::dict result;
@@ -268,5 +291,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_config", &build_config);
 #if defined(CONV2D_EXT_WITH_CUDA)
   m.def("float32_math_on_cuda", [] { return name_of(cuda::float32_math()); });
+  m.def("cuda_kernels", &cuda_kernels, py::arg("tensor"), py::arg("tf32") = false);
+  m.def("want_on_cuda", &want_on_cuda, py::arg("variant") = -1, py::arg("split") = -1);
 #endif
 }

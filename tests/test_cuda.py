@@ -7,8 +7,10 @@ CUDA's own here on the CPU, so that a mistake in a test shows without a GPU.
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import dataclasses
+import itertools
 import os
 
 import peak_memory
@@ -430,6 +432,77 @@ def test_more_memory_than_there_is():
     with pytest.raises(torch.OutOfMemoryError):
         conv2d_ext.conv2d(input, weight, padding=2**21)
     torch.cuda.synchronize()  # nothing was launched
+
+
+# ---- kernels and host threads
+
+
+@pytest.fixture
+def want():
+    """conv2d_ext._C.want_on_cuda, taken back afterwards."""
+    yield conv2d_ext._C.want_on_cuda
+    conv2d_ext._C.want_on_cuda()
+
+
+@cuda_alone
+@pytest.mark.parametrize("view", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("math", [*DTYPES, "tf32"], ids=str)
+def test_bits_of_every_kernel(math, view, want):
+    """Whichever kernel is taken, and whether segments of K are split: the planner's bits."""
+    dtype = torch.float32 if math == "tf32" else math
+    torch._C._set_cudnn_allow_tf32(math == "tf32")
+    kernels = conv2d_ext._C.cuda_kernels(torch.empty(0, dtype=dtype), math == "tf32")
+    taken = set()
+    for problem in (
+        real_layer("resnet50 512@7-512/k3p1"),
+        real_layer("resnet50 3@224-64/k7s2p3").shrunk(64),
+        Problem("few channels, K in segments", 1, 5, (30, 31), 40, (12, 11)),
+    ):
+        drawn = make_tensors(problem, dtype, device=DEVICE)
+        tensors = Tensors(
+            *(t if t is None or t.dim() != 4 or view not in VIEWS else VIEWS[view](t) for t in drawn)
+        )
+        expected = library_results(problem, tensors)
+        for variant, split in itertools.product(range(len(kernels)), (0, 1)):
+            want(variant, split)
+            plan = conv2d_ext.explain(*tensors[:3], **problem.call_args())
+            taken |= {
+                (found.kernel, found.split)
+                for found in (plan.forward, plan.grad_input, plan.grad_weight)
+            }
+            assert_same_bits(
+                library_results(problem, tensors), expected, f"{kernels[variant]}, split {split}"
+            )
+        want()
+    missing = {
+        (kernel, split)
+        for kernel, split in itertools.product(kernels, (False, True))
+        if split or not kernel.startswith("weight")
+    }
+    assert not missing - taken
+
+
+@cuda_alone
+def test_threads_that_launch_one_kernel_with_unequal_shared_memory(want):
+    """A kernel's limit is its device's, of all threads: none may lower it for another."""
+    want(0, 0)
+    problems = [
+        Problem("one chain", 1, 16, (9, 9), 64, (3, 3), padding=(1, 1), bias=False),
+        Problem("several chains", 1, 256, (9, 9), 64, (3, 3), padding=(1, 1), bias=False),
+    ]
+    operands = [make_tensors(p, torch.bfloat16, device=DEVICE)[:2] for p in problems]
+    plans = [conv2d_ext.explain(*tensors, padding=1).forward for tensors in operands]
+    assert plans[0].kernel == plans[1].kernel
+    assert 48 << 10 < plans[0].shared_bytes < plans[1].shared_bytes
+    expected = [conv2d_ext.conv2d(*tensors, padding=1) for tensors in operands]
+
+    def run(number):
+        for _ in range(2000):
+            result = conv2d_ext.conv2d(*operands[number % 2], padding=1)
+        return torch.equal(bits(result), bits(expected[number % 2]))
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, range(4)))
 
 
 # ---- derivatives, autocast, tracing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import conv2d_ext
 from conv2d_ext import _C, testing
 from conv2d_ext.functional import _explanation
-from conv2d_ext.testing import Problem, make_tensors
+from conv2d_ext.testing import Problem, make_tensors, real_layer
 
 DIRECTIONS = ("forward", "grad_input", "grad_weight")
 PROBLEMS = [
@@ -300,6 +301,62 @@ class TestDescribedGpu:
         plan = self._plan(problem, dtype, gpu=self.L4)
         for name in DIRECTIONS:
             assert getattr(plan, name).kernel, getattr(plan, name).engine
+
+    @pytest.mark.parametrize("tf32", [False, True], ids=["ieee", "tf32"])
+    def test_a_wanted_kernel_is_taken_where_it_can_be(self, tf32):
+        """Each that is compiled, split and not; the order of the sums stays, and so does what other
+        calls take afterwards."""
+        torch._C._set_cudnn_allow_tf32(tf32)
+        problem = real_layer("resnet50 512@7-512/k3p1")
+        names = _C.cuda_kernels(torch.empty(0), tf32)
+        assert len(set(names)) == len(names)
+        own = self._plan(problem)
+        assert own.forward.wanted == ""
+        try:
+            for (variant, name), split in itertools.product(enumerate(names), (0, 1)):
+                _C.want_on_cuda(variant, split)
+                plan = self._plan(problem)
+                for direction in DIRECTIONS:
+                    found = getattr(plan, direction)
+                    fits = (direction == "grad_weight") == name.startswith("weight")
+                    fits = fits and not name.endswith("_by_element")
+                    assert (found.kernel == name) == fits
+                    # Segments of pixels, where there are several, always run side by side.
+                    assert found.split == (bool(split) if direction != "grad_weight" else False)
+                    if fits and found.split == bool(split):
+                        assert found.wanted == "taken"
+                    else:
+                        assert found.wanted.startswith("not taken: ")
+                    assert f"another kernel wanted: {found.wanted}" in str(plan)
+                    for field in self.ORDER:
+                        assert getattr(found, field) == getattr(getattr(own, direction), field)
+        finally:
+            _C.want_on_cuda()
+        assert self._plan(problem) == own
+
+    def test_only_the_split_is_wanted(self):
+        """Then the kernel is the fastest of those that have it, by the planner's estimate."""
+        problem = real_layer("resnet50 512@7-512/k3p1")
+        try:
+            for split in (0, 1):
+                _C.want_on_cuda(split=split)
+                wanted = self._plan(problem).forward
+                estimates = []
+                for variant in range(len(_C.cuda_kernels(torch.empty(0)))):
+                    _C.want_on_cuda(variant, split)
+                    other = self._plan(problem).forward
+                    if other.wanted == "taken":
+                        estimates.append(other.estimated_cycles)
+                assert wanted.split == bool(split)
+                assert wanted.estimated_cycles == min(estimates)
+        finally:
+            _C.want_on_cuda()
+
+    @pytest.mark.parametrize("wants", [(-2, -1), (100, -1), (0, 2), (0, -2), (2**40, 0)])
+    def test_what_no_plan_could_have_is_refused(self, wants):
+        with pytest.raises(ValueError, match="want_on_cuda"):
+            _C.want_on_cuda(*wants)
+        assert self._plan(testing.POST).forward.wanted == ""
 
     @pytest.mark.parametrize("batch", [1, 64, 512])
     def test_workspace_of_large_layers(self, batch):

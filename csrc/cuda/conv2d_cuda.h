@@ -38,6 +38,11 @@ struct Machine {
   int wanted_split = -1;  // 0: a CTA takes all segments of K, 1: each has its own
 };
 
+// The machine with what this process wants of all later plans; nothing, until want() says otherwise.
+Machine with_wants(Machine machine);
+// As in Machine, for every thread. False, and nothing changes, where no plan could ever have it.
+bool want(int64_t variant, int64_t split);
+
 constexpr int64_t kMaxWorkspaceBytes = int64_t{32} << 20;
 
 struct Plan {
@@ -58,7 +63,9 @@ struct Plan {
   int64_t workspace_bytes;
   const char* kernel;   // name, as in "conv_gemm_f32_128x128x16"; a literal
   const char* refused;  // why a faster kernel is not taken; "" where none exists
+  const char* wanted;   // what became of the machine's wants; "" where it has none
   const char* error;    // why the call can't run: a size beyond the kernels' range; "" where it can
+  double cycles;        // that an implicit GEMM is estimated to take, by which kernels were compared
 };
 
 // Of the operands only strides and the alignment of data are read, and both matter to the mapping alone. Results are

@@ -17,7 +17,7 @@ namespace conv2d_ext::cuda {
 
 Machine machine_of(c10::DeviceIndex device) {
   const cudaDeviceProp* const properties = at::cuda::getDeviceProperties(device);  // cached by PyTorch
-  return {properties->multiProcessorCount, static_cast<int>(properties->sharedMemPerBlockOptin)};
+  return with_wants({properties->multiProcessorCount, static_cast<int>(properties->sharedMemPerBlockOptin)});
 }
 
 namespace {

@@ -7,7 +7,7 @@
 
 namespace conv2d_ext::cuda {
 
-// What the engine may know about a GPU of this machine; looked up once for each.
+// What the engine may know about a GPU of this machine, looked up once for each; and what is wanted of plans.
 Machine machine_of(c10::DeviceIndex device);
 
 }  // namespace conv2d_ext::cuda

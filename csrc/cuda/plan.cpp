@@ -7,7 +7,9 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <utility>
 
 namespace conv2d_ext::cuda {
 
@@ -103,10 +105,28 @@ double estimate_cycles(const GemmKernel& kernel, const Machine& machine, int sha
   return per_sm * work / (rate * std::sqrt(std::min(1.0, warps / 12))) + waves * kCtaCycles;
 }
 
-// More than any estimate, for what the caller wants.
-double bonus(const Machine& machine, int variant, bool split) {
-  return (variant == machine.wanted_variant ? 1e30 : 0.0) + (int{split} == machine.wanted_split ? 1e31 : 0.0);
+// What comes first of two choices: the one with more of what the machine wants, then the faster one.
+using Rank = std::pair<int, double>;
+
+Rank rank_of(const Machine& machine, int variant, bool split, double cycles) {
+  const bool misses_variant = machine.wanted_variant >= 0 && variant != machine.wanted_variant;
+  const bool misses_split = machine.wanted_split >= 0 && int{split} != machine.wanted_split;
+  return {2 * misses_split + misses_variant, cycles};
 }
+
+const char* note_on_wants(const Plan& plan, const Machine& machine) {
+  if (machine.wanted_variant < 0 && machine.wanted_split < 0) return "";
+  if (plan.engine != Engine::kImplicitGemm) return "not taken: the call is no implicit GEMM";
+  if (machine.wanted_split >= 0 && int{plan.split} != machine.wanted_split)
+    return machine.wanted_split == 1 ? "not taken: K is one segment, or the segments' sums exceed the workspace"
+                                     : "not taken: segments of pixels have CTAs of their own";
+  if (machine.wanted_variant >= 0 && plan.variant != machine.wanted_variant)
+    return "not taken: the kernel is for other calls, or needs more shared memory than there is";
+  return "taken";
+}
+
+// Of the process: the two numbers of want(), in one word, so that no thread sees halves of two.
+std::atomic<uint64_t> process_wants{~uint64_t{0}};
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 bool in_groups(int64_t stride_bytes) { return stride_bytes % 16 == 0; }
@@ -119,7 +139,7 @@ Plan base_plan(Direction direction, DType dtype, Float32Math math) {
   plan.math = dtype == DType::kFloat32 ? math : Float32Math::kIeee;
   plan.variant = -1;
   plan.segments = 1;
-  plan.kernel = plan.refused = plan.error = "";
+  plan.kernel = plan.refused = plan.wanted = plan.error = "";
   return plan;
 }
 
@@ -148,7 +168,7 @@ void plan_conv_gemm(Plan& plan, const ConvCall& call, const Machine& machine) {
   const double rate = products_per_cycle(plan.dtype, plan.math);
   const int64_t phases = static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size());
   const int64_t pixels = p.batch * call.rows.most_positions * call.cols.most_positions;
-  double best = 0;
+  Rank best;
   for (int i = 0; i < table.count; ++i) {
     const GemmKernel& kernel = table.kernels[i];
     if (kernel.kind != kind) continue;
@@ -164,10 +184,12 @@ void plan_conv_gemm(Plan& plan, const ConvCall& call, const Machine& machine) {
       const double k = static_cast<double>(split ? segments.tiles : k_tiles) * kernel.tile_k;
       // The second kernel's launch, and partial sums written and read again.
       const double extra = split ? 4000 + 2.0 * static_cast<double>(partials) / (12.0 * machine.sm_count) : 0;
-      const double cycles = estimate_cycles(kernel, machine, shared, rate, items, k) + extra - bonus(machine, i, split);
-      if (plan.variant >= 0 && cycles >= best) continue;
-      best = cycles;
+      const double cycles = estimate_cycles(kernel, machine, shared, rate, items, k) + extra;
+      const Rank rank = rank_of(machine, i, split, cycles);
+      if (plan.variant >= 0 && rank >= best) continue;
+      best = rank;
       plan.variant = i;
+      plan.cycles = cycles;
       plan.kernel = kernel.name;
       plan.tile_m = kernel.tile_m;
       plan.tile_n = kernel.tile_x;
@@ -225,6 +247,7 @@ Plan plan_conv(Direction direction, const Conv2dProblem& p, DType dtype, Float32
     plan_conv_gemm(plan, call, machine);
     if (size_of(dtype) == 2 && counts_channel_groups(g.channels)) plan_vectors(plan, call, source, weight);
   }
+  plan.wanted = note_on_wants(plan, machine);
   if (plan.ctas > kMostItems) plan.error = "the result is too large for one call on CUDA";
   return plan;
 }
@@ -246,6 +269,24 @@ PixelSegments cut_pixels(int64_t pixels, int64_t least_pixels, int64_t most_segm
 PixelSegments grad_bias_segments(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype) {
   const int64_t fitting = kMaxWorkspaceBytes / (out_channels * sum_bytes(dtype));
   return cut_pixels(batch * out_h * out_w, kLeastDirectPixels, std::min<int64_t>(fitting, 1024));
+}
+
+Machine with_wants(Machine machine) {
+  const uint64_t wants = process_wants.load(std::memory_order_relaxed);
+  machine.wanted_variant = static_cast<int32_t>(wants >> 32);
+  machine.wanted_split = static_cast<int32_t>(wants & 0xffffffff);
+  return machine;
+}
+
+bool want(int64_t variant, int64_t split) {
+  int most_variants = 0;
+  for (const GemmTable& table : {gemm_table_f32(), gemm_table_tf32(), gemm_table_f64(), gemm_table_f16(),
+                                 gemm_table_bf16(), gemm_table_c64(), gemm_table_c128()})
+    most_variants = std::max(most_variants, table.count);
+  if (variant < -1 || variant >= most_variants || split < -1 || split > 1) return false;
+  process_wants.store(static_cast<uint64_t>(static_cast<uint32_t>(variant)) << 32 | static_cast<uint32_t>(split),
+                      std::memory_order_relaxed);
+  return true;
 }
 
 GemmTable gemm_table(DType dtype, Float32Math math) {
@@ -319,7 +360,7 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
         cut_weight_pixels(p, dtype, div_up(plan.gemm_m, 64) * div_up(plan.gemm_n, 128) * p.groups, kLeastGemmPixels);
     const GemmTable table = gemm_table(dtype, plan.math);
     const double rate = products_per_cycle(dtype, plan.math);
-    double best = 0;
+    Rank best;
     for (int i = 0; i < table.count; ++i) {
       const GemmKernel& kernel = table.kernels[i];
       if (kernel.kind != GemmKind::kWeight) continue;
@@ -329,11 +370,12 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
       const int shared = one_chain ? kernel.shared_one_chain : kernel.shared_several_chains;
       if (shared > machine.shared_bytes_per_block) continue;
       const double cycles =
-          estimate_cycles(kernel, machine, shared, rate, items, static_cast<double>(segments.pixels)) -
-          bonus(machine, i, segments.count > 1);
-      if (plan.variant >= 0 && cycles >= best) continue;
-      best = cycles;
+          estimate_cycles(kernel, machine, shared, rate, items, static_cast<double>(segments.pixels));
+      const Rank rank = rank_of(machine, i, segments.count > 1, cycles);
+      if (plan.variant >= 0 && rank >= best) continue;
+      best = rank;
       plan.variant = i;
+      plan.cycles = cycles;
       plan.kernel = kernel.name;
       plan.tile_m = kernel.tile_m;
       plan.tile_n = kernel.tile_x;
@@ -353,6 +395,7 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
   plan.segment_length = segments.pixels;
   plan.split = segments.count > 1;
   plan.workspace_bytes = plan.split ? segments.count * p.out_channels * plan.gemm_n * sum_bytes(dtype) : 0;
+  plan.wanted = note_on_wants(plan, machine);
   if (plan.ctas > kMostItems) plan.error = "the result is too large for one call on CUDA";
   return plan;
 }

@@ -179,6 +179,7 @@ std::string describe(const Plan& plan) {
   json.add("shared_bytes", plan.shared_bytes);
   json.add("workspace_bytes", plan.workspace_bytes);
   json.add("refused", plan.refused);
+  json.add("wanted", plan.wanted);
   json.add("error", plan.error);
   return json.text();
 }
