@@ -82,7 +82,7 @@ def describe(freed_memory_is_kept: bool) -> dict[str, object]:
         "freed_memory": "kept by malloc" if freed_memory_is_kept else "malloc's defaults",
         "versions": {
             "conv2d_ext": conv2d_ext.__version__,
-            "revision": _revision(),
+            "revision": revision(),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "libc": " ".join(platform.libc_ver()),
@@ -149,7 +149,7 @@ def _openmp_libraries() -> list[str]:
     return sorted({Path(p).name for p in paths if "omp" in Path(p).name and ".so" in Path(p).name})
 
 
-def _revision() -> str | None:
+def revision() -> str | None:
     """The commit of the tree these benchmarks are in, with + where files differ from it."""
 
     def git(*arguments: str) -> str:

@@ -9,10 +9,9 @@ import json
 
 import pytest
 import torch
-from rich.console import Console
 
 from benchmarks.cuda import __main__ as program
-from benchmarks.cuda import cases, measure, plots, report, run
+from benchmarks.cuda import cases, device, measure, plots, report, run
 from benchmarks.cuda.cases import ATEN, COMPOSITION, OURS, PYTHON, TUNED, Case, Contestant
 from benchmarks.cuda.measure import Figures
 from benchmarks.cuda.run import Document
@@ -27,6 +26,9 @@ SECONDS = {OURS: 2e-6, ATEN: 4e-6, TUNED: 3e-6, PYTHON: 20e-6, COMPOSITION: 16e-
 
 class MadeUpGpu:
     """Calls each contestant once and invents its times: SECONDS, and multiples of them."""
+
+    def synchronize(self):
+        pass
 
     def measure(self, calls, settings, figures, plan, eager):
         for name, call in calls.items():
@@ -45,8 +47,11 @@ def _case(problem=SMALL, precision=cases.FLOAT32, layout="NCHW", direction="forw
     return Case("tier", problem, precision, layout, direction, contestants, True)
 
 
-def _run(chosen, budget=1e9, free=2**40, **kwargs):
-    return run.run_cases(chosen, MadeUpGpu(), CPU, budget, lambda: free, lambda *a: None, **kwargs)
+def _run(chosen, budget=1e9, free=2**40, gpu=None, **kwargs):
+    def measure(case):
+        return run.measure_here(case, gpu or MadeUpGpu(), CPU, lambda: free)
+
+    return run.run_cases(chosen, measure, budget, lambda *a: None, **kwargs)
 
 
 def _document(chosen):
@@ -60,7 +65,7 @@ def _document(chosen):
 
 def _printed(print_something, document, **kwargs):
     text = io.StringIO()
-    print_something(Console(width=140, file=text), document, **kwargs)
+    print_something(document, stream=text, **kwargs)
     return text.getvalue()
 
 
@@ -134,10 +139,10 @@ def test_what_does_not_fit_the_gpu_is_named():
     assert "GiB of GPU memory" in left_out["post, float32, NCHW, forward"]
 
 
-def test_failures_are_kept_and_three_on_end_stop():
+def test_failures_are_kept_and_eight_on_end_stop():
     class BrokenGpu(MadeUpGpu):
         def measure(self, calls, settings, figures, plan, eager):
-            if self.number in (1, 3, 4, 5):
+            if self.number in (1, *range(3, 11)):
                 self.number += 1
                 raise RuntimeError("CUDA error: misaligned address\nmore")
             self.number += 1
@@ -145,13 +150,13 @@ def test_failures_are_kept_and_three_on_end_stop():
 
         number = 0
 
-    chosen = [_case(dataclasses.replace(SMALL, name=f"number {n}")) for n in range(9)]
-    results, left_out = run.run_cases(chosen, BrokenGpu(), CPU, 1e9, lambda: 2**40, lambda *a: None)
+    chosen = [_case(dataclasses.replace(SMALL, name=f"number {n}")) for n in range(14)]
+    results, left_out = _run(chosen, gpu=BrokenGpu())
     assert [result.name for result in results] == ["number 0", "number 2"]
     reasons = list(left_out.values())
-    assert reasons[:4] == ["failed: CUDA error: misaligned address"] * 4
-    assert reasons[4:] == ["not begun after three failures"] * 3
-    assert len(Document({}, {}, {}, results, left_out, 0.0).failed) == 4
+    assert reasons[:9] == ["failed: CUDA error: misaligned address"] * 9
+    assert reasons[9:] == ["not begun after 8 failures on end"] * 3
+    assert len(Document({}, {}, {}, results, left_out, 0.0).failed) == 9
 
 
 # ---- results
@@ -301,6 +306,7 @@ def test_methods_that_multiply_less(names, method):
 
 def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device, "IS_GPU", True)
     assert program.main(["--output", str(tmp_path)]) == 0
     assert "Nothing was measured: PyTorch finds no GPU" in capsys.readouterr().out
     document = Document.read(tmp_path / "cuda-benchmark.json")

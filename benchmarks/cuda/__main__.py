@@ -4,68 +4,79 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from rich.console import Console
-
-import conv2d_ext
-from benchmarks import machine
-from benchmarks.cuda import cases, report
-from benchmarks.cuda.measure import Gpu, ceilings
-from benchmarks.cuda.run import Document, run_cases
+from benchmarks.cuda import cases, device, report
+from benchmarks.cuda.children import WORKER, Children, Lost, Refused
+from benchmarks.cuda.describe import command as command_line
+from benchmarks.cuda.run import Document, Result, TooLarge, run_cases
 
 WRONG = 1
+DESCRIBE_S = 60
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, command: Sequence[str] = WORKER) -> int:
     """Exit status: 0, also without a GPU; 1 where this library's results are wrong or a case
     failed; 2 for bad arguments."""
     arguments = parse(argv)
     started = time.monotonic()
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    settings = {name: getattr(arguments, name) for name in ("budget", "batch", "filter")}
+    names = ("budget", "batch", "filter", "tiers", "case_limit")
+    settings = {name: getattr(arguments, name) for name in names}
     arguments.output.mkdir(parents=True, exist_ok=True)
-    path = arguments.output / "cuda-benchmark.json"
+    path = arguments.output / f"{arguments.name}.json"
     if arguments.show:
-        report.print_document(console, Document.read(arguments.show), arguments.details)
+        report.print_document(Document.read(arguments.show), arguments.details)
         return 0
-    if reason := why_not():
-        document = Document({}, settings, {}, [], {}, 0.0, skipped=reason)
-        report.print_document(console, document)
+    document = Document({}, settings, {}, [], {}, 0.0, skipped=device.why_not())
+    if document.skipped:
+        report.print_document(document)
         document.write(path)
         return 0
 
-    device = torch.device("cuda", torch.cuda.current_device())
-    document = Document(describe(device), settings, ceilings(device), [], {}, 0.0)
+    planned = cases.plan(arguments.batch)
     chosen = [
-        case for case in cases.plan(arguments.batch) if re.search(arguments.filter, str(case))
+        case
+        for case in planned
+        if re.search(arguments.filter, str(case))
+        and re.search(arguments.tiers, case.tier)
     ]
-    progress = Console(stderr=True)
 
-    def advance(case: cases.Case, left: int) -> None:
-        if progress.is_terminal:
-            progress.print(f"{left} cases left: {case}", markup=False, highlight=False)
+    with Children(command) as children:
 
-    def free_bytes() -> int:
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        def measure(case: cases.Case) -> Result:
+            request = {"do": "benchmark", "batch": arguments.batch, "number": planned.index(case)}
+            found = children.ask(request, arguments.case_limit)
+            if "too_large" in found:
+                raise TooLarge(found["too_large"])
+            return Result.of(found["result"])
 
-    budget = arguments.budget - (time.monotonic() - started)
-    kept = {"results": document.results, "left_out": document.left_out}
-    try:
-        run_cases(chosen, Gpu(), device, budget, free_bytes, advance, **kept)
-    except KeyboardInterrupt:
-        document.left_out["all others"] = "interrupted"
+        def advance(case: cases.Case, left: int) -> None:
+            document.seconds = time.monotonic() - started
+            document.write(path)  # with all before it, whatever this one does
+            if sys.stderr.isatty():
+                print(f"{left} cases left: {case}", file=sys.stderr)
+
+        try:
+            described = children.ask({"do": "describe"}, DESCRIBE_S)
+            document.machine = {**described["machine"], "command": command_line()}
+            document.ceilings = described["ceilings"]
+            budget = arguments.budget - (time.monotonic() - started)
+            kept = {"results": document.results, "left_out": document.left_out}
+            run_cases(chosen, measure, budget, advance, **kept)
+        except (Lost, Refused) as problem:
+            document.skipped = f"the GPU does not answer: {problem}"
+        except KeyboardInterrupt:
+            document.left_out["all others"] = "interrupted"
     document.seconds = time.monotonic() - started
-    report.print_document(console, document, arguments.details)
-    report.print_targets(console, document)
     document.write(path)
+    report.print_document(document, arguments.details)
+    if document.skipped:
+        return WRONG
+    report.print_targets(document)
     written = [path]
     if importlib.util.find_spec("matplotlib") is None:
         print("No pictures: matplotlib is not installed", file=sys.stderr)
@@ -74,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         written += plots.draw(document, arguments.output)
     for file in written:
-        console.print(f"Written: {file}", markup=False, highlight=False)
+        print(f"Written: {file}")
     return WRONG if document.wrong or document.failed else 0
 
 
@@ -97,59 +108,27 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--filter", default="", metavar="REGEX",
         help="of the cases' names, as in 'post, TF32, NCHW, forward'",
     )  # fmt: skip
+    parser.add_argument(
+        "--tiers", default="", metavar="REGEX",
+        help="of what a case is measured for, as in '^(the post|every class)'",
+    )  # fmt: skip
+    parser.add_argument(
+        "--case-limit", type=float, default=30.0, metavar="S",
+        help="seconds after which a case counts as hung (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--details", action="store_true", help="print every case")
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", default=Path("build/benchmarks"),
         help="for the figures as JSON and the pictures (%(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--name", default="cuda-benchmark", help="of the JSON file (%(default)s)"
+    )
     parser.add_argument("--show", type=Path, metavar="FILE", help="print a saved run, measure none")
     arguments = parser.parse_args(argv)
     if not arguments.budget > 0:
         parser.error("--budget: wanted a positive number of seconds")
     return arguments
-
-
-def why_not() -> str | None:
-    """Why nothing can be measured here, or None."""
-    if not torch.cuda.is_available():
-        return "PyTorch finds no GPU on this machine"
-    if not conv2d_ext.build_config()["cuda_architectures"]:
-        return "this build of conv2d_ext has no CUDA code"
-    return None
-
-
-def describe(device: torch.device) -> dict[str, object]:
-    """What a reader on another machine needs to know."""
-    properties = torch.cuda.get_device_properties(device)
-    host = machine.describe(freed_memory_is_kept=False)
-    return {
-        "gpu": properties.name,
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "sm_count": properties.multi_processor_count,
-        "memory_bytes": properties.total_memory,
-        "l2_bytes": properties.L2_cache_size,
-        "driver": _driver(),
-        "host": {key: host[key] for key in ("cpu", "logical_cpus", "system")},
-        "versions": {
-            **host["versions"],
-            # Where the tree has come without its history.
-            "revision": host["versions"]["revision"] or os.environ.get("REVISION"),
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        },
-        "build": host["build"],
-        "started": host["started"],
-        "command": ["python", "-m", "benchmarks.cuda", *sys.argv[1:]],
-    }
-
-
-def _driver() -> str | None:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    found = re.search(r"(\d+\.\d+\.\d+)", text)
-    return found[1] if found else None
 
 
 if __name__ == "__main__":

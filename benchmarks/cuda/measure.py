@@ -64,6 +64,9 @@ class Gpu:
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
 
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
     def measure(
         self,
         calls: Mapping[str, Call],
@@ -80,7 +83,8 @@ class Gpu:
                 with settings[name]():
                     seconds[name] = self._warm_up(call)
             self._measure_graphs(calls, settings, figures, plan, seconds)
-            self._measure_kernels(calls, settings, figures, plan)
+            if plan.profiled_calls:
+                self._measure_kernels(calls, settings, figures, plan)
             if eager:
                 self._measure_eager(calls, settings, figures, plan)
         torch.cuda.synchronize()
@@ -167,6 +171,32 @@ class Gpu:
                     finished = time.perf_counter()
                 figures[name].host_s.append((returned - start) / plan.eager_calls)
                 figures[name].eager_s.append((finished - start) / plan.eager_calls)
+
+
+class CpuInItsPlace:
+    """Goes through the same motions without a GPU; its times mean nothing."""
+
+    def synchronize(self) -> None:
+        pass
+
+    def measure(
+        self,
+        calls: Mapping[str, Call],
+        settings: Mapping[str, Settings],
+        figures: Mapping[str, Figures],
+        plan: Plan,
+        eager: bool,
+    ) -> None:
+        for name, call in calls.items():
+            with settings[name]():
+                start = time.perf_counter()
+                call()
+                seconds = time.perf_counter() - start
+            figures[name].graph_s = [seconds]
+            if plan.profiled_calls:
+                figures[name].kernels = [{"name": "none", "count": 1.0, "seconds": seconds}]
+            if eager:
+                figures[name].eager_s = figures[name].host_s = [seconds]
 
 
 def split_at_markers(

@@ -5,30 +5,28 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TextIO
 
 from benchmarks.cuda.cases import ATEN, DIRECTIONS, OURS, PRECISIONS, PYTHON, TINY, TUNED
 from benchmarks.cuda.run import Document, Result
+from benchmarks.cuda.text import Table
 from benchmarks.problems import LAYER_CLASSES
 from benchmarks.results import geomean
 from conv2d_ext.testing import POST
 
 
-def print_document(console: Console, document: Document, details: bool = False) -> None:
+def print_document(
+    document: Document, details: bool = False, stream: TextIO | None = None
+) -> None:
     if document.skipped:
-        console.print(f"Nothing was measured: {document.skipped}", highlight=False, markup=False)
+        print(f"Nothing was measured: {document.skipped}", file=stream)
         return
     machine = document.machine
-    console.print(
-        Text(
-            f"{machine['gpu']}, {machine['sm_count']} SMs, driver {machine['driver']}, torch "
-            f"{machine['versions']['torch']}, cuDNN {machine['versions']['cudnn']}, revision "
-            f"{machine['versions']['revision']}"
-        )
+    print(
+        f"{machine['gpu']}, {machine['sm_count']} SMs, driver {machine['driver']}, torch "
+        f"{machine['versions']['torch']}, cuDNN {machine['versions']['cudnn']}, revision "
+        f"{machine['versions']['revision']}",
+        file=stream,
     )
     ceilings = ", ".join(
         f"{name.removeprefix('matmul_').removesuffix('_flops_per_s')} {value / 1e12:.0f}"
@@ -36,62 +34,58 @@ def print_document(console: Console, document: Document, details: bool = False) 
         if name.startswith("matmul")
     )
     copied = document.ceilings.get("copy_bytes_per_s", 0) / 1e12
-    console.print(Text(f"Ceilings: copy {copied:.2f} TB/s; matrix products, TFLOP/s: {ceilings}"))
-    for problem in (POST, TINY):
-        for direction in DIRECTIONS:
-            _print_contest(
-                console,
-                [r for r in document.results if (r.name, r.direction) == (problem.name, direction)],
-                f"{problem.name}, {direction}: microseconds a call",
-            )
-    for direction in DIRECTIONS:
-        _print_speedups(
-            console, [r for r in document.results if r.direction == direction], direction
+    print(f"Ceilings: copy {copied:.2f} TB/s; matrix products, TFLOP/s: {ceilings}", file=stream)
+    tables = [
+        _contest(
+            [r for r in document.results if (r.name, r.direction) == (problem.name, direction)],
+            f"{problem.name}, {direction}: microseconds a call",
         )
+        for problem in (POST, TINY)
+        for direction in DIRECTIONS
+    ]
+    tables += [
+        _speedups([r for r in document.results if r.direction == direction], direction)
+        for direction in DIRECTIONS
+    ]
     if details:
-        _print_details(console, document.results)
+        tables.append(_details(document.results))
+    for table in filter(None, tables):
+        print(table, file=stream)
     for result in document.wrong:
         title = f"{result.name}, {result.precision}, {result.layout}, {result.direction}"
-        console.print(Text(f"WRONG: {title}: {result.wrong}", style="red"))
-    _print_left_out(console, document)
+        print(f"WRONG: {title}: {result.wrong}", file=stream)
+    _print_left_out(document, stream)
 
 
-def _print_contest(console: Console, results: Sequence[Result], title: str) -> None:
+def _contest(results: Sequence[Result], title: str) -> Table | None:
     if not results:
-        return
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for heading in ("", "contestant"):
-        table.add_column(heading)
-    for heading in ("kernels", "graph", "eager", "host", "TFLOP/s", "error"):
-        table.add_column(heading, justify="right")
+        return None
+    figures_of = (">kernels", ">graph", ">eager", ">host", ">TFLOP/s", ">error")
+    table = Table(title, "", "contestant", *figures_of)
     for result in results:
         for name, figures in result.figures.items():
             kernel = figures.kernel_s
-            table.add_row(
+            table.add(
                 f"{result.precision} {result.layout}" if name == OURS else "",
                 name,
                 *(_microseconds(figures.median(w)) for w in ("kernel", "graph", "eager", "host")),
                 f"{result.flops / kernel / 1e12:.1f}" if kernel else "",
                 f"{figures.error:.1e}",
             )
-    console.print(table)
+    return table
 
 
-def _print_speedups(console: Console, results: Sequence[Result], direction: str) -> None:
+def _speedups(results: Sequence[Result], direction: str) -> Table | None:
     """Geometric means (the slowest layer), by class, batch and precision; graph times."""
     results = [r for r in results if r.name not in (POST.name, TINY.name) and OURS in r.figures]
     if not results:
-        return
+        return None
     table = Table(
-        title=f"{direction}: speed over F.conv2d with cudnn.benchmark and without it: geometric "
+        f"{direction}: speed over F.conv2d with cudnn.benchmark and without it: geometric "
         "mean (slowest) of graph times, layers",
-        title_justify="left",
-        box=box.SIMPLE,
-    )
-    for heading in ("", "batch", "layers"):
-        table.add_column(heading)
-    for heading in ("over tuned", "over default", "where cuDNN transforms nothing", "n"):
-        table.add_column(heading, justify="right")
+        "", "batch", "layers", ">over tuned", ">over default",
+        ">where cuDNN transforms nothing", ">n",
+    )  # fmt: skip
     for precision in PRECISIONS:
         for layout in sorted({r.layout for r in results if r.precision == precision}):
             for batch in sorted({r.batch for r in results}):
@@ -104,56 +98,54 @@ def _print_speedups(console: Console, results: Sequence[Result], direction: str)
                     rows = [r for r in chosen if layer_class in (r.layer_class, "all")]
                     if rows:
                         plain = [r for r in rows if not r.transforms(TUNED)]
-                        table.add_row(
+                        table.add(
                             f"{precision} {layout}", str(batch), layer_class,
                             _mean(r.speedup(TUNED, "graph") for r in rows),
                             _mean(r.speedup(ATEN, "graph") for r in rows),
                             _mean(r.speedup(TUNED, "graph") for r in plain),
-                            str(len(rows)), end_section=layer_class == "all",
+                            str(len(rows)),
                         )  # fmt: skip
-    console.print(table)
+                        if layer_class == "all":
+                            table.add_gap()
+    return table
 
 
-def _print_details(console: Console, results: Sequence[Result]) -> None:
-    table = Table(title="every case, the slowest first", title_justify="left", box=box.SIMPLE)
-    for heading in ("case", "this library's kernel", "F.conv2d's"):
-        table.add_column(heading)
-    for heading in ("graph", "over tuned", "over default", "over Python"):
-        table.add_column(heading, justify="right")
+def _details(results: Sequence[Result]) -> Table:
+    table = Table(
+        "every case, the slowest first",
+        "case", "this library's kernel", "F.conv2d's",
+        ">graph", ">over tuned", ">over default", ">over Python",
+    )  # fmt: skip
 
     def order(result: Result) -> float:
         return result.speedup(TUNED, "graph") or float("inf")
 
     for result in sorted(results, key=order):
         theirs = result.figures[TUNED].kernels if TUNED in result.figures else []
-        table.add_row(
+        table.add(
             f"{result.name} {result.precision} {result.layout} {result.direction}",
             result.explained,
             (theirs[0]["name"][:40] if theirs else "") + f" {result.transforms(TUNED) or ''}",
             _microseconds(result.median(OURS, "graph")),
             *(_ratio(result.speedup(over, "graph")) for over in (TUNED, ATEN, PYTHON)),
         )
-    console.print(table)
+    return table
 
 
-def _print_left_out(console: Console, document: Document) -> None:
+def _print_left_out(document: Document, stream: TextIO | None) -> None:
     for reason, count in Counter(document.left_out.values()).items():
         first = next(case for case, why in document.left_out.items() if why == reason)
-        console.print(
-            Text(f"Left out: {count} cases: {reason} (the first: {first})", style="yellow")
-        )
+        print(f"Left out: {count} cases: {reason} (the first: {first})", file=stream)
     refused = Counter(
         (name, why) for result in document.results for name, why in result.left_out.items()
     )
     for (name, why), count in refused.items():
-        console.print(Text(f"Not timed in {count} cases: {name}: {why}", style="yellow"))
-    console.print(
-        f"{len(document.results)} cases in {document.seconds:.0f} s", highlight=False, markup=False
-    )
+        print(f"Not timed in {count} cases: {name}: {why}", file=stream)
+    print(f"{len(document.results)} cases in {document.seconds:.0f} s", file=stream)
 
 
 def targets(document: Document) -> list[tuple[str, float | None, str]]:
-    """What issue and README ask of an H200, as (what, found, wanted)."""
+    """What is aimed at on an H200, as (what, found, wanted)."""
     post = {
         (r.precision, r.direction): r
         for r in document.results
@@ -206,18 +198,16 @@ def targets(document: Document) -> list[tuple[str, float | None, str]]:
     return rows
 
 
-def print_targets(console: Console, document: Document) -> None:
-    table = Table(title="what is aimed at on an H200", title_justify="left", box=box.SIMPLE)
-    for heading in ("", "found", "wanted", ""):
-        table.add_column(heading)
+def print_targets(document: Document, stream: TextIO | None = None) -> None:
+    table = Table("what is aimed at on an H200", "", ">found", "wanted", "")
     for what, found, wanted in targets(document):
         relation, limit = wanted.split()
         met = found is not None and (
             found <= float(limit) if relation == "<=" else found >= float(limit)
         )
         verdict = "not measured" if found is None else "met" if met else "MISSED"
-        table.add_row(what, "" if found is None else f"{found:.2f}", wanted, verdict)
-    console.print(table)
+        table.add(what, "" if found is None else f"{found:.2f}", wanted, verdict)
+    print(table, file=stream)
 
 
 def _microseconds(seconds: float | None) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,12 +13,15 @@ from pathlib import Path
 import torch
 
 import conv2d_ext
+from benchmarks.cuda import cases as cases_
+from benchmarks.cuda import device
 from benchmarks.cuda.cases import CONTESTANTS, OURS, Case, draw, error, operand_bytes
-from benchmarks.cuda.measure import Figures, Plan, transforms
+from benchmarks.cuda.measure import CpuInItsPlace, Figures, Gpu, Plan, transforms
 from benchmarks.problems import layer_class
 
 SCHEMA = 1
 FAILED = "failed"  # how the reason of a case that broke off begins
+MOST_FAILURES = 8
 
 
 @dataclasses.dataclass
@@ -35,6 +40,16 @@ class Result:
     left_out: dict[str, str]  # contestant: why
     wrong: str | None  # what this library computed wrongly
     explained: str  # the kernel that explain names
+
+    @classmethod
+    def of(cls, record: dict) -> Result:
+        """From dataclasses.asdict, as JSON has it."""
+        fields = [field.name for field in dataclasses.fields(Figures)]
+        figures = {
+            name: Figures(**{field: found[field] for field in fields})
+            for name, found in record["figures"].items()
+        }
+        return cls(**{**record, "figures": figures})
 
     def median(self, contestant: str, what: str) -> float | None:
         figures = self.figures.get(contestant)
@@ -79,7 +94,10 @@ class Document:
                     f"{what}_median_s": result.median(name, what)
                     for what in ("graph", "kernel", "eager", "host")
                 }
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        # In one step: whoever is interrupted leaves the file before or the one after.
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, path)
 
     @classmethod
     def read(cls, path: Path) -> Document:
@@ -88,26 +106,21 @@ class Document:
             document = json.loads(path.read_text(encoding="utf-8"))
             if document.pop("schema") != SCHEMA:
                 raise ValueError(f"{path}: written by another version of this benchmark")
-            fields = [field.name for field in dataclasses.fields(Figures)]
-            for record in document["results"]:
-                record["figures"] = {
-                    name: Figures(**{field: figures[field] for field in fields})
-                    for name, figures in record["figures"].items()
-                }
-            document["results"] = [Result(**record) for record in document["results"]]
+            document["results"] = [Result.of(record) for record in document["results"]]
             return cls(**document)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as problem:
             raise ValueError(f"{path}: not a result of this benchmark ({problem!r})") from problem
 
 
+class TooLarge(Exception):
+    """Of a case that the GPU's memory does not hold; says what it needs."""
+
+
 def run_cases(
     cases: Sequence[Case],
-    gpu,
-    device: torch.device,
+    measure: Callable[[Case], Result],
     budget_s: float,
-    free_bytes: Callable[[], int],
     advance: Callable[[Case, int], None],
-    plan: Plan | None = None,
     clock: Callable[[], float] = time.monotonic,
     results: list[Result] | None = None,
     left_out: dict[str, str] | None = None,
@@ -115,7 +128,8 @@ def run_cases(
     """The results, and for each case that was left out, why; added to what is given.
 
     A case is begun only if the longest of the last ones would still fit; advance(case, left) is
-    called before each. After three failures on end the GPU is taken to be out of order.
+    called before each. What measure raises costs the case; after eight failures on end the GPU is
+    taken to be out of order.
     """
     results = [] if results is None else results
     left_out = {} if left_out is None else left_out
@@ -127,25 +141,55 @@ def run_cases(
         if begun - start + max(recent[-5:]) >= budget_s:
             left_out |= {str(other): f"no time left of {budget_s:g} s" for other in cases[number:]}
             break
-        # Operands, their copies in float64 and in cuDNN's formats, results, cuDNN's workspace.
-        wanted = 6 * operand_bytes(case) + 2**30
-        if wanted > free_bytes():
-            left_out[str(case)] = f"needs about {wanted / 2**30:.0f} GiB of GPU memory"
-            continue
         advance(case, len(cases) - number)
         try:
-            results.append(_run_case(case, gpu, device, plan or Plan()))
-        except RuntimeError as problem:
-            left_out[str(case)] = f"{FAILED}: {str(problem).splitlines()[0]}"
+            results.append(measure(case))
+        except TooLarge as problem:
+            left_out[str(case)] = str(problem)
+        except Exception as problem:
+            text = str(problem).splitlines()
+            left_out[str(case)] = f"{FAILED}: {text[0] if text else type(problem).__name__}"
             failures += 1
-            if failures == 3:
-                reason = "not begun after three failures"
+            if failures == MOST_FAILURES:
+                reason = f"not begun after {MOST_FAILURES} failures on end"
                 left_out |= {str(other): reason for other in cases[number + 1 :]}
                 break
         else:
             failures = 0
             recent.append(clock() - begun)
     return results, left_out
+
+
+def measure_case(batch: list[int], number: int) -> dict:
+    """In a process of its own (worker.py): {"result": ...} of cases.plan(batch)[number], or
+    {"too_large": why}."""
+    case = _planned(tuple(batch))[number]
+    try:
+        result = measure_here(case, _timer(), device.current(), device.free_bytes)
+    except TooLarge as problem:
+        return {"too_large": str(problem)}
+    return {"result": dataclasses.asdict(result)}
+
+
+@functools.cache
+def _planned(batch: tuple[int, ...]) -> list[Case]:
+    return cases_.plan(batch)
+
+
+@functools.cache
+def _timer() -> Gpu | CpuInItsPlace:
+    return Gpu() if device.IS_GPU else CpuInItsPlace()
+
+
+def measure_here(
+    case: Case, gpu, device: torch.device, free_bytes: Callable[[], int], plan: Plan | None = None
+) -> Result:
+    """In this process. Raises TooLarge, and what a call raises on which nothing was computed."""
+    # Operands, their copies in float64 and in cuDNN's formats, results, cuDNN's workspace.
+    wanted = 6 * operand_bytes(case) + 2**30
+    if wanted > free_bytes():
+        raise TooLarge(f"needs about {wanted / 2**30:.0f} GiB of GPU memory")
+    return _run_case(case, gpu, device, plan or Plan())
 
 
 def _run_case(case: Case, gpu, device: torch.device, plan: Plan) -> Result:
@@ -159,6 +203,7 @@ def _run_case(case: Case, gpu, device: torch.device, plan: Plan) -> Result:
             with CONTESTANTS[name].settings(case.precision):
                 found = error(case, tensors, call())
         except RuntimeError as refusal:
+            gpu.synchronize()  # raises again where it was no refusal, but the context is lost
             left_out[name] = f"refused: {str(refusal).splitlines()[0]}"
             continue
         if not found <= case.precision.tolerance:  # which is also true of NaN
