@@ -1,7 +1,13 @@
 # The compiled module. conv2d_ext.functional documents these; use them from there.
 from collections.abc import Sequence
+from typing import TypedDict
 
 from torch import Tensor
+
+class _BuildConfig(TypedDict):
+    compiled_isas: str  # comma-separated
+    isa: str
+    numerics: int
 
 def conv2d(
     input: Tensor,
@@ -24,7 +30,7 @@ def explain(
     groups: int,
     gpu: tuple[int, int] | None = None,  # SM count, bytes of shared memory a CTA may have
 ) -> dict[str, dict[str, object]]: ...
-def build_config() -> dict[str, str]: ...
+def build_config() -> _BuildConfig: ...
 def float32_math_on_cuda() -> str: ...  # "tf32" or "ieee"; in builds with CUDA
 
 # For tests and tuning, in builds with CUDA: the GEMM kernels of the tensor's dtype; and what later calls of this process

@@ -254,6 +254,8 @@ def build_config() -> dict[str, object]:
     version: the library's. torch: the version it was built with. compiler: of the C++ sources.
     compiled_isas: the CPU instruction sets in the build. isa: the one in use, the best of this
     machine or a lower one named by the environment variable CONV2D_EXT_CPU_ISA.
+    numerics: a number that rises when a change alters bits of a result on the CPU: builds of one
+    number, whatever their compiler and torch, give the same bits on the same instruction set.
     cuda_architectures: as TORCH_CUDA_ARCH_LIST writes them, None in a CPU-only build.
     warnings: what the build had to say.
     """
@@ -264,6 +266,7 @@ def build_config() -> dict[str, object]:
         "compiler": _build_info.COMPILER,
         "compiled_isas": tuple(name.strip() for name in compiled["compiled_isas"].split(",")),
         "isa": compiled["isa"],
+        "numerics": compiled["numerics"],
         "cuda_architectures": _build_info.CUDA_ARCHS,
         "warnings": _build_info.WARNINGS,
     }

@@ -22,6 +22,7 @@
 #include "conv2d_ops.h"
 #include "conv2d_tensors.h"
 #include "cpu/conv2d_cpu.h"
+#include "numerics.h"
 #if defined(CONV2D_EXT_WITH_CUDA)
 #include "cuda/conv2d_cuda_ops.h"
 #include "cuda/float32_math.h"
@@ -270,6 +271,7 @@ py::dict build_config() {
   py::dict result;
   result["compiled_isas"] = cpu::compiled_isas();
   result["isa"] = cpu::isa_name();
+  result["numerics"] = kNumerics;
   return result;
 }
 

@@ -387,6 +387,7 @@ def test_build_config():
     assert config["torch"].split(".")[:2] == torch.__version__.split(".")[:2]
     assert config["isa"] in config["compiled_isas"]
     assert config["compiler"]
+    assert config["numerics"] >= 1
     assert config["cuda_architectures"] is None or torch.version.cuda
     # What explain reports is what runs by default.
     assert _explain(PROBLEMS[0]).forward.isa == config["isa"]
