@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cfenv>
+#include <new>
 
 #include "../conv2d_device_ops.h"
 #include "../conv2d_tensors.h"
@@ -61,30 +62,50 @@ Executor executor() { return {available_threads(), run_items}; }
 
 // ---- the ops
 
+// Lack of memory is the same exception as PyTorch's, whichever way an op was called: pybind11 would make a MemoryError
+// of std::bad_alloc, PyTorch a RuntimeError that names nothing.
+template <class Call>
+void with_memory_errors(const Call& call) {
+  try {
+    call();
+  } catch (const std::bad_alloc&) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false,
+                     "conv2d_ext: not enough memory: beside its result a call needs up to 4 MiB a thread");
+  }
+}
+
 struct Cpu {
   static void forward(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight, const Tensor& bias,
                       const Tensor& output) {
-    cpu::forward(problem, to_dtype(input.scalar_type()), view(input), view(weight),
-                 bias.defined() ? bias.const_data_ptr() : nullptr, bias.defined() ? bias.stride(0) : 0,
-                 mutable_view(output), executor());
+    with_memory_errors([&] {
+      cpu::forward(problem, to_dtype(input.scalar_type()), view(input), view(weight),
+                   bias.defined() ? bias.const_data_ptr() : nullptr, bias.defined() ? bias.stride(0) : 0,
+                   mutable_view(output), executor());
+    });
   }
 
   static void grad_input(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& weight,
                          const Tensor& result) {
-    cpu::grad_input(problem, to_dtype(weight.scalar_type()), view(grad_output), view(weight), mutable_view(result),
-                    executor());
+    with_memory_errors([&] {
+      cpu::grad_input(problem, to_dtype(weight.scalar_type()), view(grad_output), view(weight), mutable_view(result),
+                      executor());
+    });
   }
 
   static void grad_weight(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& input,
                           const Tensor& result) {
-    cpu::grad_weight(problem, to_dtype(input.scalar_type()), view(grad_output), view(input), mutable_view(result),
-                     executor());
+    with_memory_errors([&] {
+      cpu::grad_weight(problem, to_dtype(input.scalar_type()), view(grad_output), view(input), mutable_view(result),
+                       executor());
+    });
   }
 
   static void grad_bias(const Tensor& grad_output, const Tensor& result) {
-    cpu::grad_bias(grad_output.dim() == 4 ? grad_output.size(0) : 1, grad_output.size(-3), grad_output.size(-2),
-                   grad_output.size(-1), to_dtype(grad_output.scalar_type()), view(grad_output),
-                   result.mutable_data_ptr(), executor());
+    with_memory_errors([&] {
+      cpu::grad_bias(grad_output.dim() == 4 ? grad_output.size(0) : 1, grad_output.size(-3), grad_output.size(-2),
+                     grad_output.size(-1), to_dtype(grad_output.scalar_type()), view(grad_output),
+                     result.mutable_data_ptr(), executor());
+    });
   }
 };
 
