@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kDirectThreads, 1)
 #pragma unroll
     for (int i = 0; i < kDirectPixels; ++i) {
       if (result[i] == 0) continue;
-      const Sum value = p.bias != nullptr ? add(sums[m][i], bias) : sums[m][i];
-      store_result(reinterpret_cast<T*>(result[i] + m * p.result_m), value);
+      // Added where there is no bias, too, as in gemm_kernel.cuh.
+      store_result(reinterpret_cast<T*>(result[i] + m * p.result_m), add(sums[m][i], bias));
     }
   }
 }

@@ -59,7 +59,8 @@ struct GemmTiling {
 template <class Tiling, bool PARTIAL, class Geometry>
 __device__ __forceinline__ void store_tile(const Geometry& geometry, XEntry* table, const typename Tiling::Sum* tile,
                                            unsigned thread) {
-  using Element = std::conditional_t<PARTIAL, typename Tiling::Sum, typename Tiling::Element>;
+  using Sum = typename Tiling::Sum;
+  using Element = std::conditional_t<PARTIAL, Sum, typename Tiling::Element>;
   for (unsigned x = thread; x < Tiling::kTileX; x += Tiling::kThreads)
     store_shared(table + x, XEntry{PARTIAL ? geometry.partial_address(geometry.tile.x0 + x)
                                            : geometry.result_address(geometry.tile.x0 + x),
@@ -78,7 +79,8 @@ __device__ __forceinline__ void store_tile(const Geometry& geometry, XEntry* tab
     const int64_t address = load_shared(table + x).address;
     if (m >= m_left || address == 0) continue;
     auto value = load_shared(tile + m * Tiling::kResultRow + x);
-    if (bias != nullptr) value = add(value, geometry.template bias_at<Element>(m));
+    // Every sum ends with an addition, of the bias or of +0: one that has underflowed to -0 becomes +0.
+    if (!PARTIAL) value = add(value, bias != nullptr ? geometry.template bias_at<Element>(m) : zero_of<Sum>());
     store_result(reinterpret_cast<Element*>(address + (geometry.tile.m0 + m) * step), value);
   }
 }
@@ -242,7 +244,7 @@ __global__ void __launch_bounds__(kReduceTile)
   Sum sum = *reinterpret_cast<const Sum*>(first);
   for (int32_t segment = 1; segment < geometry.segments(); ++segment)
     sum = add(sum, *reinterpret_cast<const Sum*>(first + segment * geometry.partial_segment()));
-  if (geometry.bias() != nullptr) sum = add(sum, geometry.template bias_at<Element>(0));
+  sum = add(sum, geometry.bias() != nullptr ? geometry.template bias_at<Element>(0) : zero_of<Sum>());
   store_result(reinterpret_cast<Element*>(geometry.result_address(x) + geometry.tile.m0 * geometry.result_step()), sum);
 }
 
