@@ -4,6 +4,8 @@
 PYTHON ?= python3
 # The torch that .venv gets; any release from 2.8 on: make test TORCH=torch==2.8.0
 TORCH ?= torch==2.11.0
+# How many processes run the tests, each a file at a time.
+TEST_JOBS ?= 2
 # Passed on to the program that the verb runs: make demo ARGS="--plot plot.png", make test ARGS="-k grouped -x",
 # make benchmark ARGS="layers --isa avx2"
 ARGS ?=
@@ -28,8 +30,9 @@ help:  ## list the verbs
 demo: $(EXTENSION)  ## run the library's main job: the workload, checked and timed on this machine
 	$(VENV_PYTHON) -m conv2d_ext $(ARGS)
 
+# The processes share the cores, so their threads must not wait by spinning.
 test: $(EXTENSION)  ## run the tests
-	$(VENV_PYTHON) -m pytest $(ARGS)
+	OMP_WAIT_POLICY=passive $(VENV_PYTHON) -m pytest --numprocesses=$(TEST_JOBS) --dist=loadfile $(ARGS)
 
 benchmark: $(EXTENSION)  ## time layers of real networks beside F.conv2d; figures in build/benchmarks
 	$(VENV_PYTHON) -m benchmarks $(or $(ARGS),layers --quick)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import hypothesis
 import pytest
 import torch
@@ -37,6 +39,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in SKIPPED.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each reason to skip, with its number of tests; pytest's has one for each test
+    function, thousands of characters that hide what failed."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = collections.Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in skipped
+        if isinstance(report.longrepr, tuple)
+    )
+    if reasons:
+        terminalreporter.section("skipped tests, by reason")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:6} {reason}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,9 +12,12 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import itertools
+import os
+import signal
 
 import pytest
 import torch
+from child import run_python
 from cuda_host.build import HERE, run_sanitized
 from cuda_host.cases import (
     ARRANGEMENTS,
@@ -369,6 +372,18 @@ def test_bank_conflicts(direction, last, math):
 @functools.cache
 def _expected(mutation):
     return run_call(mutation, engine())
+
+
+def test_a_mutant_that_crashes_is_caught_in_silence():
+    """Else the output of tests that pass would look like that of tests that fail."""
+    program = (
+        "import os; from cuda_host import mutations; mutations._compare = lambda *_: os.abort();"
+        "by_bits = next(m for m in mutations.MUTATIONS if m.shows != 'sanitizers');"
+        "print(mutations.run_mutant(by_bits, None, None))"
+    )
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    done = run_python("-X", "faulthandler", "-c", program, env={"PYTHONPATH": path})
+    assert (done.stdout, done.stderr) == (f"signal {int(signal.SIGABRT)}\n", "")
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
