@@ -105,7 +105,7 @@ def choose_cuda_archs(requested: str | None, capabilities: list[tuple[int, int]]
 
 
 def gencode_flags(archs: str) -> list[str]:
-    """nvcc's flags for TORCH_CUDA_ARCH_LIST, or none where it has more than numbers: torch reads it.
+    """nvcc's flags for a TORCH_CUDA_ARCH_LIST of numbers; of others none, and torch reads it.
 
     Machine code and PTX are all made from the PTX of the oldest architecture. The kernels have no
     code for one alone, so that of newer ones reads the same, and making it is most of the time.
