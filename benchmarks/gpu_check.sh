@@ -1,28 +1,48 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command and under nine minutes: builds in place, runs the tests with CUDA,
-# compute-sanitizer on a small set, all other tests, and the benchmark in the time that is left. Downloads nothing.
+# What a GPU's first half hour should tell, the most telling first, in three calls of at most nine minutes each. Each is
+# useful alone, and none downloads anything or needs more than PyTorch's own environment, a compiler and the toolkit.
 #
-#   benchmarks/gpu_check.sh              log, figures and pictures into $OUT (default: benchmarks/results)
-#   BUDGET=1200 benchmarks/gpu_check.sh  more time, in seconds (default: 530)
-#   PYTHON=python3.12, BUILD=0           another Python; without building
+#   benchmarks/gpu_check.sh first    builds; checks each dtype, direction and format; times the post's problem and a few
+#                                    layers of every class beside cuDNN
+#   benchmarks/gpu_check.sh second   times every kernel and split on some twenty layers; Nsight Compute on six kernels;
+#                                    test_cuda, test_bits, test_correctness
+#   benchmarks/gpu_check.sh third    compute-sanitizer; the other layers beside cuDNN; all other tests
 #
-# It runs every step to the end. Exit status: 0, or 1 where one failed. What this machine lacks is skipped, and said.
+#   OUT=FOLDER                       for log, figures and module (default: benchmarks/results)
+#   BUDGET=1200                      more time, in seconds, for the call (default: 530)
+#   MODULE=FILE                      a module.tar.gz of an earlier call (also found in $OUT and in build/): not built again
+#   PYTHON=python3.12, BUILD=0       another Python; without building
+#   WHEELS=FOLDER                    wheels of what is missing, such as pytest and hypothesis (default: build/wheels)
+#   DEVICE=cpu                       tries the programs where there is no GPU; their figures mean nothing
+#
+# A call runs each of its steps to the end or to its limit, and goes on. Results are on disk case by case. Exit status:
+# 0, or 1 where a step failed, 2 for a wrong argument. What this machine lacks is skipped, and said.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+CALL=${1:-}
+case $CALL in
+  first | second | third) ;;
+  *)
+    sed -n '2,/^set /p' "${BASH_SOURCE[0]}" | grep '^#' | sed 's/^# \{0,1\}//'
+    exit 2
+    ;;
+esac
 OUT=${OUT:-benchmarks/results}
 BUDGET=${BUDGET:-530}
 PYTHON=${PYTHON:-python3}
 BUILD=${BUILD:-1}
-BENCHMARK_SECONDS=150 # kept for the benchmark whatever the steps before it take
+WHEELS=${WHEELS:-build/wheels}
+export DEVICE=${DEVICE:-cuda}
 mkdir -p "$OUT"
-exec > >(tee "$OUT/gpu-check.log") 2>&1
+exec > >(tee "$OUT/gpu-check-$CALL.log") 2>&1
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 declare -a summary=()
 failed=0
+kept=10 # seconds that no step may take: for the summary, or for a last step
 
-left() { echo $((BUDGET - SECONDS)); }
+left() { echo $((BUDGET - SECONDS - kept)); }
 
 note() { # result, step, what to say
   summary+=("$(printf '%-8s %-34s %s' "$1" "$2" "$3")")
@@ -32,18 +52,17 @@ note() { # result, step, what to say
 
 skip() { note skipped "$1" "$2"; }
 
-# step NAME LIMIT COMMAND...: at most LIMIT seconds, and no more than leaves the benchmark its own.
+# step NAME LIMIT COMMAND...: at most LIMIT seconds, and no more than are left.
 step() {
   local name=$1 limit=$2 start=$SECONDS status=0
   shift 2
-  local most=$(($(left) - BENCHMARK_SECONDS))
-  ((limit <= most)) || limit=$most
+  ((limit <= $(left))) || limit=$(left)
   if ((limit < 5)); then
     note FAILED "$name" "no time left for it"
     return 1
   fi
   printf '\n=== %s (at most %d s): %s\n' "$name" "$limit" "$*"
-  # SIGINT first: pytest then still sums up what it found.
+  # SIGINT first: programs then still sum up what they found.
   timeout --signal=INT --kill-after=15 "$limit" "$@" || status=$?
   local took="in $((SECONDS - start)) s"
   case $status in
@@ -54,109 +73,163 @@ step() {
   return "$status"
 }
 
-has_module() { "$PYTHON" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
+# program NAME LIMIT MODULE ARGUMENT...: one of benchmarks.cuda, which ends by itself a little before its limit.
+program() {
+  local name=$1 limit=$2 module=$3
+  shift 3
+  ((limit <= $(left))) || limit=$(left)
+  step "$name" "$limit" "$PYTHON" -m "$module" --budget "$((limit > 25 ? limit - 15 : 10))" --output "$OUT" "$@"
+}
+
+# Of the modules named, those that are not there.
+missing_of() {
+  "$PYTHON" -c 'import sys; from importlib.util import find_spec; print(*(m for m in sys.argv[1:] if not find_spec(m)))' "$@"
+}
+
+finish() {
+  printf '\n=== summary, %d s\n' "$SECONDS"
+  printf '%s\n' "${summary[@]}"
+  exit "$failed"
+}
 
 # ---- the machine
 
-printf 'revision: %s\n' "$(git describe --always --dirty 2>/dev/null || echo "${REVISION:-unknown}")"
+printf 'gpu_check.sh %s, revision: %s\n' "$CALL" "$(git describe --always --dirty 2>/dev/null || echo "${REVISION:-unknown}")"
 date -u '+started: %Y-%m-%d %H:%M UTC'
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo 'nvidia-smi: none'
 nvcc --version 2>/dev/null | tail -n 1 || true
-if ! has_module torch; then
-  note FAILED environment "$PYTHON has no torch"
-  exit 1
-fi
 "$PYTHON" - <<'PY'
 import sys, torch
 print(f"python {sys.version.split()[0]}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
       f"cuDNN {torch.backends.cudnn.version()}, {torch.cuda.device_count()} GPUs")
+sys.exit(0 if torch.cuda.is_available() else 3)
 PY
-gpu=0
-"$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && gpu=1
+found=$?
+if ((found != 0 && found != 3)); then
+  note FAILED environment "$PYTHON can't import torch"
+  finish
+fi
+gpu=$((found == 0))
 
-# ---- build
+shopt -s nullglob
+wheels=("$WHEELS"/*.whl)
+if ((${#wheels[@]})); then
+  if step wheels 60 "$PYTHON" -m pip install --quiet --no-index --no-deps --upgrade --target build/site "${wheels[@]}"; then
+    export PYTHONPATH="$PYTHONPATH:$PWD/build/site"
+  fi
+fi
+missing=" $(missing_of ninja pytest hypothesis numpy PIL sklearn torchvision matplotlib scipy xdist rich) "
+printf 'Python modules that some tests use and this machine lacks:%s\n' "$missing"
+
+# ---- the module
 
 if ((BUILD)); then
   # Where a GPU is visible, for it alone.
-  if ! step build 260 "$PYTHON" setup.py --quiet build_ext --inplace > "$OUT/build.log" 2>&1; then
-    tail -n 40 "$OUT/build.log"
+  ((gpu)) && export CONV2D_EXT_CUDA="${CONV2D_EXT_CUDA-1}"
+  module=(${MODULE:+--module "$MODULE"})
+  if ! step build 280 "$PYTHON" -m benchmarks.cuda.build --output "$OUT" ${module[@]+"${module[@]}"} \
+    > "$OUT/build-$CALL.log" 2>&1; then
+    # Another module may be in place: its figures would pass for this one's.
+    tail -n 40 "$OUT/build-$CALL.log"
+    note FAILED everything "nothing was built"
+    finish
   fi
-  tail -n 1 "$OUT/build.log"
-  rm -f "$OUT/build.log"
+  tail -n 3 "$OUT/build-$CALL.log"
 fi
-if ! "$PYTHON" -c 'import conv2d_ext; print(conv2d_ext.build_config())'; then
+"$PYTHON" - <<'PY'
+import sys, conv2d_ext
+print(conv2d_ext.build_config())
+sys.exit(0 if conv2d_ext.build_config()["cuda_architectures"] else 3)
+PY
+found=$?
+if ((found != 0 && found != 3)); then
   note FAILED import "conv2d_ext can't be imported"
-  printf '\n%s\n' "${summary[@]}"
-  exit 1
+  finish
 fi
-cuda_build=0
-"$PYTHON" -c 'import sys, conv2d_ext; sys.exit(not conv2d_ext.build_config()["cuda_architectures"])' && cuda_build=1
+cuda_build=$((found == 0))
 
-why=""
-((cuda_build)) || why="this build has no CUDA code"
-((gpu)) || why="no GPU on this machine"
-if [[ -n $why ]] && ((gpu)); then
-  note FAILED CUDA "$why"
+no_gpu="" # why what needs a GPU is skipped
+((cuda_build)) || no_gpu="this build has no CUDA code"
+((gpu)) || no_gpu="no GPU on this machine"
+if [[ -n $no_gpu ]] && ((gpu)); then
+  note FAILED CUDA "$no_gpu"
 fi
+why=$no_gpu # why the programs of benchmarks.cuda are
+[[ $DEVICE != cpu ]] || why=""
 
-# ---- tests
+# ---- the tests
 
-missing=()
-for module in pytest hypothesis PIL sklearn torchvision matplotlib scipy rich; do
-  has_module "$module" || missing+=("$module")
-done
-((${#missing[@]} == 0)) || printf '\nPython modules that the tests or the demo use and this machine lacks: %s\n' "${missing[*]}"
-
-declare -a pytest=()
-if [[ -n $why ]]; then
-  skip "tests with CUDA" "$why"
-  skip "all other tests" "$why; make test runs them"
-elif ! has_module pytest || ! has_module hypothesis; then
-  note FAILED tests "pytest or hypothesis is missing: python -m pip install '.[test]'"
-else
-  # -p no:cacheprovider: nothing is left in the tree.
-  pytest=("$PYTHON" -m pytest -q -p no:cacheprovider --continue-on-collection-errors --maxfail=200 --tb=short)
-  if has_module xdist; then
-    workers=$(($(nproc) < 12 ? $(nproc) : 12))
-    pytest+=(-n "$workers" --dist loadgroup)
+# tests NAME LIMIT ARGUMENT...
+tests() {
+  local name=$1 limit=$2
+  shift 2
+  if [[ -n $no_gpu ]]; then
+    skip "$name" "$no_gpu; make test runs what needs none"
+  elif [[ $missing == *" pytest "* || $missing == *" hypothesis "* ]]; then
+    skip "$name" "pytest or hypothesis is missing: put their wheels into $WHEELS"
+  else
+    # -p no:cacheprovider: nothing is left in the tree.
+    local pytest=("$PYTHON" -m pytest -q -p no:cacheprovider --continue-on-collection-errors --maxfail=200 --tb=short)
+    if [[ $missing != *" xdist "* ]]; then
+      pytest+=(-n "$(($(nproc) < 12 ? $(nproc) : 12))" --dist loadgroup)
+    fi
+    # One thread each: the workers are processes.
+    OMP_NUM_THREADS=1 step "$name" "$limit" "${pytest[@]}" "$@"
   fi
-  # One thread each: the workers are processes.
-  OMP_NUM_THREADS=1 step "tests with CUDA" 200 "${pytest[@]}" -m "needs_cuda or needs_two_gpus"
-fi
+}
 
-# ---- compute-sanitizer
+on_gpu="needs_cuda or needs_two_gpus"
 
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
-if [[ -n $why ]]; then
-  skip compute-sanitizer "$why"
-elif [[ -z $sanitizer ]]; then
-  skip compute-sanitizer "the tool is not on this machine"
-else
-  # Only our kernels are instrumented; every tensor is an allocation of its own, so that its end is seen.
-  export PYTORCH_NO_CUDA_MEMORY_CACHING=1
-  for tool in memcheck racecheck; do
-    step "compute-sanitizer $tool" 60 "$sanitizer" --tool "$tool" --error-exitcode 9 --kernel-name kns=conv2d_ext \
-      "$PYTHON" tests/cuda_small_set.py
-  done
-  unset PYTORCH_NO_CUDA_MEMORY_CACHING
-fi
+first() {
+  if [[ -n $why ]]; then
+    skip smoke "$why"
+    skip benchmark "$why"
+    return
+  fi
+  program smoke 100 benchmarks.cuda.smoke
+  program benchmark "$BUDGET" benchmarks.cuda --tiers '^(the post|every class)'
+}
 
-if [[ -z $why ]] && ((${#pytest[@]})); then
-  OMP_NUM_THREADS=1 step "all other tests" 120 "${pytest[@]}" -m "not needs_cuda and not needs_two_gpus"
-fi
+second() {
+  if [[ -n $why ]]; then
+    skip "sweep of kernels" "$why"
+    skip ncu "$why"
+  else
+    program "sweep of kernels" 190 benchmarks.cuda.sweep
+    program ncu 120 benchmarks.cuda.ncu
+  fi
+  tests test_cuda 130 tests/test_cuda.py -m "$on_gpu"
+  tests test_bits 90 tests/test_bits.py -m "$on_gpu"
+  tests test_correctness "$BUDGET" tests/test_correctness.py -m "$on_gpu"
+}
 
-# ---- benchmark: what is left, less what it takes to write and to end
+third() {
+  local sanitizer
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
+  if [[ -n $no_gpu ]]; then
+    skip compute-sanitizer "$no_gpu"
+  elif [[ -z $sanitizer ]]; then
+    skip compute-sanitizer "the tool is not on this machine"
+  else
+    # Only our kernels are instrumented; every tensor is an allocation of its own, so that its end is seen.
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    for tool in memcheck racecheck; do
+      step "compute-sanitizer $tool" 90 "$sanitizer" --tool "$tool" --error-exitcode 9 --kernel-name kns=conv2d_ext \
+        "$PYTHON" tests/cuda_small_set.py
+    done
+    unset PYTORCH_NO_CUDA_MEMORY_CACHING
+  fi
+  if [[ -n $why ]]; then
+    skip "benchmark, the rest" "$why"
+  else
+    kept=$((BUDGET / 4)) # for the tests
+    program "benchmark, the rest" "$BUDGET" benchmarks.cuda --name cuda-benchmark-rest --tiers '^(?!the post|every class)'
+    kept=10
+  fi
+  tests "other tests with CUDA" 70 tests -m "$on_gpu" --deselect tests/test_cuda.py --deselect tests/test_bits.py \
+    --deselect tests/test_correctness.py
+  tests "tests without CUDA" "$BUDGET" tests -m "not needs_cuda and not needs_two_gpus"
+}
 
-if [[ -n $why ]]; then
-  skip benchmark "$why"
-  "$PYTHON" -m benchmarks.cuda --output "$OUT" > /dev/null # writes why
-else
-  seconds=$(($(left) - 15))
-  ((seconds >= 30)) || seconds=30
-  BENCHMARK_SECONDS=0
-  step benchmark $((seconds + 10)) "$PYTHON" -m benchmarks.cuda --budget "$seconds" --output "$OUT"
-fi
-
-printf '\n=== summary, %d s\n' "$SECONDS"
-printf '%s\n' "${summary[@]}"
-exit "$failed"
+"$CALL"
+finish

@@ -33,7 +33,8 @@ def explain(
 def build_config() -> _BuildConfig: ...
 def float32_math_on_cuda() -> str: ...  # "tf32" or "ieee"; in builds with CUDA
 
-# For tests and tuning, in builds with CUDA: the GEMM kernels of the tensor's dtype; and what later calls of this process
-# take instead of the planner's choice, where they can (-1: nothing). Bits stay the same; explain's `wanted` tells.
+# For tests and tuning, in builds with CUDA: the GEMM kernels of the tensor's dtype; and what later
+# calls of this process take instead of the planner's choice, where they can (-1: nothing). Bits
+# stay the same; `wanted` of explain tells.
 def cuda_kernels(tensor: Tensor, tf32: bool = False) -> list[str]: ...
 def want_on_cuda(variant: int = -1, split: int = -1) -> None: ...  # ValueError: no such number

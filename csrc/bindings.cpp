@@ -252,8 +252,8 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
 
 // The GEMM kernels that calls on tensors of this dtype choose from: what want_on_cuda counts.
 std::vector<std::string> cuda_kernels(const Tensor& tensor, bool tf32) {
-  const auto table = cuda::gemm_table(to_dtype(tensor.scalar_type()),
-                                      tf32 ? cuda::Float32Math::kTF32 : cuda::Float32Math::kIeee);
+  const auto table =
+      cuda::gemm_table(to_dtype(tensor.scalar_type()), tf32 ? cuda::Float32Math::kTF32 : cuda::Float32Math::kIeee);
   std::vector<std::string> names;
   for (int i = 0; i < table.count; ++i) names.emplace_back(table.kernels[i].name);
   return names;

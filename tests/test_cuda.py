@@ -460,7 +460,10 @@ def test_bits_of_every_kernel(math, view, want):
     ):
         drawn = make_tensors(problem, dtype, device=DEVICE)
         tensors = Tensors(
-            *(t if t is None or t.dim() != 4 or view not in VIEWS else VIEWS[view](t) for t in drawn)
+            *(
+                t if t is None or t.dim() != 4 or view not in VIEWS else VIEWS[view](t)
+                for t in drawn
+            )
         )
         expected = library_results(problem, tensors)
         for variant, split in itertools.product(range(len(kernels)), (0, 1)):

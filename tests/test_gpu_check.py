@@ -1,24 +1,37 @@
-"""benchmarks/gpu_check.sh runs every step to the end, and says what it skipped and what failed."""
+"""benchmarks/gpu_check.sh and the programs it runs: each step to its end, each fault one case's."""
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import subprocess
 import sys
+import tarfile
+import time
 
 import pytest
 import torch
 
+from benchmarks.cuda import __main__ as benchmark
+from benchmarks.cuda import build, cases, device, journal, ncu, smoke, sweep
+from benchmarks.cuda.children import Child, Children, Lost, Refused
+from benchmarks.cuda.run import Document
+from conv2d_ext import _C, testing
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+CALLS = {
+    "first": ("smoke", "benchmark"),
+    "second": ("sweep of kernels", "ncu", "test_cuda", "test_bits", "test_correctness"),
+    "third": ("compute-sanitizer memcheck", "compute-sanitizer racecheck", "benchmark, the rest",
+              "other tests with CUDA", "tests without CUDA"),
+}  # fmt: skip
 
 
-def _run(tmp_path, **environ):
+def _run(tmp_path, call, **environ):
     """(finished process, its output): without building, into a folder of its own."""
     ours = {"OUT": str(tmp_path / "out"), "BUILD": "0", "PYTHON": sys.executable}
     process = subprocess.run(
-        ["bash", ROOT / "benchmarks" / "gpu_check.sh"],
+        ["bash", ROOT / "benchmarks" / "gpu_check.sh", call],
         env={**os.environ, **ours, **environ},
         timeout=300,
         cwd=tmp_path,
@@ -32,38 +45,43 @@ def _run(tmp_path, **environ):
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 def test_a_machine_without_a_gpu(tmp_path):
-    process, text = _run(tmp_path)
+    process, text = _run(tmp_path, "third")
     assert process.returncode == 0, text
     summary = text.partition("=== summary")[2].splitlines()[1:]
     assert [line.split("  ")[0] for line in summary] == ["skipped"] * 4
-    for step in ("tests with CUDA", "all other tests", "compute-sanitizer", "benchmark"):
+    for step in ("compute-sanitizer", *CALLS["third"][2:]):
         assert any(step in line and "no GPU on this machine" in line for line in summary)
-    assert (tmp_path / "out" / "gpu-check.log").read_text() == process.stdout
-    document = json.loads((tmp_path / "out" / "cuda-benchmark.json").read_text())
-    assert "no GPU" in document["skipped"]
-    assert document["results"] == []
+    assert (tmp_path / "out" / "gpu-check-third.log").read_text() == process.stdout
+
+
+@pytest.mark.parametrize("call", ["", "fourth"])
+def test_a_call_must_be_named(tmp_path, call):
+    process, text = _run(tmp_path, call)
+    assert process.returncode == 2
+    assert "gpu_check.sh first " in text
+    assert not (tmp_path / "out").exists()
 
 
 class TestMadeUpGpu:
     """With a stand-in for Python that finds a GPU and every module, and does as it is told."""
 
-    STEPS = ("tests with CUDA", "compute-sanitizer memcheck", "compute-sanitizer racecheck",
-             "all other tests", "benchmark")  # fmt: skip
-
     @pytest.fixture
     def run(self, tmp_path):
-        def run(pytest_does="exit 0", sanitizer_does='shift 6; "$@"', **environ):
-            """The process, its output, and what the stand-in was started for."""
+        def run(call, does="", missing="", sanitizer_does='shift 6; "$@"', **environ):
+            """The process, its summary, and what the stand-in was started for."""
             folder = tmp_path / "bin"
             folder.mkdir()
             log = tmp_path / "started"
+            log.touch()
             programs = {
                 "python": f"""
                     case "$*" in
-                      "-m pytest"*) echo "pytest ${{*##*-m }}" >> {log}; {pytest_does} ;;
+                      *find_spec*) echo "{missing}"; exit ;;
+                      "-m pytest"*) echo "pytest ${{*##*tb=short }}" >> {log} ;;
+                      "-m benchmarks"*) shift; echo "$*" >> {log} ;;
                       *cuda_small_set*) echo small set >> {log} ;;
-                      *benchmarks.cuda*) echo "benchmark $*" >> {log} ;;
-                    esac""",
+                    esac
+                    {does}""",
                 "compute-sanitizer": f'echo "sanitizer $2" >> {log}; {sanitizer_does}',
             }
             for name, script in programs.items():
@@ -71,34 +89,400 @@ class TestMadeUpGpu:
                 path.write_text(f"#!/bin/sh\n{script}\n")
                 path.chmod(0o755)
             path = f"{folder}:{os.environ['PATH']}"
-            process, text = _run(tmp_path, PYTHON=str(folder / "python"), PATH=path, **environ)
-            return process, text.partition("=== summary")[2], log.read_text()
+            environ = {"PYTHON": str(folder / "python"), "PATH": path, **environ}
+            process, text = _run(tmp_path, call, **environ)
+            return process, text.partition("=== summary")[2], log.read_text().splitlines()
 
         return run
 
-    def test_all_passes(self, run):
-        process, summary, started = run()
+    @pytest.mark.parametrize("call", CALLS)
+    def test_all_passes(self, run, call):
+        process, summary, _ = run(call)
         assert process.returncode == 0, summary
-        for step in self.STEPS:
+        for step in CALLS[call]:
             assert f"passed   {step} " in summary
-        lines = started.splitlines()
-        assert lines[0] == "pytest needs_cuda or needs_two_gpus"
-        assert lines[1:5] == ["sanitizer memcheck", "small set", "sanitizer racecheck", "small set"]
-        assert lines[5] == "pytest not needs_cuda and not needs_two_gpus"
-        assert lines[6].startswith("benchmark -m benchmarks.cuda --budget 5")
 
-    def test_failures_do_not_end_it(self, run):
-        process, summary, started = run(pytest_does="exit 1", sanitizer_does="exit 9")
+    def test_the_order(self, run):
+        started = run("first", BUILD="1")[2]
+        assert [line.split(" --")[0] for line in started] == [
+            "benchmarks.cuda.build", "benchmarks.cuda.smoke", "benchmarks.cuda",
+        ]  # fmt: skip
+        assert "--tiers ^(the post|every class)" in started[2]
+
+    def test_every_call_ends_within_nine_minutes(self, run):
+        """What the programs are given, and the limits of other steps, never exceed what is left."""
+        started = run("first")[2]
+        budgets = [int(line.split("--budget ")[1].split()[0]) for line in started]
+        assert budgets[0] <= 100
+        assert 400 < budgets[1] <= 530 - 25
+
+    def test_without_a_module_nothing_is_measured(self, run):
+        """Not even where one of other sources is in place."""
+        process, summary, started = run(
+            "first", does='case "$*" in *cuda.build*) exit 1 ;; esac', BUILD="1"
+        )
         assert process.returncode == 1
-        for step in self.STEPS[:-1]:
+        assert "FAILED   build " in summary
+        assert len(started) == 1
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_failures_do_not_end_it(self, run, call):
+        fails = 'case "$*" in -m*|benchmarks*|*small_set*) exit 1 ;; esac'
+        process, summary, started = run(call, does=fails)
+        assert process.returncode == 1
+        for step in CALLS[call]:
             assert f"FAILED   {step} " in summary
-        assert f"passed   {self.STEPS[-1]} " in summary
-        assert "benchmark" in started
+        assert len(started) >= len(CALLS[call])
 
-    def test_what_hangs_is_stopped_and_the_benchmark_keeps_its_time(self, run):
-        process, summary, _ = run(pytest_does="sleep 600", BUDGET="158")
+    def test_what_hangs_is_stopped(self, run):
+        hangs = 'case "$*" in benchmarks.cuda.sweep*) exec sleep 600 ;; esac'
+        start = time.monotonic()
+        process, summary, started = run("second", does=hangs, BUDGET="26")
+        assert time.monotonic() - start < 60
         assert process.returncode == 1
-        assert "FAILED   tests with CUDA" in summary
+        assert "FAILED   sweep of kernels " in summary
         assert "not finished in" in summary
         assert "no time left for it" in summary
-        assert "passed   benchmark " in summary
+        assert started
+
+    def test_without_pytest(self, run):
+        process, summary, started = run("second", missing="rich pytest xdist")
+        assert process.returncode == 0
+        for step in CALLS["second"][2:]:
+            assert f"skipped  {step} " in summary
+        assert "pytest or hypothesis is missing" in summary
+        assert [line.split()[0] for line in started] == [
+            "benchmarks.cuda.sweep", "benchmarks.cuda.ncu",
+        ]  # fmt: skip
+
+
+# ---- children
+
+CHILD = """
+import json, os, signal, sys, time
+answers = os.fdopen(int(sys.argv[1]), "w")
+def send(message):
+    answers.write(json.dumps(message) + "\\n"); answers.flush()
+{before}
+send({{"ready": True}})
+for line in sys.stdin:
+    request = json.loads(line)
+    text = json.dumps(request)
+    if "hang" in text: time.sleep(600)
+    if "crash" in text: os.kill(os.getpid(), signal.SIGSEGV)
+    if "exit" in text: os._exit(3)
+    if "refuse" in text: send({{"error": "not this"}}); continue
+    if "lost context" in text: send({{"error": "illegal address", "ends": True}}); time.sleep(600)
+    send({{"answer": [os.getpid(), request]}})
+"""
+
+
+def _child(before=""):
+    return (sys.executable, "-c", CHILD.format(before=before))
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "says"),
+    [
+        ("hang", Lost, "did not finish in 0.5 s"),
+        ("crash", Lost, "crashed: SIGSEGV"),
+        ("exit", Lost, "ended with exit status 3"),
+        ("lost context", Lost, "illegal address"),
+        ("refuse", Refused, "not this"),
+    ],
+)
+def test_a_fault_costs_one_request(what, error, says):
+    with Children(_child()) as children:
+        before, request = children.ask({"do": "x"}, 30)
+        assert request == {"do": "x"}
+        with pytest.raises(error, match=says):
+            children.ask({"do": what}, 0.5 if what == "hang" else 30)
+        after, _ = children.ask({"do": "y"}, 30)
+    assert (after == before) == (error is Refused)
+    for number in (before, after):
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [("time.sleep(600)", "did not finish"), ("sys.exit(4)", "ended with exit status 4")],
+)
+def test_a_child_that_does_not_come_up(before, says):
+    with pytest.raises(Lost, match=f"its process {says} .*when it started"):
+        Child(_child(before), start_s=0.5 if "sleep" in before else 30)
+
+
+# ---- the programs, on the CPU in the GPU's place, with a worker that has faults
+
+FAULTY = """
+import os, signal, sys, time
+from benchmarks.cuda import worker
+plain = worker.answer
+def answer(request):
+    text = repr(sorted(request.items()))
+    if {hangs!r} and {hangs!r} in text: time.sleep(600)
+    if {crashes!r} and {crashes!r} in text: os.kill(os.getpid(), signal.SIGSEGV)
+    return plain(request)
+worker.answer = answer
+worker.main()
+"""
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setenv("DEVICE", "cpu")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(device, "NAME", "cpu")
+    monkeypatch.setattr(device, "IS_GPU", False)
+    monkeypatch.chdir(ROOT)
+
+
+def _faulty(hangs="", crashes=""):
+    return (sys.executable, "-c", FAULTY.format(hangs=hangs, crashes=crashes))
+
+
+@pytest.mark.slow
+def test_smoke(on_cpu, tmp_path, capsys):
+    command = _faulty(hangs="('math', 'TF32')", crashes="('math', 'float16')")
+    chosen = "^(float32|TF32|float16|complex128), grad_weight, channels_last"
+    arguments = ["--output", str(tmp_path), "--filter", chosen, "--limit", "20", "--jobs", "2"]
+    assert smoke.main(arguments, command) == 1
+    first, records = journal.read(tmp_path / "smoke.jsonl")
+    assert first["program"] == "smoke"
+    assert first["device"] == "cpu"
+    assert first["versions"]["torch"] == torch.__version__
+    found = {record["math"]: record for record in records}
+    assert {math: record["status"] for math, record in found.items()} == {
+        "float32": "passed", "TF32": "lost", "float16": "lost", "complex128": "passed",
+    }  # fmt: skip
+    assert "did not finish in 20 s" in found["TF32"]["reason"]
+    assert "SIGSEGV" in found["float16"]["reason"]
+    assert len(found["float32"]["problems"]) == len(smoke.PROBLEMS)
+    assert all(p["error"] < 4e-6 for p in found["float32"]["problems"])
+    assert "2 passed, 2 lost" in capsys.readouterr().out
+
+
+def test_smoke_has_a_case_for_each_kind():
+    chosen = list(smoke.cases())
+    assert len(set(chosen)) == len(chosen) == 7 * 4 * 2 - 2
+    assert {case.math for case in chosen} == set(smoke.BOUNDS)
+
+
+@pytest.mark.parametrize("layout", cases.FORMATS)
+@pytest.mark.parametrize("math", smoke.BOUNDS)
+def test_smoke_passes_what_is_right(on_cpu, math, layout, monkeypatch):
+    monkeypatch.setattr(smoke, "PROBLEMS", smoke.PROBLEMS[:1])
+    for direction in (*cases.DIRECTIONS, smoke.GRAD_BIAS):
+        (found,) = smoke.check(math, direction, layout)
+        assert not found["wrong"], direction
+
+
+@pytest.mark.parametrize("direction", [*cases.DIRECTIONS, smoke.GRAD_BIAS])
+def test_smoke_sees_what_is_wrong(on_cpu, direction, monkeypatch):
+    problem = testing.ASYMMETRIC[0]
+    monkeypatch.setattr(smoke, "PROBLEMS", (problem,))
+    assert not smoke.check("float32", direction, "NCHW")[0]["wrong"]
+    plain = smoke._call
+
+    def altered(change):
+        calls = []
+
+        def call(*args):
+            return lambda: change(plain(*args)(), calls.append(0) or len(calls))
+
+        return call
+
+    monkeypatch.setattr(smoke, "_call", altered(lambda result, _: result * 1.001))
+    assert "error" in smoke.check("float32", direction, "NCHW")[0]["wrong"]
+    monkeypatch.setattr(smoke, "_call", altered(lambda result, _: result * torch.nan))
+    assert "error nan" in smoke.check("float32", direction, "NCHW")[0]["wrong"]
+    monkeypatch.setattr(smoke, "_call", altered(lambda result, n: result * (1 + (n - 1) * 2**-23)))
+    assert smoke.check("float32", direction, "NCHW")[0]["wrong"] == "other bits the second time"
+
+
+@pytest.mark.slow
+def test_benchmark(on_cpu, tmp_path, capsys):
+    """One case hangs and one crashes; the others are in the file, which is written after each."""
+    planned = cases.plan([1])
+    chosen = [c for c in planned if c.problem.name.startswith("resnet50 64@56-64/k3p1 batch 1")]
+    chosen = [c for c in chosen if c.tier.startswith("every class")][:4]
+    assert len(chosen) == 4
+    hang, crash = (planned.index(case) for case in chosen[1:3])
+    command = _faulty(hangs=f"('number', {hang})", crashes=f"('number', {crash})")
+    pattern = "^(" + "|".join(map(str, chosen)) + ")$"
+    arguments = ["--output", str(tmp_path), "--batch", "1", "--filter", pattern,
+                 "--case-limit", "15", "--budget", "200"]  # fmt: skip
+    assert benchmark.main(arguments, command) == 1
+    document = Document.read(tmp_path / "cuda-benchmark.json")
+    assert len(document.results) == 2
+    assert "CPU in its place" in document.machine["gpu"]
+    assert document.left_out == {
+        str(chosen[1]): "failed: did not finish in 15 s",
+        str(chosen[2]): "failed: crashed: SIGSEGV",
+    }
+    assert "2 cases in" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.needs_cuda_build
+def test_sweep(on_cpu, tmp_path, capsys):
+    planned = sweep.plan()
+    chosen = [c for c in planned if c.problem.name.startswith("resnet50 512@7-512/k3p1 batch 1")]
+    chosen = [c for c in chosen if c.precision.name in ("TF32", "float32")]
+    assert len(chosen) == 6
+    command = _faulty(crashes=f"('number', {planned.index(chosen[0])})")
+    pattern = "^(" + "|".join(map(str, chosen)) + ")$"
+    arguments = ["--output", str(tmp_path), "--filter", pattern, "--case-limit", "60"]
+    assert sweep.main([*arguments, "--budget", "250"], command) == 1
+    records = journal.read(tmp_path / "sweep.jsonl")[1]
+    assert [record["case"] for record in records] == list(map(str, chosen))
+    assert records[0]["failed"] == "crashed: SIGSEGV"
+    for record in records[1:]:
+        own, *others = record["choices"]
+        assert own["wanted"] == [-1, -1]
+        tf32 = record["precision"] == "TF32"
+        weight = record["direction"] == "grad_weight"
+        fitting = {
+            name
+            for name in _C.cuda_kernels(torch.empty(0), tf32)
+            if name.startswith("weight") == weight and not name.endswith("_by_element")
+        }
+        splits = {False} if weight else {False, True}
+        assert {(c["kernel"], c["split"]) for c in others} == {
+            (kernel, split) for kernel in fitting for split in splits
+        }
+        assert all(choice["same_bits"] and choice["median_s"] > 0 for choice in others)
+        assert (own["kernel"], own["split"]) in {(c["kernel"], c["split"]) for c in others}
+    assert "6 cases" in capsys.readouterr().out
+
+
+def test_the_sweep_covers_what_the_planner_chooses_for():
+    planned = sweep.plan()
+    assert len({case.key for case in planned}) == len(planned)
+    assert 18 <= len({case.problem for case in planned}) <= 22
+    assert {case.direction for case in planned} == set(cases.DIRECTIONS)
+    assert sweep.plan() == planned
+
+
+NCU = """==PROF== Connected
+"ID","Process ID","Kernel Name","sm__throughput.avg.pct_of_peak_sustained_elapsed"
+"","","","%"
+"0","7","void gemm_kernel<a, b>(c)","81.5"
+"""
+
+
+def test_metrics_of_ncu(tmp_path):
+    (kernel,) = ncu.parse_metrics(NCU)
+    assert kernel["Kernel Name"] == "void gemm_kernel<a, b>(c)"
+    assert kernel["sm__throughput.avg.pct_of_peak_sustained_elapsed"] == "81.5 %"
+    assert ncu.parse_metrics("==ERROR== ERR_NVGPUCTRPERM\n") == []
+    tool = tmp_path / "ncu"
+    for script, failed in (
+        (f"cat <<'END'\n{NCU}END", ""),
+        ("echo '==ERROR== no permission'; exit 5", "exit status 5: ==ERROR== no permission"),
+        ("sleep 600", "did not finish in 1 s"),
+    ):
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o755)
+        found = ncu.profile(str(tool), 0, 1 if "sleep" in script else 30)
+        assert found["failed"] == failed
+        assert len(found["kernels"]) == (0 if failed else 1)
+    assert len(set(map(str, ncu.CASES))) == len(ncu.CASES) == 6
+
+
+# ---- the module, kept and put back
+
+
+class TestModule:
+    @pytest.fixture
+    def package(self, tmp_path, monkeypatch):
+        folder = tmp_path / "conv2d_ext"
+        folder.mkdir()
+        monkeypatch.setattr(build, "PACKAGE", folder)
+        monkeypatch.setattr(build, "ROOT", tmp_path)
+        monkeypatch.setattr(build, "_architectures", lambda: "9.0")
+        for name in ("setup.py", "pyproject.toml"):
+            (tmp_path / name).write_text(name)
+        (tmp_path / "csrc").mkdir()
+        (tmp_path / "csrc" / "a.cpp").write_text("1")
+        self.built = []
+
+        def made_up(digest):
+            self.built.append(digest)
+            build.module_path().write_bytes(b"module of " + digest.encode())
+            folder.joinpath("_build_info.py").write_text(f"A = 1\n\n{build.MARK}{digest}\n")
+
+        monkeypatch.setattr(build, "build", made_up)
+        return folder
+
+    def _run(self, tmp_path, *arguments):
+        return build.main(["--output", str(tmp_path / "out"), *arguments])
+
+    def _remove(self, package):
+        for path in package.iterdir():
+            path.unlink()
+
+    def test_it_is_built_once(self, package, tmp_path, capsys):
+        assert self._run(tmp_path) == 0
+        self._run(tmp_path)
+        assert "in place" in capsys.readouterr().out
+        self._remove(package)
+        self._run(tmp_path)
+        assert "put back from" in capsys.readouterr().out
+        assert len(self.built) == 1
+        assert build.module_path().read_bytes() == b"module of " + self.built[0].encode()
+
+    def test_from_a_file_that_is_named(self, package, tmp_path):
+        self._run(tmp_path)
+        moved = tmp_path / "moved.tar.gz"
+        (tmp_path / "out" / build.ARCHIVE).rename(moved)
+        self._remove(package)
+        self._run(tmp_path, "--module", str(moved))
+        assert len(self.built) == 1
+        assert (tmp_path / "out" / build.ARCHIVE).exists()
+
+    @pytest.mark.parametrize("change", ["sources", "a broken archive", "no module"])
+    def test_what_does_not_fit_is_built(self, package, tmp_path, change):
+        self._run(tmp_path)
+        archive = tmp_path / "out" / build.ARCHIVE
+        if change == "sources":
+            (tmp_path / "csrc" / "a.cpp").write_text("2")
+        else:
+            self._remove(package)
+            if change == "a broken archive":
+                archive.write_bytes(archive.read_bytes()[:60])
+            else:
+                with tarfile.open(archive, "w:gz"):
+                    pass
+        self._run(tmp_path)
+        assert len(self.built) == 2
+        with tarfile.open(archive) as file:
+            info = file.extractfile("_build_info.py").read().decode()
+        assert build.digest_in(info) == self.built[1]
+
+
+# ---- nothing beyond PyTorch's environment
+
+HIDE = """
+import importlib.machinery, sys
+hidden = {"rich", "pytest", "hypothesis", "matplotlib", "PIL", "scipy", "sklearn", "torchvision"}
+plain = importlib.machinery.PathFinder.find_spec
+def find_spec(name, path=None, target=None):
+    return None if name.split(".")[0] in hidden else plain(name, path, target)
+importlib.machinery.PathFinder.find_spec = find_spec
+"""
+
+
+def test_what_pytorch_alone_has_is_enough(tmp_path):
+    names = ("__main__", "build", "smoke", "sweep", "ncu", "worker", "run", "describe")
+    program = HIDE + "".join(f"import benchmarks.cuda.{name}\n" for name in names)
+    program += "import json; json.dumps(benchmarks.cuda.describe.describe_gpu())\n"
+    program += "assert not hidden & set(sys.modules)\n"
+    environ = {**os.environ, "DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environ, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -41,15 +41,15 @@ def main(argv: Sequence[str] | None = None, command: Sequence[str] = WORKER) -> 
     chosen = [
         case
         for case in planned
-        if re.search(arguments.filter, str(case))
-        and re.search(arguments.tiers, case.tier)
+        if re.search(arguments.filter, str(case)) and re.search(arguments.tiers, case.tier)
     ]
 
     with Children(command) as children:
 
         def measure(case: cases.Case) -> Result:
             request = {"do": "benchmark", "batch": arguments.batch, "number": planned.index(case)}
-            found = children.ask(request, arguments.case_limit)
+            left = started + arguments.budget - time.monotonic()
+            found = children.ask(request, min(arguments.case_limit, max(left, 5.0)))
             if "too_large" in found:
                 raise TooLarge(found["too_large"])
             return Result.of(found["result"])
@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None, command: Sequence[str] = WORKER) -> 
     report.print_document(document, arguments.details)
     if document.skipped:
         return WRONG
-    report.print_targets(document)
+    if device.IS_GPU:
+        report.print_targets(document)
     written = [path]
     if importlib.util.find_spec("matplotlib") is None:
         print("No pictures: matplotlib is not installed", file=sys.stderr)
@@ -121,9 +122,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--output", type=Path, metavar="FOLDER", default=Path("build/benchmarks"),
         help="for the figures as JSON and the pictures (%(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--name", default="cuda-benchmark", help="of the JSON file (%(default)s)"
-    )
+    parser.add_argument("--name", default="cuda-benchmark", help="of the JSON file (%(default)s)")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print a saved run, measure none")
     arguments = parser.parse_args(argv)
     if not arguments.budget > 0:

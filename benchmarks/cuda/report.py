@@ -15,9 +15,7 @@ from benchmarks.results import geomean
 from conv2d_ext.testing import POST
 
 
-def print_document(
-    document: Document, details: bool = False, stream: TextIO | None = None
-) -> None:
+def print_document(document: Document, details: bool = False, stream: TextIO | None = None) -> None:
     if document.skipped:
         print(f"Nothing was measured: {document.skipped}", file=stream)
         return

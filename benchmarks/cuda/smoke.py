@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.cuda import device
 from benchmarks.cuda.cases import DIRECTIONS, FORMATS
-from benchmarks.cuda.children import WORKER, Child, Lost, Refused
+from benchmarks.cuda.children import START_S, WORKER, Child, Lost, Refused
 from benchmarks.cuda.journal import Journal
 from benchmarks.cuda.text import Table
 from conv2d_ext import testing
@@ -113,15 +113,17 @@ def _check_problem(
     wrong = ""
     if not error <= bound:  # which is also true of NaN
         wrong = f"error {error:.2g} where {bound:.2g} is allowed"
-    elif first.view(torch.uint8).ne(second.view(torch.uint8)).any():
+    elif not torch.equal(_bytes(first), _bytes(second)):
         wrong = "other bits the second time"
     seconds = time.monotonic() - start
     return {"problem": str(problem), "error": error, "wrong": wrong, "seconds": seconds}
 
 
-def _call(
-    problem: Problem, tensors: Tensors, direction: str, layout: str
-) -> Callable[[], Tensor]:
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def _call(problem: Problem, tensors: Tensors, direction: str, layout: str) -> Callable[[], Tensor]:
     input, weight, bias, grad_output = tensors
     arguments = problem.op_args()
     ops = torch.ops.conv2d_ext
@@ -140,14 +142,16 @@ def _call(
 # ---- in the parent
 
 
-def run_case(case: Case, limit_s: float, command: Sequence[str]) -> dict:
-    """What became of it: passed, wrong, refused (an error from which the GPU recovered), or lost."""
+def run_case(case: Case, limit_s: float, left_s: float, command: Sequence[str]) -> dict:
+    """What became of it: passed, wrong, refused (an error that the GPU survived), or lost."""
     start = time.monotonic()
     record = {**dataclasses.asdict(case), "status": "passed", "reason": "", "problems": []}
     try:
-        child = Child(command)
+        child = Child(command, min(START_S, left_s))
         try:
-            record["problems"] = child.ask({"do": "smoke", **dataclasses.asdict(case)}, limit_s)
+            left_s -= time.monotonic() - start
+            request = {"do": "smoke", **dataclasses.asdict(case)}
+            record["problems"] = child.ask(request, min(limit_s, max(1.0, left_s)))
         finally:
             child.end()
     except (Lost, Refused) as problem:
@@ -175,7 +179,7 @@ def main(argv: Sequence[str] | None = None, command: Sequence[str] = WORKER) -> 
         if left < 5:
             record = dataclasses.asdict(case)
             return {**record, "status": "not begun", "reason": "no time left", "problems": []}
-        return run_case(case, min(arguments.limit, left), command)
+        return run_case(case, arguments.limit, left, command)
 
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         for record in pool.map(run, chosen):

@@ -369,8 +369,7 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
       const bool one_chain = div_up(std::min(segments.pixels, plan.gemm_k), kernel.tile_k) <= kernel.chain_tiles;
       const int shared = one_chain ? kernel.shared_one_chain : kernel.shared_several_chains;
       if (shared > machine.shared_bytes_per_block) continue;
-      const double cycles =
-          estimate_cycles(kernel, machine, shared, rate, items, static_cast<double>(segments.pixels));
+      const double cycles = estimate_cycles(kernel, machine, shared, rate, items, static_cast<double>(segments.pixels));
       const Rank rank = rank_of(machine, i, segments.count > 1, cycles);
       if (plan.variant >= 0 && rank >= best) continue;
       best = rank;

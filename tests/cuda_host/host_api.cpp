@@ -272,8 +272,8 @@ void run(const HostCall& call, Json& json) {
 
 }  // namespace
 
-// A JSON object, valid until the thread's next call: "error" where the call failed, and as far as it came "plan", "traffic",
-// "launches" and "workspace_bytes".
+// A JSON object, valid until the thread's next call: "error" where the call failed, and as far as it came "plan",
+// "traffic", "launches" and "workspace_bytes".
 extern "C" const char* cuda_host_run(const HostCall* call) {
   thread_local std::string answer;
   Json json;
