@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
+from torch._jit_internal import BroadcastingList2
 from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _C, _build_info
 from . import ops as ops  # registers the ops' vmap rules
@@ -47,7 +50,7 @@ def conv2d(
     if is_compiling():
         # The graph gets the op itself: the compiled module's Python function would break it.
         return torch.ops.conv2d_ext.conv2d(
-            input, weight, bias, *_hyper_parameters(weight, stride, padding, dilation), groups
+            input, weight, bias, *_hyper_parameters(weight, stride, padding, dilation, groups)
         )
     return _C.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
@@ -66,6 +69,8 @@ def forward(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         if bias is not None and bias.dim() == 2:
             bias = bias.squeeze(1)
         return conv2d(im, kernel.transpose(0, 1), bias)
+    if has_torch_function_variadic(im, kernel, bias):
+        return handle_torch_function(forward, (im, kernel, bias), im, kernel, bias)
     return _C.forward(im, kernel, bias)
 
 
@@ -82,6 +87,8 @@ def forward_unfold(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
             output = output + bias.reshape(-1, 1)
         out_h, out_w = im.size(-2) - kernel.size(2) + 1, im.size(-1) - kernel.size(3) + 1
         return output.unflatten(-1, (out_h, out_w))
+    if has_torch_function_variadic(im, kernel, bias):
+        return handle_torch_function(forward_unfold, (im, kernel, bias), im, kernel, bias)
     return _C.forward_unfold(im, kernel, bias)
 
 
@@ -213,12 +220,13 @@ def explain(
 ) -> Explanation:
     """What `conv2d` with these arguments, and its backward, will do. Nothing is computed.
 
-    Arguments and errors are `conv2d`'s. An unbatched input is described as a batch of one. The
+    Arguments and errors are `conv2d`'s, but that no data is read: fake tensors, and tensors whose
+    storage was freed, are explained too. An unbatched input is described as a batch of one. The
     directions are of type DirectionExplanation for CPU tensors, CudaDirectionExplanation for CUDA
     tensors. Where nothing is computed, they are None and `refused` says why.
     """
     described = _C.explain(
-        input, weight, bias, *_hyper_parameters(weight, stride, padding, dilation), groups
+        input, weight, bias, *_hyper_parameters(weight, stride, padding, dilation, groups)
     )
     return _explanation(described, input)
 
@@ -277,23 +285,68 @@ def _hyper_parameters(
     stride: int | Sequence[int],
     padding: int | Sequence[int] | str,
     dilation: int | Sequence[int],
-) -> tuple[list[int], list[int], list[int]]:
-    """F.conv2d's stride, padding and dilation as the dispatcher op takes them.
+    groups: int,
+) -> tuple[list[int], list[int], list[int], int]:
+    """F.conv2d's stride, padding, dilation and groups as the dispatcher op takes them.
 
     For where _C.conv2d, which does the same, is not called.
     """
     stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
-    if not isinstance(padding, str):
-        pad_h, pad_w = _pair("padding", padding)
-        return stride, [pad_h, pad_h, pad_w, pad_w], dilation
-    if padding not in ("same", "valid"):
+    _check_int("groups", groups, groups)
+    if isinstance(padding, str):
+        return stride, named_padding(padding, weight, stride, dilation), dilation, groups
+    pad_h, pad_w = _pair("padding", padding)
+    return stride, [pad_h, pad_h, pad_w, pad_w], dilation, groups
+
+
+def _pair(name: str, value: int | Sequence[int]) -> list[int]:
+    if not isinstance(value, (tuple, list)):
+        _check_int(name, value, value)
+        return [value, value]
+    if value:
+        _check_int(name, value[0], value)  # the first alone, as PyTorch's parser does
+    return height_and_width(name, value)
+
+
+def _check_int(name: str, element: object, value: object) -> None:
+    """A bool is an int to Python and to the ops, but neither to F.conv2d nor to _C.conv2d."""
+    if is_compiling():  # NumPy's scalars are traced as arrays; what they hold, the op checks
+        wrong = element is None or isinstance(element, (bool, float, str))
+    else:
+        integers = (Integral, torch.SymInt, Tensor)
+        wrong = isinstance(element, bool) or not isinstance(element, integers)
+    if wrong:
+        raise TypeError(
+            "conv2d() received an invalid combination of arguments: expected "
+            f"{name} to be of integers, but got {name}={value!r}"
+        )
+
+
+# ---- what TorchScript compiles too, for Conv2d
+
+
+def height_and_width(name: str, value: BroadcastingList2[int]) -> list[int]:
+    """A list of one value for both, or of one for each; to TorchScript also a single integer."""
+    if len(value) != 1 and len(value) != 2:
+        raise RuntimeError(
+            f"expected {name} to be a single integer value or a list of 2 values to match the "
+            f"convolution dimensions, but got {name}={list(value)}"
+        )
+    return [value[0], value[-1]]
+
+
+def named_padding(
+    padding: str, weight: Tensor, stride: list[int], dilation: list[int]
+) -> list[int]:
+    """'same' or 'valid' as (top, bottom, left, right)."""
+    if padding != "same" and padding != "valid":
         raise RuntimeError(
             f"Invalid padding string: '{padding}': expected padding to be 'same', 'valid', "
             "an integer or a pair of integers"
         )
     # The op refuses a weight that is not 4-D, whatever the padding.
     if padding == "valid" or weight.dim() != 4:
-        return stride, [0, 0, 0, 0], dilation
+        return [0, 0, 0, 0]
     if stride != [1, 1]:
         raise RuntimeError(
             "padding='same' is not supported for strided convolutions: expected stride=1, "
@@ -302,15 +355,4 @@ def _hyper_parameters(
     total_h = dilation[0] * (weight.size(2) - 1)
     total_w = dilation[1] * (weight.size(3) - 1)
     top, left = total_h // 2, total_w // 2
-    return stride, [top, total_h - top, left, total_w - left], dilation
-
-
-def _pair(name: str, value: int | Sequence[int]) -> list[int]:
-    if not isinstance(value, (tuple, list)):
-        return [value, value]
-    if len(value) not in (1, 2):
-        raise RuntimeError(
-            f"expected {name} to be a single integer value or a list of 2 values to match the "
-            f"convolution dimensions, but got {name}={list(value)}"
-        )
-    return [value[0], value[-1]]
+    return [top, total_h - top, left, total_w - left]

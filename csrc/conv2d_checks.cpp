@@ -326,15 +326,26 @@ void check_forward(const Tensor& im, const Tensor& kernel, const std::optional<T
 }
 
 template <class Int>
+ProblemOf<Int> check_conv2d_sizes(ArrayRef<Int> input, ArrayRef<Int> weight, std::optional<ArrayRef<Int>> bias,
+                                  const Conv2dParams<Int>& params, int64_t itemsize) {
+  auto problem = check_geometry<Int>(input, weight, params, itemsize);
+  if (bias.has_value()) {
+    TORCH_CHECK(bias->size() == 1 && equal((*bias)[0], problem.out_channels), "Given weight of size ", weight,
+                ", expected bias to be 1-dimensional with ", problem.out_channels, " elements, but got bias of size ",
+                *bias, " instead");
+  }
+  return problem;
+}
+
+template <class Int>
 ProblemOf<Int> check_conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                             const Conv2dParams<Int>& params) {
-  const auto weight_size = sizes_of<Int>(weight);
-  auto problem = check_geometry<Int>(sizes_of<Int>(input), weight_size, params, input.element_size());
+  std::optional<ArrayRef<Int>> bias_size;
   if (bias.has_value() && bias->defined()) {
-    TORCH_CHECK(bias->dim() == 1 && equal(sizes_of<Int>(*bias)[0], problem.out_channels), "Given weight of size ",
-                weight_size, ", expected bias to be 1-dimensional with ", problem.out_channels,
-                " elements, but got bias of size ", sizes_of<Int>(*bias), " instead");
+    bias_size = sizes_of<Int>(*bias);
   }
+  auto problem =
+      check_conv2d_sizes<Int>(sizes_of<Int>(input), sizes_of<Int>(weight), bias_size, params, input.element_size());
   check_kind("input", input);
   check_same_kind("input", input, "weight", weight);
   if (bias.has_value() && bias->defined()) {
@@ -371,19 +382,42 @@ void check_conv2d_grad_bias(const Tensor& grad_output) {
   check_kind("grad_output", grad_output);
 }
 
+void check_data(const char* name, const Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  TORCH_CHECK(impl->storage_initialized(),
+              "The tensor has a non-zero number of elements, but its data is not allocated yet. conv2d got ", name,
+              " of size ", tensor.sizes(), ", whose storage has been freed");
+  if (tensor.numel() == 0) {
+    return;
+  }
+  int64_t end = tensor.storage_offset() + 1;
+  bool fits = true;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    int64_t step = 0;
+    fits = fits && mul(tensor.size(i) - 1, tensor.stride(i), &step) && add(end, step, &end);
+  }
+  fits = fits && mul(end, tensor.element_size(), &end);
+  const auto bytes = impl->unsafe_storage().nbytes();
+  TORCH_CHECK(fits && static_cast<uint64_t>(end) <= bytes, "conv2d: ", name, " of size ", tensor.sizes(), ", strides ",
+              tensor.strides(), " and storage offset ", tensor.storage_offset(),
+              " is out of bounds for storage of size ", bytes);
+}
+
 template <class Int>
 Int result_channels(const ProblemOf<Int>& problem) {
   return known_zero(problem.in_channels) ? Int(0) : problem.out_channels;
 }
 
-#define INSTANTIATE(Int)                                                                           \
-  template Conv2dParams<Int> make_params(ArrayRef<Int>, ArrayRef<Int>, ArrayRef<Int>, const Int&); \
-  template ProblemOf<Int> check_conv2d(const Tensor&, const Tensor&, const std::optional<Tensor>&, \
-                                       const Conv2dParams<Int>&);                                  \
-  template ProblemOf<Int> check_conv2d_grad_input(const Tensor&, const Tensor&, ArrayRef<Int>,     \
-                                                  const Conv2dParams<Int>&);                       \
-  template ProblemOf<Int> check_conv2d_grad_weight(const Tensor&, const Tensor&, ArrayRef<Int>,    \
-                                                   const Conv2dParams<Int>&);                      \
+#define INSTANTIATE(Int)                                                                                 \
+  template Conv2dParams<Int> make_params(ArrayRef<Int>, ArrayRef<Int>, ArrayRef<Int>, const Int&);       \
+  template ProblemOf<Int> check_conv2d_sizes(ArrayRef<Int>, ArrayRef<Int>, std::optional<ArrayRef<Int>>, \
+                                             const Conv2dParams<Int>&, int64_t);                         \
+  template ProblemOf<Int> check_conv2d(const Tensor&, const Tensor&, const std::optional<Tensor>&,       \
+                                       const Conv2dParams<Int>&);                                        \
+  template ProblemOf<Int> check_conv2d_grad_input(const Tensor&, const Tensor&, ArrayRef<Int>,           \
+                                                  const Conv2dParams<Int>&);                             \
+  template ProblemOf<Int> check_conv2d_grad_weight(const Tensor&, const Tensor&, ArrayRef<Int>,          \
+                                                   const Conv2dParams<Int>&);                            \
   template Int result_channels<Int>(const ProblemOf<Int>&);
 INSTANTIATE(int64_t)
 INSTANTIATE(SymInt)

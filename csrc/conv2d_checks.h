@@ -62,7 +62,13 @@ SymConv2dParams params_for_same_padding(const at::Tensor& weight, c10::SymIntArr
 // The post's arguments: im (N, DI, H, W) or (DI, H, W), kernel (DI, DO, KH, KW), bias (DO,), (DO, 1) or none.
 void check_forward(const at::Tensor& im, const at::Tensor& kernel, const std::optional<at::Tensor>& bias);
 
-// input: (N, C, H, W) or (C, H, W). weight: (OC, C/groups, KH, KW). bias: (OC,) or none.
+// The sizes alone, of tensors with elements of itemsize bytes. input: (N, C, H, W) or (C, H, W). weight: (OC, C/groups,
+// KH, KW). bias: (OC,) or none.
+template <class Int>
+ProblemOf<Int> check_conv2d_sizes(c10::ArrayRef<Int> input, c10::ArrayRef<Int> weight,
+                                  std::optional<c10::ArrayRef<Int>> bias, const Conv2dParams<Int>& params,
+                                  int64_t itemsize);
+
 template <class Int>
 ProblemOf<Int> check_conv2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                             const Conv2dParams<Int>& params);
@@ -77,6 +83,11 @@ ProblemOf<Int> check_conv2d_grad_weight(const at::Tensor& grad_output, const at:
                                         c10::ArrayRef<Int> weight_size, const Conv2dParams<Int>& params);
 
 void check_conv2d_grad_bias(const at::Tensor& grad_output);
+
+// Raises where an element of the tensor lies in no memory: its storage was freed (as sharding does between forward and
+// backward) or made smaller. For kernels, which read; tracing and explaining need no data. The tensor has passed the
+// checks above.
+void check_data(const char* name, const at::Tensor& tensor);
 
 // F.conv2d gives an output without channels to an input without channels, whatever the weight says.
 template <class Int>

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -147,3 +148,39 @@ def test_make_fx_records_the_ops():
         "conv2d_ext.conv2d_grad_input.default",
         "conv2d_ext.conv2d_grad_weight.default",
     } <= targets
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"stride": True},
+        {"stride": (True, 1)},
+        {"padding": True},
+        {"dilation": [True, 1]},
+        {"groups": True},
+        {"stride": 1.0},
+        {"padding": (0.0, 1)},
+        {"stride": "1"},
+        {"stride": None},
+        {"groups": None},
+    ],
+    ids=str,
+)
+def test_compiled_calls_refuse_what_eager_ones_refuse(arguments):
+    input, weight = torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3)
+
+    def call(input, weight):
+        return conv2d_ext.conv2d(input, weight, **arguments)
+
+    for function in (call, torch.compile(call, backend="eager")):
+        with pytest.raises(TypeError, match="invalid combination of arguments"):
+            function(input, weight)
+
+
+@pytest.mark.parametrize("integer", [2, np.int64(2), [np.int64(2), 1], (2,), torch.tensor(2)])
+def test_compiled_calls_take_the_integers_that_eager_ones_take(integer):
+    input, weight = torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3)
+    compiled = torch.compile(
+        lambda x, w: conv2d_ext.conv2d(x, w, stride=integer), backend="eager", fullgraph=True
+    )
+    assert torch.equal(compiled(input, weight), conv2d_ext.conv2d(input, weight, stride=integer))

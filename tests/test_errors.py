@@ -15,6 +15,15 @@ import torch.nn.functional as F
 import conv2d_ext
 
 X, W, B = (2, 4, 8, 9), (6, 4, 3, 3), (6,)
+# Integers to Python, but not to F.conv2d.
+BOOLS = (
+    ("stride", True),
+    ("padding", True),
+    ("dilation", True),
+    ("groups", True),
+    ("stride", (True, 1)),
+    ("padding", [False, 1]),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +199,16 @@ class TestKinds:
         assert isinstance(ours, type(theirs))
         assert "Sparse" in str(ours)
 
+    @pytest.mark.parametrize("which", range(3), ids=["input", "weight", "bias"])
+    def test_mkldnn_layout(self, which):
+        """Which F.conv2d takes, of the input."""
+        tensors = [torch.randn(shape) for shape in (X, W, B)]
+        tensors[which] = tensors[which].to_mkldnn()
+        error = raised(conv2d_ext.conv2d, *tensors)
+        assert type(error) is RuntimeError
+        assert f"expected {('input', 'weight', 'bias')[which]} to be a dense" in str(error)
+        assert "Mkldnn" in str(error)
+
     @pytest.mark.parametrize(
         ("args", "kwargs"),
         [
@@ -201,6 +220,10 @@ class TestKinds:
             ((), {}),
             ((torch.ones(X), torch.ones(W)), {"stride": 1.5}),
             ((torch.ones(X), torch.ones(W)), {"stride": None}),
+            *(
+                ((torch.ones(X), torch.ones(W)), {name: value})
+                for name, value in BOOLS
+            ),
             ((torch.ones(X), torch.ones(W)), {"padding": 0.5}),
             ((torch.ones(X), torch.ones(W)), {"dilation": "1"}),
             ((torch.ones(X), torch.ones(W)), {"groups": 1.0}),
@@ -209,12 +232,15 @@ class TestKinds:
         ],
         ids=[
             "no input", "list input", "text weight", "text bias", "no weight", "nothing",
-            "fractional stride", "no stride", "fractional padding", "text dilation",
+            "fractional stride", "no stride", *(f"{n}={v}" for n, v in BOOLS),
+            "fractional padding", "text dilation",
             "fractional groups", "unknown keyword", "too many",
         ],
     )  # fmt: skip
     def test_types_of_arguments(self, args, kwargs):
         self._same_type(*args, **kwargs)
+        explained = raised(conv2d_ext.explain, *args, **kwargs)
+        assert isinstance(explained, TypeError)
 
 
 class TestOverflow:
@@ -254,6 +280,122 @@ class TestOverflow:
         theirs = raised(F.conv2d, input, weight, padding=2**22)
         ours = raised(conv2d_ext.conv2d, input, weight, padding=2**22)
         assert type(ours) is type(theirs)
+
+
+NOT_THERE = "The tensor has a non-zero number of elements, but its data is not allocated yet."
+
+
+class TestStorage:
+    """Elements that lie in no memory, as sharding leaves them between forward and backward."""
+
+    @staticmethod
+    def _tensors(device, requires_grad=()):
+        shapes = {"input": X, "weight": W, "bias": B}
+        tensors = {name: torch.randn(shape, device=device) for name, shape in shapes.items()}
+        for name in requires_grad:
+            tensors[name].requires_grad_()
+        return tensors
+
+    @pytest.mark.parametrize("name", ["input", "weight", "bias"])
+    @pytest.mark.parametrize("offset", [0, 8])
+    def test_freed(self, name, offset, device):
+        """F.conv2d says so of input and weight, and crashes on a bias."""
+        tensors = self._tensors(device)
+        whole = torch.randn(offset + tensors[name].numel(), device=device)
+        tensors[name] = whole[offset:].view(tensors[name].shape)
+        whole.untyped_storage().resize_(0)
+        if name != "bias" and device == "cpu":
+            assert NOT_THERE in str(raised(F.conv2d, **tensors))
+        error = raised(conv2d_ext.conv2d, **tensors)
+        assert type(error) is RuntimeError
+        assert NOT_THERE in str(error)
+        assert name in str(error)
+        assert conv2d_ext.explain(**tensors).output_size == (2, 6, 6, 7)  # reads nothing
+
+    @pytest.mark.parametrize(
+        ("freed", "wanted"),
+        [
+            ("weight", "input"),
+            ("input", "weight"),
+            ("grad_output", "input"),
+            ("grad_output", "weight"),
+            ("grad_output", "bias"),
+        ],
+    )
+    def test_freed_before_backward(self, freed, wanted, device):
+        tensors = self._tensors(device, requires_grad=[wanted])
+        output = conv2d_ext.conv2d(**tensors)
+        tensors["grad_output"] = torch.randn_like(output)
+        tensors[freed].untyped_storage().resize_(0)
+        error = raised(output.backward, tensors["grad_output"])
+        assert type(error) is RuntimeError
+        assert NOT_THERE in str(error)
+        assert freed in str(error)
+
+    def test_freed_and_filled_again(self, device):
+        """What sharded training does: the full weight is there whenever it is read."""
+        tensors = self._tensors(device, requires_grad=["input"])
+        kept = tensors["weight"].clone()
+        storage = tensors["weight"].untyped_storage()
+        bytes_ = storage.nbytes()
+        output = conv2d_ext.conv2d(**tensors)
+        storage.resize_(0)
+        storage.resize_(bytes_)
+        tensors["weight"].data.copy_(kept)
+        output.sum().backward()
+        expected = torch.nn.grad.conv2d_input(X, kept, torch.ones_like(output))
+        torch.testing.assert_close(tensors["input"].grad, expected)
+
+    @pytest.mark.parametrize("name", ["input", "weight", "bias"])
+    def test_made_smaller(self, name, device):
+        """F.conv2d reads on, past the end of the memory."""
+        tensors = self._tensors(device)
+        bytes_ = tensors[name].numel() * 4
+        tensors[name].untyped_storage().resize_(bytes_)
+        conv2d_ext.conv2d(**tensors)
+        tensors[name].untyped_storage().resize_(bytes_ - 1)
+        error = raised(conv2d_ext.conv2d, **tensors)
+        assert type(error) is RuntimeError
+        assert f"out of bounds for storage of size {bytes_ - 1}" in str(error)
+        assert name in str(error)
+
+    def test_no_elements_need_no_storage(self, device):
+        weight, bias = torch.randn(W, device=device), torch.randn(B, device=device)
+        empty = torch.randn(X, device=device)[:0].detach().clone()
+        empty.untyped_storage().resize_(0)
+        assert conv2d_ext.conv2d(empty, weight, bias).shape == (0, 6, 6, 7)
+        no_channels = torch.randn(2, 0, 8, 9, device=device)
+        no_channels.untyped_storage().resize_(0)
+        assert conv2d_ext.conv2d(no_channels, weight[:, :0], bias).shape == (2, 0, 6, 7)
+
+    def test_expanded_and_sliced_tensors_lie_within_theirs(self, device):
+        input = torch.randn(4, 8, 9, device=device).expand(X)
+        weight = torch.randn(6, 4, 5, 5, device=device)[:, :, 2:, 2:]
+        bias = torch.randn(1, device=device).expand(B)
+        torch.testing.assert_close(
+            conv2d_ext.conv2d(input, weight, bias), F.conv2d(input, weight, bias)
+        )
+
+    def test_every_op(self, device):
+        tensors = self._tensors(device)
+        tensors["grad_output"] = torch.randn(2, 6, 6, 7, device=device)
+        args = ([1, 1], [0] * 4, [1, 1], 1)
+        ops = torch.ops.conv2d_ext
+        calls = {
+            ("input", "weight", "bias"): lambda x, w, b: ops.conv2d(x, w, b, *args),
+            ("grad_output", "weight"): lambda g, w: ops.conv2d_grad_input(g, w, X, *args, False),
+            ("grad_output", "input"): lambda g, x: ops.conv2d_grad_weight(
+                g, x, W, tensors["weight"].stride(), *args
+            ),
+            ("grad_output",): ops.conv2d_grad_bias,
+        }
+        for names, call in calls.items():
+            for freed in names:
+                operands = [tensors[name].clone() for name in names]
+                operands[names.index(freed)].untyped_storage().resize_(0)
+                message = str(raised(call, *operands))
+                assert NOT_THERE in message
+                assert freed in message
 
 
 class TestOps:
