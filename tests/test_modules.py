@@ -333,15 +333,6 @@ def test_replicas_of_data_parallel():
     assert torch.equal(replica(make_input()), conv(make_input()))
 
 
-@pytest.mark.parametrize("name", ["pairs", "same", "reflect"])
-def test_fx_trace(name):
-    args, kwargs = CONSTRUCTIONS[name]
-    model = nn.Sequential(conv2d_ext.Conv2d(*args, **kwargs), nn.ReLU())
-    traced = torch.fx.symbolic_trace(model)
-    assert conv2d_ext.conv2d in [node.target for node in traced.graph.nodes]
-    assert torch.equal(traced(make_input()), model(make_input()))
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is")
 def test_jit_trace():
     model = conv2d_ext.convert(make_model()).eval()
@@ -359,6 +350,59 @@ def test_jit_script(name):
     scripted = torch.jit.script(conv)
     assert "conv2d_ext::conv2d" in str(scripted.inlined_graph)
     assert torch.equal(scripted(make_input()), conv(make_input()))
+
+
+CHANGED = {
+    "padding, none": {"padding": (0, 0)},
+    "padding, an integer": {"padding": 2},
+    "padding, a list": {"padding": [0, 1]},
+    "padding, one value": {"padding": (2,)},
+    "padding, same": {"padding": "same"},
+    "padding, valid": {"padding": "valid"},
+    "padding, same of a dilated kernel": {"padding": "same", "dilation": (2, 1)},
+    "stride, an integer": {"stride": 2, "padding": 0},
+    "stride, one value": {"stride": (2,), "padding": 0},
+    "stride, a list": {"stride": [2, 1], "padding": 0},
+    "dilation, an integer": {"dilation": 2},
+    "dilation, one value": {"dilation": (2,)},
+    "padding_mode": {"padding_mode": "circular"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is")
+@pytest.mark.parametrize("before", [1, "same"])
+@pytest.mark.parametrize("how", ["script", "trace"])
+@pytest.mark.parametrize("changed", CHANGED)
+def test_torchscript_of_a_changed_layer(changed, how, before):
+    """Attributes count as they are when a layer is compiled, not as they were at construction."""
+    theirs = nn.Conv2d(4, 6, 3, padding=before)
+    for name, value in CHANGED[changed].items():
+        setattr(theirs, name, value)
+    ours = conv2d_ext.convert(copy.deepcopy(theirs))
+    compiled = torch.jit.script(ours) if how == "script" else torch.jit.trace(ours, make_input())
+    assert "conv2d_ext::conv2d" in str(compiled.inlined_graph)
+    assert torch.equal(compiled(make_input()), ours(make_input()))
+    torch.testing.assert_close(compiled(make_input()), theirs(make_input()))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"padding": "full"}, "Invalid padding string: 'full'"),
+        ({"padding": (1, 1, 1)}, "expected padding to be a single integer value or a list of 2"),
+        ({"stride": (1, 1, 1)}, "expected stride to be a single integer value or a list of 2"),
+        ({"padding": "same", "stride": (2, 2)}, "not supported for strided convolutions"),
+    ],
+    ids=str,
+)
+def test_torchscript_refuses_what_the_layer_refuses(changed, message):
+    conv = conv2d_ext.Conv2d(4, 6, 3, padding=1)
+    for name, value in changed.items():
+        setattr(conv, name, value)
+    for layer in (conv, torch.jit.script(conv)):
+        with pytest.raises((RuntimeError, torch.jit.Error), match=message):
+            layer(make_input())
 
 
 def test_functional_call_and_vmap_over_weights():
