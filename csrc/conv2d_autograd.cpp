@@ -2,7 +2,9 @@
 //
 // Nodes are written as PyTorch's own generated ones are (torch::autograd::Function refuses torch.func and
 // forward mode). Each backward is made of the four ops, so gradients of every order follow; each gradient is
-// computed only where it is wanted, and a tensor is saved only for a gradient that uses it.
+// computed only where it is wanted, and a tensor is saved only for a gradient that uses it. What autocast was to cast,
+// it has cast before a node exists: a backward computes in the dtypes of its tensors, whatever autocast is when it
+// runs.
 //
 // See library.cpp for the conjugations, which make this closed for complex types too:
 //
@@ -155,6 +157,34 @@ struct Conv2dGradBiasBackward {  // of (grad_output), whose size is in geometry.
   }
 };
 
+// The history of a gradient that depends on none of its op's arguments. F.conv2d's backward is one function of all of
+// them, so its gradients require a gradient wherever an argument does, and a penalty on a constant one gives None
+// instead of an error.
+struct ConstantGradientBackward final : torch::autograd::TraceableFunction {
+  std::string name() const override { return "Conv2dConstantGradientBackward"; }
+
+  variable_list apply(variable_list&&) override { return variable_list(num_outputs()); }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+  variable_list apply_with_saved(const variable_list&, torch::dynamo::autograd::SwapSavedVariables&) override {
+    return variable_list(num_outputs());
+  }
+};
+
+// PyTorch moved its nodes from shared_ptr to intrusive_ptr; both are in the range of versions supported.
+template <class NodeType>
+auto new_node() {
+  using Node = torch::autograd::Node;
+  if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<Node>>) {
+    // Found by argument alone, since newer versions don't declare it: deletes long graphs without recursion.
+    const auto destroy = [](auto* node) { deleteNode(node); };
+    return std::shared_ptr<NodeType>(new NodeType(), destroy);
+  } else {
+    return c10::make_intrusive<NodeType>();
+  }
+}
+
 template <class Backward>
 struct OpNode final : torch::autograd::TraceableFunction {
   SavedVariable first_saved, second_saved;
@@ -175,8 +205,12 @@ struct OpNode final : torch::autograd::TraceableFunction {
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Wanted wanted = wanted_now();
-    return run(grads, wanted[1] ? first_saved.unpack() : Tensor(), wanted[0] ? second_saved.unpack() : Tensor(),
-               geometry, wanted);
+    variable_list result = run(grads, wanted[1] ? first_saved.unpack() : Tensor(),
+                               wanted[0] ? second_saved.unpack() : Tensor(), geometry, wanted);
+    if (std::is_same_v<Backward, Conv2dBackward> && c10::GradMode::is_enabled()) {
+      require_grad(result);
+    }
+    return result;
   }
 
   void release_variables() override {
@@ -223,10 +257,28 @@ struct OpNode final : torch::autograd::TraceableFunction {
     return wanted;
   }
 
+  // The bias takes part in no gradient, not even in F.conv2d's.
+  void require_grad(const variable_list& gradients) const {
+    torch::autograd::edge_list edges;
+    for (size_t i = 0; i < 2; ++i) {
+      if (should_compute_output(i)) {
+        edges.push_back(next_edge(i));
+      }
+    }
+    for (const Tensor& gradient : gradients) {
+      if (!edges.empty() && gradient.defined() && !gradient.requires_grad()) {
+        auto node = new_node<ConstantGradientBackward>();
+        node->set_next_edges(torch::autograd::edge_list(edges));
+        torch::autograd::set_history(gradient, node);
+      }
+    }
+  }
+
   static variable_list run(const variable_list& grads, const Tensor& first, const Tensor& second,
                            const Geometry& geometry, const Wanted& wanted) {
     variable_list result(Backward::kArguments);
     if (grads[0].defined()) {
+      const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
       Backward::apply(grads[0], first, second, geometry, wanted, result);
     }
     return result;
@@ -281,22 +333,9 @@ struct OpNode final : torch::autograd::TraceableFunction {
   }
 };
 
-// PyTorch moved its nodes from shared_ptr to intrusive_ptr; both are in the range of versions supported.
-template <class Backward>
-auto new_node() {
-  using Node = torch::autograd::Node;
-  if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<Node>>) {
-    // Found by argument alone, since newer versions don't declare it: deletes long graphs without recursion.
-    const auto destroy = [](auto* node) { deleteNode(node); };
-    return std::shared_ptr<OpNode<Backward>>(new OpNode<Backward>(), destroy);
-  } else {
-    return c10::make_intrusive<OpNode<Backward>>();
-  }
-}
-
 template <class Backward, class... Tensors>
 auto make_node(const Tensors&... differentiable) {
-  auto node = new_node<Backward>();
+  auto node = new_node<OpNode<Backward>>();
   node->set_next_edges(collect_next_edges(differentiable...));
   return node;
 }

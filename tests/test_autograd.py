@@ -257,6 +257,53 @@ def test_double_backward_inside_a_hook():
         )
 
 
+TRAINED = [
+    [n for i, n in enumerate(("input", "weight", "bias")) if k >> i & 1] for k in range(1, 8)
+]
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize(
+    ("trained", "wanted"),
+    [(names, name) for names in TRAINED for name in names],
+    ids=lambda names: names if isinstance(names, str) else "+".join(names),
+)
+def test_a_penalty_of_constant_gradients(trained, wanted, power):
+    """A gradient requires one where F.conv2d's does, and has it in the same leaves: frozen weights
+    leave the input's gradient constant, and its penalty without a gradient, but not an error."""
+
+    def outcome(convolution):
+        torch.manual_seed(0)
+        tensors = {"input": torch.randn(2, 3, 6, 5), "weight": torch.randn(4, 3, 3, 2)}
+        tensors["bias"] = torch.randn(4)
+        for name in trained:
+            tensors[name].requires_grad_()
+        loss = convolution(**tensors).pow(power).sum()
+        (gradient,) = torch.autograd.grad(loss, tensors[wanted], create_graph=True)
+        if gradient.requires_grad:
+            gradient.pow(2).sum().backward(create_graph=True)
+        gradients = [t.grad for t in tensors.values()]
+        return gradient.requires_grad, [None if g is None else g.detach() for g in gradients]
+
+    ours, theirs = outcome(conv2d_ext.conv2d), outcome(F.conv2d)
+    assert ours[0] == theirs[0]
+    assert [g is None for g in ours[1]] == [g is None for g in theirs[1]]
+    for actual, expected in zip(ours[1], theirs[1], strict=True):
+        if actual is not None:
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_constant_gradients_keep_no_tensor_alive():
+    input, weight = torch.randn(1, 2, 5, 5, requires_grad=True), torch.randn(3, 2, 3, 3)
+    output = conv2d_ext.conv2d(input, weight)
+    (gradient,) = torch.autograd.grad(output.sum(), input, create_graph=True)
+    dead = weakref.ref(weight)
+    del output, weight
+    gc.collect()
+    assert dead() is None
+    assert gradient.requires_grad
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(mode):
     input, weight = torch.randn(1, 2, 5, 5, requires_grad=True), torch.randn(2, 2, 3, 3)

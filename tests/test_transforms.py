@@ -168,6 +168,43 @@ def test_torch_function():
     )
 
 
+def _second_argument_last(function):
+    def call(im, bias, kernel):
+        return function(im, kernel, bias)
+
+    return call
+
+
+def test_torch_function_of_the_posts_functions():
+    """fx records forward and forward_unfold, and subclasses come back from them."""
+    seen = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Tagged(torch.Tensor):
+        pass
+
+    im, kernel, bias = torch.randn(2, 3, 6, 5), torch.randn(3, 4, 3, 2), torch.randn(4, 1)
+    for function in (conv2d_ext.forward, conv2d_ext.forward_unfold):
+        expected = function(im, kernel, bias)
+        with Watch():
+            function(im, kernel, bias)
+        assert function in seen
+        for which in range(3):
+            tensors = [im, kernel, bias]
+            tensors[which] = tensors[which].as_subclass(Tagged)
+            tagged = function(*tensors)
+            assert isinstance(tagged, Tagged)
+            torch.testing.assert_close(tagged.as_subclass(torch.Tensor), expected)
+        assert isinstance(function(im.as_subclass(Tagged), kernel, None), Tagged)
+        traced = torch.fx.symbolic_trace(_second_argument_last(function))
+        assert function in [node.target for node in traced.graph.nodes]
+        torch.testing.assert_close(traced(im, bias, kernel), expected)
+
+
 class TestAutocast:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
     def test_lower_precision_on_the_cpu(self, dtype):
@@ -196,3 +233,46 @@ class TestAutocast:
         operands = torch.randn(2, 4, 5, 6), torch.randn(2, 4, 3, 2)
         with torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("cpu", enabled=False):
             assert conv2d_ext.conv2d(*operands).dtype == torch.float32
+
+    @pytest.mark.parametrize("weighted", ["input", "weight"])
+    def test_derivatives_of_what_was_computed_outside(self, weighted):
+        """Autocast casts what is called under it, not what a backward pass calls."""
+        problem = {"stride": (2, 1), "padding": (1, 0), "groups": 2}
+        input, weight, bias = (t.float().requires_grad_() for t in _operands(problem))
+        leaves = [input, weight, bias]
+
+        def derivatives(convolution, first, second):
+            output = convolution(*leaves, **problem)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=first):
+                wanted = input if weighted == "input" else weight
+                (penalized,) = torch.autograd.grad(output.pow(3).sum(), wanted, create_graph=True)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=second):
+                twice = torch.autograd.grad(penalized.pow(3).sum(), leaves, create_graph=True)
+                thrice = torch.autograd.grad(sum(g.pow(2).sum() for g in twice), leaves)
+            return [penalized, *twice, *thrice]
+
+        outside = derivatives(conv2d_ext.conv2d, False, False)
+        for where in ((True, False), (False, True), (True, True)):
+            for actual, expected in zip(
+                derivatives(conv2d_ext.conv2d, *where), outside, strict=True
+            ):
+                assert torch.equal(actual, expected)
+        for actual, theirs in zip(outside, derivatives(F.conv2d, True, True), strict=True):
+            torch.testing.assert_close(actual, theirs, rtol=1e-4, atol=1e-4)
+
+    def test_derivatives_by_torch_func_of_what_was_computed_outside(self):
+        input, weight, _ = (t.float() for t in _operands({}))
+
+        def penalty(enabled):
+            def first(x):
+                with torch.autocast("cpu", enabled=False):
+                    output, pullback = vjp(lambda x: conv2d_ext.conv2d(x, weight).pow(3), x)
+                return pullback(torch.ones_like(output))[0].pow(2).sum()
+
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                reverse = vmap(grad(first))(input)
+                forward = jvp(grad(first), (input,), (torch.ones_like(input),))
+            return [reverse, *forward]
+
+        for actual, expected in zip(penalty(True), penalty(False), strict=True):
+            assert torch.equal(actual, expected)
