@@ -30,6 +30,16 @@ def explain(
     groups: int,
     gpu: tuple[int, int] | None = None,  # SM count, bytes of shared memory a CTA may have
 ) -> dict[str, dict[str, object]]: ...
+def check_sizes(
+    input: Sequence[int],
+    weight: Sequence[int],
+    bias: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],  # top, bottom, left, right
+    dilation: Sequence[int],
+    groups: int,
+    itemsize: int,
+) -> None: ...
 def build_config() -> _BuildConfig: ...
 def float32_math_on_cuda() -> str: ...  # "tf32" or "ieee"; in builds with CUDA
 

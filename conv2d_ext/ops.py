@@ -65,10 +65,10 @@ def _fold_activation(tensor: Tensor, fold: _Fold, groups: int) -> Tensor:
     return _split(tensor, 2, groups).movedim(0, 2).flatten(1, 3)
 
 
-def _unfold_activation(tensor: Tensor, fold: _Fold, groups: int, batch: int) -> Tensor:
+def _unfold_activation(tensor: Tensor, fold: _Fold, groups: int, batch: int, n: int) -> Tensor:
     """4-D to (B, N, C, H, W)."""
     if fold is _Fold.BATCH:
-        return _split(tensor, 0, batch)
+        return tensor.unflatten(0, (batch, n))
     if fold is _Fold.GROUPS:
         return _split(tensor, 1, batch).movedim(1, 0)
     return _split(tensor, 1, groups, batch).movedim(2, 0).flatten(2, 3)
@@ -110,17 +110,22 @@ def _activation(tensor: Tensor, dim: int | None) -> tuple[Tensor, bool]:
 
 
 def _check_one_example(
-    in_dims: tuple[int | None, ...], tensors: tuple[Tensor | None, ...], *parameters: Any
+    input_size: list[int], weight_size: list[int], bias_size: list[int] | None, *parameters: Any
 ) -> None:
-    """Raises what a call of one example would: folding would name other sizes, or hide a fault."""
-    example = []
-    for tensor, dim in zip(tensors, in_dims, strict=False):
-        if tensor is None:
-            example.append(None)
-            continue
-        shape = [size for i, size in enumerate(tensor.shape) if i != dim]
-        example.append(torch.empty(shape, dtype=tensor.dtype, device="meta"))
-    conv2d(*example, *parameters)
+    """Raises what a call of one example would: folding would name other sizes, or hide a fault.
+
+    Of sizes alone: the op sees to dtypes, which are what autocast makes of them.
+    """
+    _C.check_sizes(input_size, weight_size, bias_size, *parameters)
+
+
+def _example_size(tensor: Tensor, dim: int | None) -> list[int]:
+    return [size for i, size in enumerate(tensor.shape) if i != dim]
+
+
+def _no_example(tensor: Tensor, dim: int | None) -> Tensor:
+    """Of a vmap over nothing: a tensor of an example's size that depends on `tensor`, zeros."""
+    return tensor if dim is None else tensor.sum(dim, dtype=tensor.dtype)
 
 
 def _conv2d_vmap(
@@ -134,17 +139,34 @@ def _conv2d_vmap(
     dilation: list[int],
     groups: int,
 ) -> tuple[Tensor, int]:
-    _check_one_example(in_dims, (input, weight, bias), stride, padding, dilation, groups)
     batch = info.batch_size
     input_dim, weight_dim, bias_dim = in_dims[:3]
+    _check_one_example(
+        _example_size(input, input_dim),
+        _example_size(weight, weight_dim),
+        None if bias is None else _example_size(bias, bias_dim),
+        stride,
+        padding,
+        dilation,
+        groups,
+        input.element_size(),
+    )
     input, unbatched = _activation(input, input_dim)
+    n = input.size(-4)
+    if batch == 0:  # a batch of no images; the other folds would have no groups or no channels
+        input = input if input_dim is not None else input.expand(0, *input.shape)
+        weight = _no_example(weight, weight_dim)
+        bias = None if bias is None else _no_example(bias, bias_dim)
+        input_dim, weight_dim, bias_dim = 0, None, None
     late_bias = None
     if bias_dim is not None:
         bias = bias.movedim(bias_dim, 0)
     if weight_dim is None:
         fold = _Fold.BATCH
         if bias_dim is not None:
-            late_bias, bias = bias, None
+            # Zeros of its dtype stand in for it, so that the op checks that, and autocast casts it.
+            late_bias = bias
+            bias = torch.zeros(bias.size(1), dtype=bias.dtype, device=bias.device)
         if input_dim is not None:
             input = _fold_activation(input, fold, groups)
     else:
@@ -157,9 +179,9 @@ def _conv2d_vmap(
     folded_groups = groups * batch if fold is _Fold.GROUPS else groups
     output = conv2d(input, weight, bias, stride, padding, dilation, folded_groups)
     if input_dim is not None or weight_dim is not None:
-        output = _unfold_activation(output, fold, groups, batch)
+        output = _unfold_activation(output, fold, groups, batch, n)
     if late_bias is not None:
-        output = output + late_bias[:, None, :, None, None]
+        output = output + late_bias.to(output.dtype)[:, None, :, None, None]
     return output.squeeze(1) if unbatched else output, 0
 
 
@@ -177,8 +199,23 @@ def _conv2d_grad_input_vmap(
 ) -> tuple[Tensor, int]:
     batch = info.batch_size
     grad_output_dim, weight_dim = in_dims[:2]
+    _check_one_example(
+        input_size,
+        _example_size(weight, weight_dim),
+        None,
+        stride,
+        padding,
+        dilation,
+        groups,
+        weight.element_size(),
+    )
     grad_output, unbatched = _activation(grad_output, grad_output_dim)
     n, c, h, w = (1, *input_size) if unbatched else input_size
+    if batch == 0:
+        if grad_output_dim is None:
+            grad_output = grad_output.expand(0, *grad_output.shape)
+        weight = _no_example(weight, weight_dim)
+        grad_output_dim, weight_dim = 0, None
     if weight_dim is None:
         fold = _Fold.BATCH
     else:
@@ -191,7 +228,7 @@ def _conv2d_grad_input_vmap(
     grad_input = conv2d_grad_input(
         grad_output, weight, size, stride, padding, dilation, folded_groups, channels_last
     )
-    grad_input = _unfold_activation(grad_input, fold, groups, batch)
+    grad_input = _unfold_activation(grad_input, fold, groups, batch, n)
     return grad_input.squeeze(1) if unbatched else grad_input, 0
 
 
@@ -209,8 +246,30 @@ def _conv2d_grad_weight_vmap(
 ) -> tuple[Tensor, int]:
     batch = info.batch_size
     grad_output_dim, input_dim = in_dims[:2]
+    _check_one_example(
+        _example_size(input, input_dim),
+        weight_size,
+        None,
+        stride,
+        padding,
+        dilation,
+        groups,
+        input.element_size(),
+    )
     grad_output, _ = _activation(grad_output, grad_output_dim)
     input, _ = _activation(input, input_dim)
+    if batch == 0:
+        grad_weight = conv2d_grad_weight(
+            _no_example(grad_output, None if grad_output_dim is None else 0)[:0],
+            _no_example(input, None if input_dim is None else 0)[:0],
+            weight_size,
+            weight_stride,
+            stride,
+            padding,
+            dilation,
+            groups,
+        )
+        return grad_weight.expand(0, *weight_size), 0
     if input_dim is None:
         fold = _Fold.OUT_CHANNELS
     else:
@@ -234,7 +293,8 @@ def _conv2d_grad_bias_vmap(
 ) -> tuple[Tensor, int]:
     grad_output, _ = _activation(grad_output, in_dims[0])
     folded = _fold_activation(grad_output, _Fold.GROUPS, groups=1)
-    return _split(conv2d_grad_bias(folded), 0, info.batch_size), 0
+    channels = grad_output.size(-3)
+    return conv2d_grad_bias(folded).unflatten(0, (info.batch_size, channels)), 0
 
 
 torch.library.register_vmap("conv2d_ext::conv2d", _conv2d_vmap)

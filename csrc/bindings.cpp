@@ -267,6 +267,20 @@ void want_on_cuda(int64_t variant, int64_t split) {
 
 #endif
 
+// For callers that split a call up: the error that the whole call would raise for its sizes. Nothing is computed, and a
+// trace sees nothing of it.
+void check_sizes(const std::vector<c10::SymInt>& input, const std::vector<c10::SymInt>& weight,
+                 const std::optional<std::vector<c10::SymInt>>& bias, const std::vector<c10::SymInt>& stride,
+                 const std::vector<c10::SymInt>& padding, const std::vector<c10::SymInt>& dilation,
+                 const c10::SymInt& groups, int64_t itemsize) {
+  std::optional<c10::SymIntArrayRef> bias_size;
+  if (bias.has_value()) {
+    bias_size = *bias;
+  }
+  check_conv2d_sizes<c10::SymInt>(input, weight, bias_size, make_params<c10::SymInt>(stride, padding, dilation, groups),
+                                  itemsize);
+}
+
 py::dict build_config() {
   py::dict result;
   result["compiled_isas"] = cpu::compiled_isas();
@@ -290,6 +304,8 @@ PYBIND11_MODULE(_C, m) {
         py::call_guard<py::gil_scoped_release>());
   m.def("explain", &explain, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"),
         py::arg("padding"), py::arg("dilation"), py::arg("groups"), py::arg("gpu") = py::none());
+  m.def("check_sizes", &check_sizes, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"),
+        py::arg("padding"), py::arg("dilation"), py::arg("groups"), py::arg("itemsize"));
   m.def("build_config", &build_config);
 #if defined(CONV2D_EXT_WITH_CUDA)
   m.def("float32_math_on_cuda", [] { return name_of(cuda::float32_math()); });
