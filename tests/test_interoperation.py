@@ -58,3 +58,21 @@ def test_vmap_refuses_groups_that_a_single_call_refuses(groups):
     input, weights = torch.randn(2, 4, 8, 8), torch.randn(3, 6, 4, 3, 3)
     with pytest.raises(RuntimeError, match="groups"):
         vmap(lambda w: conv2d_ext.conv2d(input, w, groups=groups))(weights)
+
+
+@pytest.mark.parametrize("lazy", ["conj", "neg"])
+def test_conjugated_and_negated_views_have_the_bits_of_what_they_stand_for(lazy):
+    """Views that leave the conjugation or the sign to whoever reads them."""
+    tensors = [torch.randn(s, dtype=torch.complex64) for s in ((2, 4, 7, 6), (6, 4, 3, 2), (6,))]
+    views = [t.conj() if lazy == "conj" else t.conj().imag for t in tensors]
+    assert all(v.is_conj() if lazy == "conj" else v.is_neg() for v in views)
+    plain = [v.resolve_conj().resolve_neg() for v in views]
+    results = []
+    for operands in (views, plain):
+        leaves = [t.detach().requires_grad_() for t in operands]
+        output = conv2d_ext.conv2d(*leaves, stride=2, padding=1)
+        gradients = torch.autograd.grad(output.abs().pow(2).sum(), leaves)
+        results.append([t.resolve_conj().resolve_neg() for t in (output, *gradients)])
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
+    torch.testing.assert_close(results[0][0], F.conv2d(*plain, stride=2, padding=1))
