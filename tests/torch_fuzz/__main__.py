@@ -60,6 +60,7 @@ def main() -> int:
     ran: collections.Counter[str] = collections.Counter()
     spent: collections.Counter[str] = collections.Counter()
     crashed: list[int] = []
+    unconfirmed: list[int] = []
     found: dict[str, list[Finding]] = {}
     for index, case in cases(seed, arguments.kinds, arguments.first):
         if arguments.cases is not None and sum(ran.values()) >= arguments.cases:
@@ -74,6 +75,12 @@ def main() -> int:
             continue
         if finding.name == PEER:
             crashed.append(index)
+            continue
+        # A failed transform may leave PyTorch in a state that the next case fails in.
+        child.restart()
+        finding = child.run(case, timeout=300)
+        if finding is None:
+            unconfirmed.append(index)
             continue
         finding.index = index
         same = found.setdefault(_what(finding), [])
@@ -90,6 +97,8 @@ def main() -> int:
         print(f"{len(findings)} x {what}: cases {[f.index for f in findings[:10]]}")
     if crashed:
         print(f"PyTorch itself crashed in {len(crashed)} cases, not compared: {crashed[:20]}")
+    if unconfirmed:
+        print(f"after earlier cases alone, not by themselves: {unconfirmed[:20]}")
     print("nothing found" if not found else f"{sum(map(len, found.values()))} findings")
     return bool(found)
 

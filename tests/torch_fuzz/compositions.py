@@ -26,7 +26,7 @@ from .cases import (
     random_problem,
     shape_of,
 )
-from .layers import IDENTITIES, LAYERS, STRIDES_KEPT, Function, Layer, Tensors
+from .layers import DATALESS, IDENTITIES, LAYERS, STRIDES_KEPT, Function, Layer, Tensors
 from .properties import require_same_bits, threads
 
 OPERANDS_OF = {
@@ -229,12 +229,22 @@ def check_composition(case: Case) -> None:
     require_close(case, ours.results, theirs.results, exact)
     kinds = {layer["kind"] for layer in layers}
     if kinds <= STRIDES_KEPT and case.options["body"] == "conv":
-        for i, (r, t) in enumerate(zip(ours.results, theirs.results, strict=True)):
-            if r.stride() != t.stride():
-                raise Violation("strides", f"result {i} has {r.stride()}, F.conv2d's {t.stride()}")
+        _require_strides(ours.results, theirs.results, "F.conv2d's")
+    if kinds & DATALESS and not kinds & {"vmap", "freed", "zero_tensor"}:
+        # PyTorch's own are not always those of its real results.
+        rest = [layer for layer in layers if layer["kind"] not in DATALESS]
+        real = _run(_composed(case, Library, rest), operands(case))
+        if real.error is None:
+            _require_strides(ours.results, real.results, "with data")
     if kinds <= IDENTITIES:
         _require_plain_bits(case, ours.results)
     _require_bits_of_examples(case, ours.results)
+
+
+def _require_strides(ours: list, theirs: list, whose: str) -> None:
+    for i, (r, t) in enumerate(zip(ours, theirs, strict=True)):
+        if r is not None and t is not None and r.stride() != t.stride():
+            raise Violation("strides", f"result {i} has {r.stride()}, {whose} {t.stride()}")
 
 
 # What F.conv2d raises where this library computes.
@@ -245,6 +255,11 @@ _ACCEPTED = (
     r"grad_weight must be contiguous",
     r"Batching rule not implemented",
     r"unsupported argument type in the JIT tracer",
+    r"cond must be a bool",
+    r"Cannot set version_counter for inference tensor",
+    r"Unexpected floating ScalarType in at::autocast::prioritize",
+    # A subclass that holds a transform's tensor.
+    r"Cannot access storage of",
 )
 
 
@@ -252,17 +267,19 @@ def compare_outcomes(case: Case, ours: _Outcome, theirs: _Outcome) -> bool:
     """Whether there are results to compare."""
     both = f"F.conv2d: {theirs}\nconv2d_ext: {ours}"
     if theirs.error is not None:
-        if "TensorWrapper" in str(theirs.error):
-            return False  # a subclass that holds a transform's tensor
+        if any(re.search(pattern, str(theirs.error)) for pattern in _ACCEPTED):
+            return False
         if ours.error is None:
             # Of an empty batch nothing is read, and gradients are zero by another way.
-            accepted = any(re.search(pattern, str(theirs.error)) for pattern in _ACCEPTED)
-            if not accepted and case.problem.batch != 0:
+            if case.problem.batch != 0:
                 raise Violation("accepted", both)
         elif not isinstance(ours.error, type(theirs.error)):
             raise Violation("exception type", both)
         return False
     if ours.error is not None:
+        if case.options.get("dtypes") and "should be the same" in str(ours.error):
+            if case.problem.batch == 0 or case.problem.padding == "same":
+                return False  # F.conv2d does not look at the dtypes there
         if "mkldnn" in str(case.options) and "Mkldnn" in str(ours.error):
             return False  # refused, as the README says
         raise Violation("raises", both)
@@ -473,7 +490,7 @@ def random_composition(rng: random.Random) -> Case:
     )[0]
     if problem.batch == 1 and rng.random() < 0.2 and body in ("conv", "two"):
         options["unbatched"] = True
-    if dtype == "float32" and rng.random() < 0.2:
+    if dtype == "float32" and body in ("conv", "two") and rng.random() < 0.2:
         name = rng.choice(operand_names(dataclasses.replace(case, problem=problem)))
         options["dtypes"] = {name: rng.choice(["bfloat16", "float64", "float16"])}
     described = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from . import compositions, properties
+from . import compositions, errors, modules, properties
 from .cases import Case, random_explained, random_plain
 
 KINDS = {
@@ -12,6 +12,8 @@ KINDS = {
     "composition": (
         10, compositions.random_composition, compositions.check_composition,
     ),
+    "wrong": (3, errors.random_wrong, errors.check_wrong),
+    "module": (3, modules.random_module, modules.check_module),
     "explained": (1, random_explained, properties.check_explained),
 }
 

@@ -393,4 +393,5 @@ IDENTITIES = {
     "tagged", "wrapped", "checkpoint", "functionalize", "make_fx", "trace", "compile",
 }  # fmt: skip
 # And these leave the strides alone, too.
-STRIDES_KEPT = IDENTITIES - {"make_fx", "compile"} | {"fake", "meta"}
+STRIDES_KEPT = IDENTITIES - {"make_fx", "compile"}
+DATALESS = {"fake", "meta"}

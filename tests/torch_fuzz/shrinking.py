@@ -54,10 +54,10 @@ def _candidates(case: Case) -> Iterator[Case]:
 
 def _simpler_options(options: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, value in options.items():
-        if isinstance(value, list) and name == "layers":
+        if isinstance(value, list) and name in ("layers", "changes", "mutations"):
             for i in range(len(value)):
                 yield name, {**options, name: value[:i] + value[i + 1 :]}
-        elif name in ("images", "copies", "unbatched", "autograd"):
+        elif name in ("images", "copies", "unbatched", "autograd", "dtypes"):
             yield name, {k: v for k, v in options.items() if k != name}
 
 
