@@ -79,7 +79,7 @@ def main() -> int:
         # A failed transform may leave PyTorch in a state that the next case fails in.
         child.restart()
         finding = child.run(case, timeout=300)
-        if finding is None:
+        if finding is None or finding.name == PEER:
             unconfirmed.append(index)
             continue
         finding.index = index

@@ -191,6 +191,11 @@ def random_module(rng: random.Random) -> Case:
             changes.append([name, attribute, rng.choice(_ASSIGNED[attribute])])
         else:
             changes.append([name])
+    if rng.random() < 0.25:
+        # What a constructor computed, and what is assigned later.
+        attribute = rng.choice(list(_ASSIGNED))
+        changes = [["assign", attribute, rng.choice(_ASSIGNED[attribute])]]
+        changes += rng.choice([[["script"]], [["script_saved"]], [["trace"]], [["deepcopy"]], []])
     options = {
         "padding_mode": rng.choice(PADDING_MODES),
         "changes": changes,
