@@ -7,6 +7,7 @@ import collections
 import os
 import random
 import re
+import resource
 import sys
 import time
 
@@ -89,10 +90,13 @@ def main() -> int:
             _report(make_small(finding, child, arguments.shrink), seed)
     child.close()
     seconds = time.monotonic() - started
-    print(f"\n{sum(ran.values())} cases of seed {seed} in {seconds:.0f} s:", end="")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(
-        ", ".join(f" {n} {kind} ({1000 * spent[kind] / n:.0f} ms)" for kind, n in ran.items())
+        f"\n{sum(ran.values())} cases of seed {seed} in {seconds:.0f} s, "
+        f"{used.ru_utime + used.ru_stime:.0f} s of CPU:",
+        end="",
     )
+    print(", ".join(f" {n} {kind} ({1000 * spent[kind] / n:.0f} ms)" for kind, n in ran.items()))
     for what, findings in sorted(found.items()):
         print(f"{len(findings)} x {what}: cases {[f.index for f in findings[:10]]}")
     if crashed:

@@ -298,7 +298,9 @@ def _any_problem(rng: random.Random) -> Problem:
         if rng.random() < 0.3:
             group_in, group_out = group_out, group_in
     elif kind == "wide":
-        room = rng.choice([(0, ints(100, 2000)), (ints(100, 2000), 0), (ints(30, 60), ints(30, 60))])
+        room = rng.choice(
+            [(0, ints(100, 2000)), (ints(100, 2000), 0), (ints(30, 60), ints(30, 60))]
+        )
         group_in = ints(1, 4)
     elif kind == "kernels":
         kernel = rng.choice([(ints(6, 17), ints(6, 17)), (1, ints(6, 256)), (ints(6, 150), 2)])

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 import conv2d_ext
 
 from . import peer
+from .bits import require_same_bits
+from .calls import threads
 from .cases import Case, Violation, case_tensors, random_problem
-from .properties import require_same_bits, threads
 
 # F.conv2d's words, which this library keeps.
 PHRASES = (
@@ -37,8 +38,10 @@ PHRASES = (
 
 # Each changes the arguments of a valid call; described by plain data.
 _SHAPES = ("drop", "add", "grow", "shrink", "zero")
-_NUMBERS = (0, -1, -3, 2**62, 2**63, 2**31, 1.5, "1", None, True, [1], [], [1, 1, 1], [1, -1], [0, 1],
-            [2, 2.5], "same", "valid", "SAME", [[1, 1]])  # fmt: skip
+_NUMBERS = (
+    0, -1, -3, 2**62, 2**63, 2**31, 1.5, "1", None, True, [1], [], [1, 1, 1], [1, -1], [0, 1],
+    [2, 2.5], "same", "valid", "SAME", [[1, 1]],
+)  # fmt: skip
 _DTYPES = ("float64", "bfloat16", "bool", "uint16", "uint32", "int32", "complex64", "float8_e4m3fn",
            "float16")  # fmt: skip
 _NO_TENSORS = (None, 1.0, "weight", [1.0], 3)
@@ -77,7 +80,7 @@ def _arguments(case: Case) -> dict[str, Any]:
         tensors["input"] = tensors["input"][0]
     arguments: dict[str, Any] = {**tensors, **case.problem.call_args()}
     for kind, name, *how in case.options["mutations"]:
-        old = arguments[name] if name in arguments else None
+        old = arguments.get(name)
         if kind == "number":
             value = how[0]
             arguments[name] = tuple(value) if isinstance(value, list) and value else value

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
-from . import compositions, errors, modules, properties
+from . import composition_cases, compositions, errors, modules, properties
 from .cases import Case, random_explained, random_plain
 
 KINDS = {
     "plain": (10, random_plain, properties.check_plain),
     "composition": (
-        10, compositions.random_composition, compositions.check_composition,
+        10,
+        composition_cases.random_composition,
+        compositions.check_composition,
     ),
     "wrong": (3, errors.random_wrong, errors.check_wrong),
     "module": (3, modules.random_module, modules.check_module),

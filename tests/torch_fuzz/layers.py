@@ -236,6 +236,8 @@ def _tape(layer: Layer, f: Function) -> Function:
                 leaf.register_hook(lambda g: g * 2)
         results = f(*leaves)
         loss = _scalar(results)
+        if "freed" in layer:
+            leaves[layer["freed"]].untyped_storage().resize_(0)
         if layer.get("backward"):
             loss.backward()
             return (*results, *(leaf.grad for leaf in leaves))

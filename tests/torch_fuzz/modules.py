@@ -16,9 +16,9 @@ from torch import nn
 import conv2d_ext
 
 from . import peer
+from .calls import threads
 from .cases import Case, Violation, draw, random_problem
 from .compositions import _Outcome, compare_outcomes, require_close
-from .properties import threads
 
 PADDING_MODES = ("zeros", "zeros", "zeros", "reflect", "replicate", "circular")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -17,7 +18,6 @@ from . import peer
 from .cases import Case, Violation
 from .kinds import check, random_case
 from .shrinking import simpler
-
 
 PEER = "PyTorch crashed"  # no finding of ours
 
@@ -90,10 +90,8 @@ class Child:
     def _end(self) -> int:
         self._send.close()
         self._receive.close()
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def restart(self) -> None:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from .cases import OPERANDS, Case, Operand, shape_of
 from conv2d_ext.testing import Problem
+
+from .cases import OPERANDS, Case, Operand, shape_of
 
 
 def simpler(case: Case) -> Iterator[Case]:
