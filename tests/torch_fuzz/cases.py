@@ -269,7 +269,7 @@ def _any_problem(rng: random.Random) -> Problem:
         batch = rng.choice([0, 1, 1, 2, 3, 33])
     elif kind == "depthwise":
         groups, group_in, group_out = ints(1, 70), 1, rng.choice([1, 1, 1, 2, 3])
-        kernel = rng.choice([(3, 3), (5, 5), (7, 7), (1, 3), (3, 1), kernel])
+        kernel = rng.choice([(3, 3), (5, 5), (7, 7), (1, 3), (3, 1), kernel, (1, ints(6, 256))])
         stride = rng.choice([(1, 1), (2, 2), stride])
         room = (ints(0, 20), ints(0, 40))
     elif kind == "grouped":
@@ -347,7 +347,7 @@ def random_operands(rng: random.Random) -> dict[str, Operand]:
 
 
 def random_plain(rng: random.Random) -> Case:
-    most = 20_000_000 if rng.random() < 0.01 else _MOST_PRODUCTS
+    most = 20_000_000 if rng.random() < 0.02 else _MOST_PRODUCTS
     problem = random_problem(rng, most)
     options: dict[str, Any] = {"autograd": rng.random() < 0.5}
     if problem.batch and rng.random() < 0.6:
@@ -370,16 +370,17 @@ def random_explained(rng: random.Random) -> Case:
         options = {"rows": rng.choice([0, 0, 100, 3000]), "columns": rng.choice([0, 100, 30000])}
         problem = dataclasses.replace(
             problem,
-            in_channels=problem.in_channels * scale if problem.groups == 1 else problem.in_channels,
+            in_channels=problem.in_channels * (scale if problem.groups == 1 else 1),
+            dilation=rng.choice([problem.dilation, problem.dilation, (1, 100), (40, 20)]),
             out_channels=problem.out_channels * rng.choice([1, 8, 64]),
             in_size=(problem.in_size[0] + options["rows"], problem.in_size[1] + options["columns"]),
         )
-        if min(problem.output_shape[2:]) < 1 or problem.padding == "same":
+        if problem.padding == "same" or min(problem.output_shape[2:]) < 1:
             continue
         if math.prod(problem.input_shape) > 2**32:
             continue
         # Deciding on bands costs a step for each position and tap.
-        if math.prod(problem.in_size) * math.prod(problem.kernel) > 3_000_000:
+        if math.prod(problem.in_size) * math.prod(problem.kernel) > 10_000_000:
             continue
         operands = {
             name: Operand(layout={"order": rng.choice([[0, 1, 2, 3], [0, 2, 3, 1]])})
