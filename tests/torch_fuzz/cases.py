@@ -366,13 +366,21 @@ def random_explained(rng: random.Random) -> Case:
     """Sizes of real layers and beyond, of which nothing is computed."""
     while True:
         problem = _any_problem(rng)
-        scale = rng.choice([1, 4, 16, 64])
+        if rng.random() < 0.2:
+            # Rows of taps that reach far: a tile's patch is widest.
+            groups, kernel = rng.choice([1, 16, 64, 100]), (1, rng.randint(3, 256))
+            problem = Problem(
+                "fuzzed", 1, groups, (1, 25_600), groups, kernel, problem.stride,
+                groups=groups, bias=False,
+            )  # fmt: skip
+        scale, wider = rng.choice([1, 4, 16, 64]), rng.choice([1, 1, 1, 8, 64])
         options = {"rows": rng.choice([0, 0, 100, 3000]), "columns": rng.choice([0, 100, 30000])}
         problem = dataclasses.replace(
             problem,
-            in_channels=problem.in_channels * (scale if problem.groups == 1 else 1),
+            in_channels=problem.in_channels * scale,
+            groups=problem.groups * (1 if problem.groups == 1 else scale),
             dilation=rng.choice([problem.dilation, problem.dilation, (1, 100), (40, 20)]),
-            out_channels=problem.out_channels * rng.choice([1, 8, 64]),
+            out_channels=problem.out_channels * (wider if problem.groups == 1 else scale),
             in_size=(problem.in_size[0] + options["rows"], problem.in_size[1] + options["columns"]),
         )
         if problem.padding == "same" or min(problem.output_shape[2:]) < 1:
@@ -380,7 +388,7 @@ def random_explained(rng: random.Random) -> Case:
         if math.prod(problem.input_shape) > 2**32:
             continue
         # Deciding on bands costs a step for each position and tap.
-        if math.prod(problem.in_size) * math.prod(problem.kernel) > 10_000_000:
+        if math.prod(problem.in_size) * math.prod(problem.kernel) > 20_000_000:
             continue
         operands = {
             name: Operand(layout={"order": rng.choice([[0, 1, 2, 3], [0, 2, 3, 1]])})
