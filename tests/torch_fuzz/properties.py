@@ -112,7 +112,10 @@ def _require_strides(case: Case, tensors: Tensors, results: Results) -> None:
         if "grad_weight must be contiguous" in str(error):
             return  # F.conv2d has no gradient of such a weight
         raise
-    if results.output.stride() != output.stride():
+    sizes = output.shape
+    # PyTorch assembles complex results, and gives dimensions of size 1 a stride by the way.
+    told = [i for i in range(4) if sizes[i] > 1 or not output.is_complex()]
+    if any(results.output.stride(i) != output.stride(i) for i in told):
         raise Violation(
             "strides", f"output has {results.output.stride()}, F.conv2d's {output.stride()}"
         )
