@@ -4,6 +4,8 @@
 #include <cctype>
 #include <string>
 
+#include "checked_arithmetic.h"
+
 namespace conv2d_ext {
 namespace {
 
@@ -27,8 +29,8 @@ bool known_zero(const SymInt& a) {
 }
 
 // false where the sum (product) doesn't fit; symbolic values are not bounded here.
-bool add(int64_t a, int64_t b, int64_t* out) { return !__builtin_add_overflow(a, b, out); }
-bool mul(int64_t a, int64_t b, int64_t* out) { return !__builtin_mul_overflow(a, b, out); }
+bool add(int64_t a, int64_t b, int64_t* out) { return add_fits(a, b, out); }
+bool mul(int64_t a, int64_t b, int64_t* out) { return mul_fits(a, b, out); }
 template <class Operation, class Symbolic>
 bool concrete_or(const SymInt& a, const SymInt& b, SymInt* out, Operation operation, Symbolic symbolic) {
   const auto x = a.maybe_as_int();
@@ -166,9 +168,11 @@ ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_siz
               ", expected weight to be divisible by ", p.groups, " at dimension 0, but got weight of size ",
               weight_size, " instead");
   Int expected_channels;
-  TORCH_CHECK(mul(weight_size[1], p.groups, &expected_channels) && equal(p.in_channels, expected_channels),
-              "Given groups=", p.groups, ", weight of size ", weight_size, ", expected input", input_size, " to have ",
-              weight_size[1] * p.groups, " channels, but got ", p.in_channels, " channels instead");
+  const bool channels_fit = mul(weight_size[1], p.groups, &expected_channels);
+  TORCH_CHECK(channels_fit && equal(p.in_channels, expected_channels), "Given groups=", p.groups, ", weight of size ",
+              weight_size, ", expected input", input_size, " to have ",
+              channels_fit ? c10::str(expected_channels) : "2^63 or more", " channels, but got ", p.in_channels,
+              " channels instead");
   TORCH_CHECK(at_least(p.kernel_h, Int(1)) && at_least(p.kernel_w, Int(1)),
               "expected weight to have a kernel of at least 1 x 1, but got weight of size ", weight_size);
 

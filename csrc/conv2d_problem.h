@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "debug_assert.h"
+
 #if defined(__CUDACC__)
 #define CONV2D_HOST_DEVICE __host__ __device__
 #else
@@ -51,15 +53,39 @@ struct Conv2dProblem {
   CONV2D_HOST_DEVICE GatherAxis cols() const { return {stride_w, -pad_left, dilation_w}; }
 };
 
-// The same problem with strides no longer than the padded image, so that multiples of them don't overflow: along an
-// axis with one output position any stride gives the same output. So does, along one with a single tap, any dilation.
+#if defined(CONV2D_EXT_DEBUG) && !defined(__CUDA_ARCH__)
+// What with_bounded_strides promises, of one axis.
+inline bool is_bounded_axis(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t before, int64_t after,
+                            int64_t dilation) {
+  using Wide = __int128;  // holds every product of two sizes
+  const Wide padded = Wide(in) + before + after;
+  return padded < Wide(1) << 63 && before >= 0 && after >= 0 && 1 <= stride && stride <= padded && 1 <= dilation &&
+         Wide(out - 1) * stride + Wide(kernel - 1) * dilation < padded;
+}
+#endif
+
+// The same problem, whose steps are no longer than the padded image. Along an axis with one output position any stride
+// gives the same output, and with padded size P any from P on the same gradients, term for term: each tap meets the
+// input once at most, as the only one of its residue. Along an axis with one tap any dilation does.
+//
+// The checks (conv2d_checks.cpp) have seen to it that P = in + both paddings fits 64 bits, that the dilated kernel fits
+// P, and that the elements of input, weight and output, and so the product of any sizes of one of them, fit, too. Of
+// what is returned this holds for each axis:
+//   1 <= stride <= P and 1 <= dilation <= P,
+//   (out - 1) * stride + (kernel - 1) * dilation < P.
+// So rows() and cols() can be asked for the source of every position and tap, which is in [-padding before, in +
+// padding after): no partial sum or product overflows. All else that a stride, a dilation or a padding (each may be
+// near 2^63) is multiplied by or added to, such as strides of tensors and positions beyond the last, takes
+// checked_arithmetic.h or a bound that was checked before.
 CONV2D_HOST_DEVICE inline Conv2dProblem with_bounded_strides(Conv2dProblem p) {
-  const int64_t rows = p.in_h + p.pad_top + p.pad_bottom + 1;
-  const int64_t cols = p.in_w + p.pad_left + p.pad_right + 1;
+  const int64_t rows = p.in_h + p.pad_top + p.pad_bottom;
+  const int64_t cols = p.in_w + p.pad_left + p.pad_right;
   if (p.out_h == 1 && p.stride_h > rows) p.stride_h = rows;
   if (p.out_w == 1 && p.stride_w > cols) p.stride_w = cols;
   if (p.kernel_h == 1) p.dilation_h = 1;
   if (p.kernel_w == 1) p.dilation_w = 1;
+  CONV2D_EXT_ASSERT(is_bounded_axis(p.in_h, p.out_h, p.kernel_h, p.stride_h, p.pad_top, p.pad_bottom, p.dilation_h) &&
+                    is_bounded_axis(p.in_w, p.out_w, p.kernel_w, p.stride_w, p.pad_left, p.pad_right, p.dilation_w));
   return p;
 }
 
@@ -84,7 +110,8 @@ CONV2D_HOST_DEVICE inline int64_t grad_input_tap_step(int64_t stride, int64_t di
   return stride / divisor;
 }
 
-// The phase whose first tap is first_tap < grad_input_tap_step(stride, dilation).
+// The phase whose first tap is first_tap < grad_input_tap_step(stride, dilation), of strides that with_bounded_strides
+// has seen. Without positions it has no axis.
 CONV2D_HOST_DEVICE inline GradInputPhase grad_input_phase(int64_t first_tap, int64_t in_size, int64_t kernel,
                                                           int64_t stride, int64_t pad, int64_t dilation) {
   GradInputPhase result{};
@@ -94,6 +121,8 @@ CONV2D_HOST_DEVICE inline GradInputPhase grad_input_phase(int64_t first_tap, int
   result.first_tap = first_tap;
   result.tap_step = grad_input_tap_step(stride, dilation);
   result.taps = (kernel - 1 - first_tap) / result.tap_step + 1;
+  if (result.positions == 0) return result;
+  // Now phase + pad is a coordinate of the padded input.
   result.axis = {1, (result.phase + pad - first_tap * dilation) / stride, -(dilation / (stride / result.tap_step))};
   return result;
 }

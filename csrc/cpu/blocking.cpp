@@ -32,7 +32,8 @@ KBlocking block_k(const ConvGemm& gemm, const ChainLimits& limits) {
   k.blocks_c = div_up(channels, k.segment_channels);
   k.blocks_h = taps_h ? div_up(taps_h, k.tap_rows) : 0;
   k.blocks_w = taps_w ? div_up(taps_w, k.tap_cols) : 0;
-  // A sum of up to `products` is one segment. Where it runs over the taps of one channel F.conv2d has no shorter chains.
+  // A sum of up to `products` is one segment. Where it runs over the taps of one channel F.conv2d has no shorter
+  // chains.
   const bool is_short = gemm.is_gradient && channels > 1 && k.segments() == 1 && k.max_depth() <= limits.products;
   k.chain = even_piece(k.max_depth(), is_short ? limits.short_gradient : limits.products);
   return k;
@@ -58,11 +59,13 @@ PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const Ch
 }
 
 PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps) {
+  // The taps lie in the padded source together, as the positions do, but one beyond the other need not.
   const int64_t reach = (taps - 1) * (gather.tap < 0 ? -gather.tap : gather.tap);
-  const int64_t dense = (positions - 1) * gather.step + reach + 1;
+  const int64_t dense = saturating_add(saturating_mul(positions - 1, gather.step), reach + 1);
+  const int64_t expanded = saturating_mul(positions, taps);
   const int64_t first = gather.source(position0, tap0);
   PatchAxis axis{};
-  if (dense <= positions * taps) {
+  if (dense <= expanded) {
     axis.size = dense;
     axis.position_pitch = gather.step;
     axis.tap_pitch = gather.tap;
@@ -73,7 +76,7 @@ PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t p
     axis.run_shift = 0;
     axis.first = first - axis.shift;
   } else {
-    axis.size = positions * taps;
+    axis.size = expanded;
     axis.position_pitch = 1;
     axis.tap_pitch = positions;
     axis.shift = 0;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "../checked_arithmetic.h"
 #include "../conv2d_problem.h"
 
 namespace conv2d_ext::cpu {
@@ -141,7 +142,8 @@ PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const Ch
 //   coordinate = position * position_pitch + tap * tap_pitch + shift,
 // and which source coordinates the patch holds: `runs` runs of run_length coordinates; run r starts at source
 // coordinate first + r * run_shift and advances by run_step. Where the taps of neighbouring positions overlap the
-// patch is one dense run; where dilation or stride would leave holes it is expanded, a run for each tap.
+// patch is one dense run; where dilation or stride would leave holes it is expanded, a run for each tap. A size that
+// doesn't fit 64 bits is the largest that does.
 struct PatchAxis {
   int64_t size, position_pitch, tap_pitch, shift;
   int64_t runs, run_length, run_step, run_shift, first;
@@ -164,7 +166,7 @@ inline bool lanes_are_groups(const ConvGemm& gemm, const VectorShape& vector) {
 }
 
 inline int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }  // of 0 <= a, 0 < b
-inline int64_t round_up(int64_t a, int64_t b) { return div_up(a, b) * b; }
+inline int64_t round_up(int64_t a, int64_t b) { return saturating_mul(div_up(a, b), b); }
 inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 // `whole` cut into near-equal pieces of at most about `target`: the size of a piece.
@@ -174,16 +176,16 @@ inline int64_t even_piece(int64_t whole, int64_t target) {
 // Planes of a patch: an odd number of cache lines, so that equal positions of successive planes fall into different
 // cache sets; small planes stay as they are.
 inline int64_t odd_lines(int64_t elements, int64_t element_size) {
-  if (elements * element_size < 1024) return elements;
+  if (elements < 1024 / element_size) return elements;
   const int64_t line = 64 / element_size;
   const int64_t lines = div_up(elements, line);
-  return (lines | 1) * line;
+  return saturating_mul(lines | 1, line);
 }
 // The same for pixels whose channels lie together: a segment reads a few lines of each.
 inline int64_t odd_lines_of_channels(int64_t channels, int64_t element_size) {
-  if (channels * element_size < 512) return channels;
+  if (channels < 512 / element_size) return channels;
   const int64_t line = 64 / element_size;
-  return (div_up(channels, line) | 1) * line;
+  return saturating_mul(div_up(channels, line) | 1, line);
 }
 
 }  // namespace conv2d_ext::cpu

@@ -49,7 +49,7 @@ struct ConvCall {
   bool source_is_patch() const {
     constexpr int64_t kFarApart = 2048, kLeastChannels = 128;
     if (G || gemm.taps() != 1 || order != PatchOrder::kChannelInner || gemm.lone) return false;
-    const bool far_apart = gemm.source_col * gemm.axis_w.step * int64_t(sizeof(S)) >= kFarApart;
+    const bool far_apart = saturating_mul(gemm.source_col, gemm.axis_w.step, int64_t(sizeof(S))) >= kFarApart;
     if (!kTakesPairs<T> && far_apart && gemm.m >= kLeastChannels) return false;
     const bool inside =
         stays_inside(gemm.axis_h, gemm.rows, gemm.source_h) && stays_inside(gemm.axis_w, gemm.cols, gemm.source_w);

@@ -10,11 +10,6 @@ namespace {
 
 using namespace limits::depthwise;
 
-// Elements of the tile's patch along one axis.
-int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t taps) {
-  return make_patch_axis(axis, 0, positions, 0, taps).size;
-}
-
 }  // namespace
 
 bool is_depthwise_inner(const ConvGemm& gemm, const VectorShape& vector) {
@@ -42,8 +37,11 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   const int64_t cols = max64(2 * kDepthwisePixels, kRowsBytes / (gemm.taps_h * pixel_bytes));
   t.tile_cols = min64(gemm.cols, round_up(even_piece(gemm.cols, cols), kDepthwisePixels));
   const auto patch_bytes = [&](int64_t rows) {
-    return patch_size(gemm.axis_h, rows, gemm.taps_h) * patch_size(gemm.axis_w, t.tile_cols, gemm.taps_w) * pixel_bytes;
+    return saturating_mul(patch_size(gemm.axis_h, rows, gemm.taps_h), patch_size(gemm.axis_w, t.tile_cols, gemm.taps_w),
+                          pixel_bytes);
   };
+  // Dilated rows of many taps can make a single row's patch too large. A single pixel's always fits.
+  while (t.tile_cols > 1 && patch_bytes(1) > kMaxPatchBytes) t.tile_cols = div_up(t.tile_cols, 2);
   t.tiles_w = div_up(gemm.cols, t.tile_cols);
   t.tile_rows = gemm.rows;
   while (t.tile_rows > 1 && patch_bytes(t.tile_rows) > kTileBytes) t.tile_rows = div_up(t.tile_rows, 2);
@@ -61,6 +59,7 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   }
   t.tiles_n = div_up(gemm.batch, t.tile_images);
   t.patch_elements = patch_bytes(t.tile_rows) / vector.element_size + 128 / vector.element_size;
+  CONV2D_EXT_ASSERT(lay_out_scratch(t, gemm, vector).bytes <= limits::kMaxScratchBytes);
   return t;
 }
 
@@ -105,8 +104,15 @@ bool is_depthwise_strided(const Conv2dProblem& p, const int64_t* result, const V
   phase.taps_w = taps_w;
   phase.is_gradient = true;
   if (block_k(phase, vector.limits).chain < taps_h * taps_w) return false;
+  // Tiles end beyond the last row and column, which must not lead beyond 2^63.
+  constexpr int64_t kMostSide = int64_t{1} << 62;
+  const int64_t most = kMaxStridedPatchBytes / vector.element_size;
+  if (p.in_h + p.pad_top + p.pad_bottom > kMostSide || p.in_w + p.pad_left + p.pad_right > kMostSide ||
+      p.kernel_h > most) {
+    return false;
+  }
   const StridedTiling t = tile_strided(p, vector, 1);
-  return t.patch_rows * t.patch_pitch * vector.element_size <= kMaxStridedPatchBytes && !grad_input_cuts_bands(p);
+  return saturating_mul(t.patch_rows, t.patch_pitch) <= most && !grad_input_cuts_bands(p);
 }
 
 StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, int num_threads) {
@@ -128,9 +134,13 @@ StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, in
 }
 
 StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem& p, const VectorShape& vector) {
+  // The taps of one phase of the rows.
+  const int64_t taps = div_up(p.kernel_h, p.stride_h) * p.kernel_w;
   StridedScratch s{};
-  s.patch = round_up(p.taps() * vector.element_size, 64);
+  s.patch = round_up(taps * vector.element_size, 64);
   s.bytes = s.patch + odd_lines(tiling.patch_rows * tiling.patch_pitch, vector.element_size) * vector.element_size;
+  // For the sake of even shares several threads may take twice the rounds of what is_depthwise_strided has seen.
+  CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
   return s;
 }
 

@@ -251,8 +251,8 @@ struct DepthwiseCall {
       compute(block, image, r,
               {source_of(block, image) + gemm.axis_h.source(r.row, 0) * gemm.source_row +
                    gemm.axis_w.source(r.col, 0) * gemm.source_col,
-               gemm.axis_h.step * gemm.source_row, gemm.axis_w.step * gemm.source_col,
-               gemm.axis_h.tap * gemm.source_row, gemm.axis_w.tap * gemm.source_col});
+               saturating_mul(gemm.axis_h.step, gemm.source_row), saturating_mul(gemm.axis_w.step, gemm.source_col),
+               saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col)});
     }
   }
 

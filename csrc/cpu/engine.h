@@ -58,7 +58,7 @@ bool joins_phases(const Conv2dProblem& problem, DType dtype, const int64_t* grad
                   const int64_t* grad_input, JoinedPhases& phases);
 
 // This thread's scratch memory, at least `bytes` large, on a 64-byte border. It is kept for the thread's life, so that
-// calls of varying shapes don't churn the heap, and is at most 4 MiB: see limits.h.
+// calls of varying shapes don't churn the heap, and is at most limits::kMaxScratchBytes.
 void* thread_scratch(int64_t bytes);
 
 // Memory shared by the threads of one call.

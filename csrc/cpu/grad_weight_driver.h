@@ -312,7 +312,7 @@ struct GradWeightCall {
       run_items(executor, items(), this, &whole_item);
       return;
     }
-    const CallWorkspace workspace((tiling.slots + 2) * items() * tile_size() * int64_t(sizeof(T)));
+    const CallWorkspace workspace(partial_bytes(tiling, vector_shape<T>()));
     partials = static_cast<T*>(workspace.data());
     totals = partials + tiling.slots * items() * tile_size();
     for (first_chunk = 0; first_chunk < pixels.chunks(); first_chunk += chunks_in_flight) {

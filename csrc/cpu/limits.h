@@ -3,7 +3,7 @@
 // CONV2D_ADJUSTABLE_LIMITS they are variables, else constants. Limits that the order of summation depends on stay where
 // it is fixed (blocking.h, blocking.cpp, direction_gemms.cpp, sums_as_dots in one_pixel.cpp).
 //
-// All values are at least 1. Together they see to it that a thread's scratch is at most 4 MiB.
+// All values are at least 1.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,11 @@
 #endif
 
 namespace conv2d_ext::cpu::limits {
+
+// What the README promises, at most 4 MiB a thread, is a thread's scratch and its share of a call's workspace (the
+// partials of grad_weight, kPartialBytes below). Tilings see to it that their scratch fits: they take fewer rows, then
+// columns, channels or images.
+inline constexpr int64_t kMaxScratchBytes = 3 * 1024 * 1024;
 
 namespace tiling {
 
@@ -63,6 +68,7 @@ CONV2D_LIMIT kTilePixels = 256;
 CONV2D_LIMIT kStridedPairs = 512;
 CONV2D_LIMIT kStridedPixels = 16 * 1024;
 // What a patch may take: large dilations spread it.
+CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kMaxStridedPatchBytes = 1024 * 1024;
 
 }  // namespace depthwise

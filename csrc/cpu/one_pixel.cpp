@@ -87,6 +87,7 @@ DotScratch lay_out_scratch(const DotTiling& t, const DotKernelShape& shape) {
   s.patches = s.lanes + lane_columns * t.padded_rows * shape.width * shape.element_size;
   s.rows = s.patches + line(t.images * t.depth * shape.element_size);
   s.bytes = s.rows + line(max64(shape.single_rows, shape.rows) * t.depth * shape.storage_size);
+  CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
   return s;
 }
 

@@ -367,8 +367,9 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
       const S* const src_plane = source.data + image * source.image + plane * source.channel;
       T* dst_row = dst + image * patch.image_pitch + plane * patch.channel_pitch;
       for (int64_t run_row = 0; run_row < rows.runs; ++run_row) {
-        int64_t row = rows.first + run_row * rows.run_shift;
-        for (int64_t r = 0; r < rows.run_length; ++r, row += rows.run_step, dst_row += patch.row_pitch) {
+        const int64_t first_row = rows.first + run_row * rows.run_shift;
+        for (int64_t r = 0; r < rows.run_length; ++r, dst_row += patch.row_pitch) {
+          const int64_t row = first_row + r * rows.run_step;
           if (row < 0 || row >= source.height) {
             clear(dst_row, patch.row_pitch);
             continue;
@@ -382,7 +383,7 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
             clear(d + in.high * patch.col_pitch, (cols.run_length - in.high) * patch.col_pitch);
             if (in.low == in.high) continue;
             const S* const s = src_row + (first + in.low * cols.run_step) * source.col;
-            const int64_t step = cols.run_step * source.col, count = in.high - in.low;
+            const int64_t step = saturating_mul(cols.run_step, source.col), count = in.high - in.low;
             d += in.low * patch.col_pitch;
             if (all_at_once) {
               if constexpr (kHasTranspose<T>) {

@@ -122,6 +122,7 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   s.lost_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
   s.patch = layout.take(tiling.patch_elements * size);
   s.bytes = layout.bytes();
+  CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
   return s;
 }
 

@@ -2,6 +2,7 @@
 #include <new>
 
 #include "engine.h"
+#include "limits.h"
 
 namespace conv2d_ext::cpu {
 
@@ -22,6 +23,7 @@ thread_local ThreadScratch scratch;
 }  // namespace
 
 void* thread_scratch(int64_t bytes) {
+  CONV2D_EXT_ASSERT(bytes >= 0 && bytes <= limits::kMaxScratchBytes);
   if (scratch.bytes < bytes) {
     release(scratch.memory);
     scratch.memory = nullptr;

@@ -5,12 +5,18 @@
 namespace conv2d_ext::cpu {
 
 int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
-  return planes * odd_lines_of_channels(max64(channels, 1), element_size) + images * (128 / element_size);
+  return saturating_add(saturating_mul(planes, odd_lines_of_channels(max64(channels, 1), element_size)),
+                        saturating_mul(images, 128 / element_size));
 }
 
 namespace {
 
 using namespace limits::tiling;
+
+template <class Scratch>
+bool fits_scratch(const Scratch& scratch) {
+  return scratch.bytes <= limits::kMaxScratchBytes;
+}
 
 // Pixel tile and channel block for a tile of about `target` pixels.
 void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t patch_lanes,
@@ -46,39 +52,27 @@ void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& ve
 
   // A GEMM without products, which writes zeros, needs no patch.
   const int64_t plane =
-      gemm.taps() == 0 ? 0
-                       : odd_lines(make_patch_axis(gemm.axis_h, 0, t.tile_rows, 0, k.tap_rows).size *
-                                       make_patch_axis(gemm.axis_w, 0, t.tile_cols, 0, k.tap_cols).size * patch_lanes,
-                                   vector.element_size) *
-                             t.tile_images;
+      gemm.taps() == 0
+          ? 0
+          : saturating_mul(odd_lines(saturating_mul(patch_size(gemm.axis_h, t.tile_rows, k.tap_rows),
+                                                    patch_size(gemm.axis_w, t.tile_cols, k.tap_cols), patch_lanes),
+                                     vector.element_size),
+                           t.tile_images);
   t.block_channels = 1;
   if (k.blocks_h * k.blocks_w == 1 && k.blocks_c > 0) {
     // Near-equal blocks of whole segments.
-    const int64_t fit = max64(1, kPatchBytes / vector.element_size / max64(plane * k.segment_channels, 1));
+    const int64_t segment = saturating_mul(plane, k.segment_channels);
+    const int64_t fit = max64(1, kPatchBytes / vector.element_size / max64(segment, 1));
     t.block_channels = k.segment_channels * even_piece(k.blocks_c, fit);
   }
   t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.element_size);
 }
 
-}  // namespace
-
-ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
-                     int num_threads) {
-  ConvTiling t{};
+// Result channels of a work item: all of them while the C tile fits, fewer where threads would idle.
+void cut_result_channels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
+                         int num_threads, ConvTiling& t) {
   const int64_t groups = div_up(gemm.groups, lanes_are_groups ? vector.lanes : 1);
   const int64_t vectors = lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes);
-
-  // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
-  // in L2 (4 to 10 % on maps of 56 to 129).
-  const bool short_pixels =
-      gemm.taps() == 1 && k.blocks_c == 2 && !gemm.pairs && gemm.destination_m == 1 && gemm.m >= gemm.channels;
-  // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then.
-  for (int64_t target = short_pixels ? kTilePixels / 2 : kTilePixels;; target /= 2) {
-    tile_pixels(gemm, k, vector, lanes_are_groups ? vector.lanes : 1, groups, num_threads, target, t);
-    if (t.patch_elements * vector.element_size <= kMaxPatchBytes || target < 16) break;
-  }
-
-  // Result channels: all of them in one work item while the C tile fits, fewer where threads would idle.
   t.one_block = gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
   // The number of result channels of a group that interleave.h takes; a power of two cuts into panels of one width.
   t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 && gemm.m >= 2 &&
@@ -108,7 +102,33 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
     chunks = best;
   }
   t.chunk_vectors = div_up(vectors, chunks);
+  while (!t.interleaved && t.chunk_vectors > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
+    t.chunk_vectors = div_up(t.chunk_vectors, 2);
+  }
   t.chunks_m = div_up(vectors, t.chunk_vectors);
+}
+
+}  // namespace
+
+ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
+                     int num_threads) {
+  ConvTiling t{};
+  const int64_t groups = div_up(gemm.groups, lanes_are_groups ? vector.lanes : 1);
+
+  // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
+  // in L2 (4 to 10 % on maps of 56 to 129).
+  const bool short_pixels =
+      gemm.taps() == 1 && k.blocks_c == 2 && !gemm.pairs && gemm.destination_m == 1 && gemm.m >= gemm.channels;
+  // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then. Of a few pixels
+  // every patch fits, since it has at most kMaxSegment elements of a pixel's lanes.
+  for (int64_t target = short_pixels ? kTilePixels / 2 : kTilePixels;; target /= 2) {
+    const bool smallest = target < 16;
+    tile_pixels(gemm, k, vector, lanes_are_groups ? vector.lanes : 1, groups, num_threads, target, t);
+    if (t.patch_elements > kMaxPatchBytes / vector.element_size && !smallest) continue;
+    cut_result_channels(gemm, k, vector, lanes_are_groups, num_threads, t);
+    if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
+  }
+  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   return t;
 }
 
@@ -131,14 +151,14 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
   // A single block of result channels reads every pixel once. Planes off the borders of 16 bytes have nearly every
   // other vector in two cache lines: many channels had better read a copy.
-  const int64_t plane_bytes = gemm.source_c * storage_size;
+  const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size);
   const bool reads_well =
       planes_fit_l1(plane_bytes, k.segment_channels) && (plane_bytes % 16 == 0 || gemm.m < kLeastChannelsToAlign);
   t.source_in_place = same_type && reads_whole_planes(gemm) && (gemm.m <= pixel_rows(vector) || reads_well);
   const auto plane_of = [&](int64_t rows, int64_t cols) {
-    return odd_lines(make_patch_axis(gemm.axis_h, 0, rows, 0, k.tap_rows).size *
-                         make_patch_axis(gemm.axis_w, 0, cols, 0, k.tap_cols).size,
-                     vector.element_size);
+    return odd_lines(
+        saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),
+        vector.element_size);
   };
   int64_t plane = 0;
   const int64_t panel_pixels = kPanelBytes / vector.element_size;
@@ -149,7 +169,7 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
     t.tile_rows = even_piece(gemm.rows, max64(1, target / t.tile_cols));
     plane =
         plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
-    if (plane * k.segment_channels * vector.element_size <= kMaxPatchBytes || target < 16) break;
+    if (saturating_mul(plane, k.segment_channels, vector.element_size) <= kMaxPatchBytes || target < 16) break;
   }
   t.tiles_h = div_up(gemm.rows, t.tile_rows);
   t.tiles_w = div_up(gemm.cols, t.tile_cols);
@@ -169,7 +189,7 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   const bool taps_are_contiguous =
       k.tap_rows * k.tap_cols == 1 ||
       (tap_step == 1 && (k.tap_rows == 1 || k.tap_cols == 1 || gemm.weight_i == k.tap_cols));
-  const bool rows_far_apart = pointwise && gemm.m > 1 && gemm.weight_m * storage_size >= kFarRowsBytes &&
+  const bool rows_far_apart = pointwise && gemm.m > 1 && saturating_mul(gemm.weight_m, storage_size) >= kFarRowsBytes &&
                               t.tile_rows * t.tile_cols >= kLeastPixelsToCopyRows;
   t.weight_in_place = same_type && taps_are_contiguous && !rows_far_apart &&
                       (k.segment_channels == 1 || gemm.weight_c == k.tap_rows * k.tap_cols);
@@ -190,8 +210,13 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
     ++chunks;
   }
   t.chunk_m = div_up(gemm.m, chunks);
-  t.chunks_m = div_up(gemm.m, t.chunk_m);
   t.c_elements = t.chunk_m * c_row;
+  while (t.chunk_m > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
+    t.chunk_m = div_up(t.chunk_m, 2);
+    t.c_elements = t.chunk_m * c_row;
+  }
+  t.chunks_m = div_up(gemm.m, t.chunk_m);
+  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   return t;
 }
 
@@ -221,19 +246,20 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   // The patch of one channel; rectangles of taps that scatter too far are cut further.
   t.patch_segments = 1;
   const auto plane_of_taps = [&] {
-    return odd_lines(make_patch_axis(problem.rows(), 0, t.patch_segments * pixels.rows, 0, t.tap_rows).size *
-                         make_patch_axis(problem.cols(), 0, pixels.cols, 0, t.tap_cols).size * patch_lanes,
-                     vector.element_size) *
-           pixels.images;
+    return saturating_mul(
+        odd_lines(saturating_mul(patch_size(problem.rows(), t.patch_segments * pixels.rows, t.tap_rows),
+                                 patch_size(problem.cols(), pixels.cols, t.tap_cols), patch_lanes),
+                  vector.element_size),
+        pixels.images);
   };
-  while (plane_of_taps() * vector.element_size > kMaxPatchBytes && t.tap_rows * t.tap_cols > 1) {
+  while (plane_of_taps() > kMaxPatchBytes / vector.element_size && t.tap_rows * t.tap_cols > 1) {
     int64_t& longer = t.tap_rows >= t.tap_cols ? t.tap_rows : t.tap_cols;
     longer = div_up(longer, 2);
   }
   if (lanes == WeightLanes::kInnerGroups && pixels.images == 1 && pixels.blocks_w == 1) {
     while (t.patch_segments < min64(pixels.blocks_h, kPixelSegmentsPerChunk)) {
       ++t.patch_segments;
-      if (plane_of_taps() * vector.element_size <= kInnerPatchBytes) continue;
+      if (plane_of_taps() <= kInnerPatchBytes / vector.element_size) continue;
       --t.patch_segments;
       break;
     }
@@ -269,11 +295,18 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   // Still too few: chunks of pixels in parallel, as many as fit the workspace.
   t.slots = 1;
   if (items() < num_threads && pixels.chunks() > 1) {
+    // A slot's, and twice as much for the totals and what they lost.
     const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * items();
-    t.slots =
-        min64(pixels.chunks(), max64(div_up(num_threads, items()), num_threads * kPartialBytes / max64(partial, 1)));
+    t.slots = min64(pixels.chunks(),
+                    max64(div_up(num_threads, items()), num_threads * kPartialBytes / max64(partial, 1) - 2));
   }
+  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, pixels, vector)));
   return t;
+}
+
+int64_t partial_bytes(const WeightTiling& t, const VectorShape& vector) {
+  if (t.slots == 1) return 0;
+  return (t.slots + 2) * t.group_blocks * t.tiles() * t.tile_size(vector.lanes) * vector.element_size;
 }
 
 Panels cut_panels(int64_t vectors, int64_t max_vectors) {
@@ -297,8 +330,7 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   s.bias = layout.take(width * size);
   s.panel = layout.take(k.max_depth() * width * size);
   // One panel's C tile where each is finished at once, else the chunk's.
-  const int64_t tile_bytes =
-      tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size;
+  const int64_t tile_bytes = tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size;
   s.c_tile = layout.take(tile_bytes);
   s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
   s.lost_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;

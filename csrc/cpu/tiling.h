@@ -75,6 +75,10 @@ enum class WeightLanes { kChannels, kGroups, kInnerGroups };  // the last: is_de
 WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
                               WeightLanes lanes, int num_threads);
 
+// Bytes of the call's workspace, where chunks of pixels are summed in parallel: a partial of each tile in each slot,
+// its total, and what that lost. At most limits::tiling::kPartialBytes a thread.
+int64_t partial_bytes(const WeightTiling& tiling, const VectorShape& vector);
+
 // How many vectors each panel of a chunk takes: near-equal, at most max_vectors.
 struct Panels {
   int64_t count, vectors, larger;  // the first `larger` panels take one vector more
@@ -82,6 +86,11 @@ struct Panels {
   int64_t start(int64_t panel) const { return panel * vectors + (panel < larger ? panel : larger); }
 };
 Panels cut_panels(int64_t vectors, int64_t max_vectors);
+
+// Elements along one axis of the patch of the first `positions` and `taps`.
+inline int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t taps) {
+  return make_patch_axis(axis, 0, positions, 0, taps).size;
+}
 
 // Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
 // the channels inside every image, by up to two cache lines.
