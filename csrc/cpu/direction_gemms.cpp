@@ -1,6 +1,6 @@
 #include "direction_gemms.h"
 
-#include <vector>
+#include <utility>
 
 #include "one_pixel.h"
 
@@ -52,7 +52,7 @@ int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64
     const int64_t first = axis.source(0, tap);
     const int64_t skipped = first < 0 ? div_up(-first, axis.step) : 0;
     const int64_t inside = size > first ? div_up(size - first, axis.step) : 0;
-    met += max64(0, min64(positions, inside) - skipped);
+    met = saturating_add(met, max64(0, min64(positions, inside) - skipped));
   }
   return met;
 }
@@ -80,7 +80,8 @@ void visit_one_pixel_gemms(const Conv2dProblem& p, ConvGemm g, const int64_t* w,
   }
   if (h.count * v.count == 0) return;
   const SharedDimensions lanes =
-      join_dimensions({g.m, w[1], gi[1]}, {h.count, w[2], gi[2] * p.dilation_h}, {v.count, w[3], gi[3] * p.dilation_w});
+      join_dimensions({g.m, w[1], gi[1]}, {h.count, w[2], saturating_mul(gi[2], p.dilation_h)},
+                      {v.count, w[3], saturating_mul(gi[3], p.dilation_w)});
   const SharedDimension &inner = lanes.dimension[0], &middle = lanes.dimension[1], &outer = lanes.dimension[2];
   const int64_t group_destination = g.m * gi[1];
   const int64_t weight_offset = h.first * w[2] + v.first * w[3];
@@ -110,10 +111,6 @@ void visit_one_pixel_gemms(const Conv2dProblem& p, ConvGemm g, const int64_t* w,
 struct GatheredAxis {
   GatherAxis axis;
   int64_t taps, positions, size;
-  bool inside(int64_t position, int64_t tap) const {
-    const int64_t coordinate = axis.source(position, tap);
-    return coordinate >= 0 && coordinate < size;
-  }
 };
 
 GatheredAxis gathered(const GradInputPhase& phase, int64_t out_size) {
@@ -122,51 +119,90 @@ GatheredAxis gathered(const GradInputPhase& phase, int64_t out_size) {
 GatheredAxis forward_rows(const Conv2dProblem& p) { return {p.rows(), p.kernel_h, p.out_h, p.in_h}; }
 GatheredAxis forward_cols(const Conv2dProblem& p) { return {p.cols(), p.kernel_w, p.out_w, p.in_w}; }
 
+// Taps that descend along the source, counted from the last one on.
+GatherAxis ascending(const GatherAxis& axis, int64_t taps) {
+  return axis.tap < 0 ? GatherAxis{axis.step, axis.source(0, taps - 1), -axis.tap} : axis;
+}
+
+// The share of (position, tap) pairs that lie inside.
+double share_inside(const GatheredAxis& a) {
+  GatherAxis axis = ascending(a.axis, a.taps);
+  int64_t taps = a.taps, positions = a.positions;
+  // What is counted knows no difference between positions and taps.
+  if (positions < taps) {
+    std::swap(positions, taps);
+    std::swap(axis.step, axis.tap);
+  }
+  return double(count_met(axis, taps, positions, a.size)) / (double(a.positions) * double(a.taps));
+}
+
 // Neighbouring positions whose taps [first_tap, first_tap + taps), and no others, lie inside the source.
 struct Band {
   int64_t first, positions, first_tap, taps;
 };
 
-// The share of (position, tap) pairs that lie inside.
-double share_inside(const GatheredAxis& a) {
-  const int64_t met = count_met(a.axis, a.taps, a.positions, a.size);
-  return double(met) / (double(a.positions) * double(a.taps));
-}
+// The bands of an axis, one after the other. Each costs a few divisions, however many positions and taps there are.
+class BandWalk {
+ public:
+  explicit BandWalk(const GatheredAxis& a)
+      : axis_(ascending(a.axis, a.taps)),
+        taps_(a.taps),
+        positions_(a.positions),
+        size_(a.size),
+        descends_(a.axis.tap < 0) {}
 
-// The taps inside at a position; as a band of one.
-Band taps_inside(const GatheredAxis& a, int64_t position) {
-  // Taps ascend or descend along the source, so those inside follow one another.
-  int64_t first = 0;
-  while (first < a.taps && !a.inside(position, first)) ++first;
-  int64_t last = first;
-  while (last < a.taps && a.inside(position, last)) ++last;
-  return first < last ? Band{position, 1, first, last - first} : Band{position, 1, 0, 0};
-}
-
-template <class Visit>
-void for_each_band(const GatheredAxis& a, Visit visit) {
-  Band band = taps_inside(a, 0);
-  for (int64_t q = 1; q < a.positions; ++q) {
-    const Band next = taps_inside(a, q);
-    if (next.first_tap == band.first_tap && next.taps == band.taps) {
-      ++band.positions;
-      continue;
+  // false: there is none left.
+  bool next(Band& band) {
+    if (at_ >= positions_) return false;
+    const Inside inside = inside_at(at_);
+    int64_t end = end_of(at_, inside);
+    // Positions without a tap are one band, whichever tap comes next.
+    while (inside.count() == 0 && end < positions_) {
+      const Inside following = inside_at(end);
+      if (following.count() != 0) break;
+      end = end_of(end, following);
     }
-    visit(band);
-    band = next;
+    const int64_t first_tap = descends_ ? taps_ - inside.end : inside.begin;
+    band = {at_, end - at_, inside.count() == 0 ? 0 : first_tap, inside.count()};
+    at_ = end;
+    return true;
   }
-  visit(band);
-}
 
-std::vector<Band> cut_bands(const GatheredAxis& a) {
-  std::vector<Band> bands;
-  for_each_band(a, [&](const Band& band) { bands.push_back(band); });
-  return bands;
-}
+ private:
+  // Ascending taps: before `begin` they lie before the source, from `end` on behind it.
+  struct Inside {
+    int64_t begin, end;
+    int64_t count() const { return end - begin; }
+  };
+  Inside inside_at(int64_t position) const {
+    const int64_t first = axis_.source(position, 0);
+    return {first < 0 ? min64(div_up(-first, axis_.tap), taps_) : 0,
+            first < size_ ? min64(div_up(size_ - first, axis_.tap), taps_) : 0};
+  }
+  // The next position with other taps: one more has come in, or one has gone out.
+  int64_t end_of(int64_t position, const Inside& inside) const {
+    int64_t end = positions_;
+    if (inside.begin > 0) {
+      end = min64(end, position + div_up(-axis_.source(position, inside.begin - 1), axis_.step));
+    }
+    if (inside.end > 0) {
+      end = min64(end, position + div_up(size_ - axis_.source(position, inside.end - 1), axis_.step));
+    }
+    return end;
+  }
 
-int64_t count_bands(const GatheredAxis& a) {
+  const GatherAxis axis_;
+  const int64_t taps_, positions_, size_;
+  const bool descends_;
+  int64_t at_ = 0;
+};
+
+// The number of bands, as far as it is no more than `most`.
+int64_t count_bands(const GatheredAxis& a, int64_t most) {
+  BandWalk walk(a);
+  Band band{};
   int64_t count = 0;
-  for_each_band(a, [&](const Band&) { ++count; });
+  while (count <= most && walk.next(band)) ++count;
   return count;
 }
 
@@ -175,9 +211,11 @@ int64_t count_bands(const GatheredAxis& a) {
 bool cuts_bands(const GatheredAxis& h, const GatheredAxis& v) {
   constexpr double kShareInside = 0.85;
   constexpr int64_t kBandPixels = 64;
-  if (h.positions * v.positions < kBandPixels || h.taps * v.taps == 0) return false;
+  const int64_t most = h.positions * v.positions / kBandPixels;
+  if (most == 0 || h.taps * v.taps == 0) return false;
   if (share_inside(h) * share_inside(v) >= kShareInside) return false;
-  return h.positions * v.positions >= kBandPixels * count_bands(h) * count_bands(v);
+  const int64_t rows = count_bands(h, most);
+  return rows <= most && count_bands(v, most / rows) <= most / rows;
 }
 
 // A GEMM whole, or one for each pair of bands, without the taps that lie outside there. g.weight_i, weight_j,
@@ -185,28 +223,25 @@ bool cuts_bands(const GatheredAxis& h, const GatheredAxis& v) {
 // first tap's weight and the first position's result are.
 void visit_band_gemms(ConvGemm& g, const GatheredAxis& h, const GatheredAxis& v, const GemmOffsets& offsets, bool cut,
                       const GemmVisitor& visit) {
-  const Band all_rows{0, h.positions, 0, h.taps}, all_cols{0, v.positions, 0, v.taps};
-  std::vector<Band> row_bands, col_bands;
-  if (cut) {
-    row_bands = cut_bands(h);
-    col_bands = cut_bands(v);
+  const auto visit_pair = [&](const Band& row, const Band& col) {
+    const bool met = row.taps > 0 && col.taps > 0;
+    g.taps_h = met ? row.taps : 0;
+    g.taps_w = met ? col.taps : 0;
+    g.rows = row.positions;
+    g.cols = col.positions;
+    g.axis_h = {h.axis.step, h.axis.source(row.first, row.first_tap), h.axis.tap};
+    g.axis_w = {v.axis.step, v.axis.source(col.first, col.first_tap), v.axis.tap};
+    visit(g, {offsets.source, offsets.weight + row.first_tap * g.weight_i + col.first_tap * g.weight_j,
+              offsets.destination + row.first * g.destination_row + col.first * g.destination_col});
+  };
+  if (!cut) {
+    visit_pair({0, h.positions, 0, h.taps}, {0, v.positions, 0, v.taps});
+    return;
   }
-  const Band *const first_row = cut ? row_bands.data() : &all_rows, *const first_col =
-                                                                        cut ? col_bands.data() : &all_cols;
-  const Band *const last_row = first_row + (cut ? row_bands.size() : 1), *const last_col =
-                                                                             first_col + (cut ? col_bands.size() : 1);
-  for (const Band* row = first_row; row != last_row; ++row) {
-    for (const Band* col = first_col; col != last_col; ++col) {
-      const bool met = row->taps > 0 && col->taps > 0;
-      g.taps_h = met ? row->taps : 0;
-      g.taps_w = met ? col->taps : 0;
-      g.rows = row->positions;
-      g.cols = col->positions;
-      g.axis_h = {h.axis.step, h.axis.source(row->first, row->first_tap), h.axis.tap};
-      g.axis_w = {v.axis.step, v.axis.source(col->first, col->first_tap), v.axis.tap};
-      visit(g, {offsets.source, offsets.weight + row->first_tap * g.weight_i + col->first_tap * g.weight_j,
-                offsets.destination + row->first * g.destination_row + col->first * g.destination_col});
-    }
+  BandWalk rows(h);
+  for (Band row{}; rows.next(row);) {
+    BandWalk cols(v);
+    for (Band col{}; cols.next(col);) visit_pair(row, col);
   }
 }
 
@@ -231,10 +266,13 @@ void visit_forward_gemms(const Conv2dProblem& p, const ConvGemm& whole, const Ge
 }
 
 bool grad_input_cuts_bands(const Conv2dProblem& p) {
-  for (int64_t tap_h = 0; tap_h < first_taps(p.kernel_h, p.stride_h, p.dilation_h); ++tap_h) {
-    for (int64_t tap_w = 0; tap_w < first_taps(p.kernel_w, p.stride_w, p.dilation_w); ++tap_w) {
-      const GradInputPhase h = row_phase(p, tap_h), v = col_phase(p, tap_w);
-      if (h.positions > 0 && v.positions > 0 && cuts_bands(gathered(h, p.out_h), gathered(v, p.out_w))) return true;
+  const int64_t first_taps_h = first_taps(p.kernel_h, p.stride_h, p.dilation_h);
+  const int64_t first_taps_w = first_taps(p.kernel_w, p.stride_w, p.dilation_w);
+  for (int64_t tap_h = 0; tap_h < first_taps_h; ++tap_h) {
+    const GradInputPhase h = row_phase(p, tap_h);
+    for (int64_t tap_w = 0; h.positions > 0 && tap_w < first_taps_w; ++tap_w) {
+      const GradInputPhase v = col_phase(p, tap_w);
+      if (v.positions > 0 && cuts_bands(gathered(h, p.out_h), gathered(v, p.out_w))) return true;
     }
   }
   return false;
@@ -307,8 +345,8 @@ void visit_grad_input_gemms(const Conv2dProblem& p, const int64_t* go, const int
   for (int64_t tap = 0; tap < first_taps_w; ++tap) met_w += col_phase(p, tap).positions > 0;
   if (met_h < min64(p.stride_h, p.in_h) || met_w < min64(p.stride_w, p.in_w)) fill_zero();
 
-  g.destination_row = gi[2] * p.stride_h;
-  g.destination_col = gi[3] * p.stride_w;
+  g.destination_row = saturating_mul(gi[2], p.stride_h);
+  g.destination_col = saturating_mul(gi[3], p.stride_w);
   // Phases run one after the other.
   g.owns_columns_between = p.stride_w == 2 && gi[3] == 1;
   for (int64_t tap_h = 0; tap_h < first_taps_h; ++tap_h) {
@@ -317,8 +355,8 @@ void visit_grad_input_gemms(const Conv2dProblem& p, const int64_t* go, const int
     for (int64_t tap_w = 0; tap_w < first_taps_w; ++tap_w) {
       const GradInputPhase v = col_phase(p, tap_w);
       if (v.positions == 0) continue;
-      g.weight_i = h.tap_step * w[2];
-      g.weight_j = v.tap_step * w[3];
+      g.weight_i = saturating_mul(h.tap_step, w[2]);
+      g.weight_j = saturating_mul(v.tap_step, w[3]);
       const GatheredAxis rows = gathered(h, p.out_h), cols = gathered(v, p.out_w);
       visit_band_gemms(g, rows, cols, {0, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]},
                        cuts_bands(rows, cols), visit);
