@@ -150,8 +150,13 @@ py::dict explain_on_cpu(const Conv2dProblem& problem, const Tensor& input, const
   const int threads = at::get_num_threads();
   const auto dtype = to_dtype(input.scalar_type());
   const bool channels_last = output_is_channels_last(input, weight);
+  int64_t grad_weight_stride[4];
+  const auto strides = grad_weight_strides(weight);
+  std::transform(strides.begin(), strides.end(), grad_weight_stride,
+                 [](const c10::SymInt& stride) { return stride.expect_int(); });
   const auto describe_direction = [&](cpu::Direction direction) {
-    return describe(cpu::explain(problem, dtype, direction, view(input), view(weight), channels_last, threads));
+    return describe(
+        cpu::explain(problem, dtype, direction, view(input), view(weight), grad_weight_stride, channels_last, threads));
   };
   py::dict result;
   result["forward"] = describe_direction(cpu::Direction::kForward);

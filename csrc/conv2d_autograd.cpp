@@ -49,22 +49,6 @@ using SymSizes = c10::SmallVector<SymInt, 4>;
 
 SymSizes copy_sizes(SymIntArrayRef sizes) { return SymSizes(sizes.begin(), sizes.end()); }
 
-// What the gradient of a weight should have: the weight's own strides where they are non-overlapping and dense,
-// so that DistributedDataParallel needs no copy; contiguous ones otherwise.
-SymSizes grad_weight_strides(const Tensor& weight) {
-  if (weight.is_non_overlapping_and_dense()) {
-    return copy_sizes(weight.sym_strides());
-  }
-  SymSizes strides = copy_sizes(weight.sym_sizes());
-  SymInt running = 1;
-  for (size_t i = strides.size(); i-- > 0;) {
-    SymInt size = strides[i];
-    strides[i] = running;
-    running *= size;
-  }
-  return strides;
-}
-
 // ---- nodes
 
 // What a backward needs beside tensors; each rule uses its part.

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/SmallVector.h>
 
 #include "conv2d_checks.h"
 
@@ -55,6 +56,22 @@ at::Tensor empty_activation(const Int& batch, const Int& channels, const Int& he
     result = at::empty_symint(size, options.memory_format(format));
   }
   return unbatched ? result.squeeze(0) : result;
+}
+
+// What the gradient of a weight should have: the weight's own strides where they are non-overlapping and dense,
+// so that DistributedDataParallel needs no copy; contiguous ones otherwise.
+inline c10::SmallVector<c10::SymInt, 4> grad_weight_strides(const at::Tensor& weight) {
+  const auto from = weight.is_non_overlapping_and_dense() ? weight.sym_strides() : weight.sym_sizes();
+  c10::SmallVector<c10::SymInt, 4> strides(from.begin(), from.end());
+  if (!weight.is_non_overlapping_and_dense()) {
+    c10::SymInt running = 1;
+    for (size_t i = strides.size(); i-- > 0;) {
+      const c10::SymInt size = strides[i];
+      strides[i] = running;
+      running *= size;
+    }
+  }
+  return strides;
 }
 
 // Passes on a result of conv2d_grad_weight that was allocated with the caller's strides.

@@ -39,7 +39,7 @@ void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w
 enum class Direction : int { kForward, kGradInput, kGradWeight };
 
 // What a call will do; the source of conv2d_ext.explain. Of the operands only strides are read; grad_output and the
-// results are taken to be channels_last or contiguous.
+// other results are taken to be channels_last or contiguous.
 struct Explanation {
   std::string engine;                                      // e.g. "implicit GEMM, vectors over output channels"
   std::string micro_kernel;                                // e.g. "gemm_ukernel_f32_6x16__avx2"
@@ -53,7 +53,8 @@ struct Explanation {
   std::string refused;  // why a faster path is not taken; empty where none exists
 };
 Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, ConstTensorView input,
-                    ConstTensorView weight, bool channels_last, int num_threads);
+                    ConstTensorView weight, const int64_t (&grad_weight_stride)[4], bool channels_last,
+                    int num_threads);
 
 // The instruction set in use: the best of this machine, or a lower one named by the environment variable
 // CONV2D_EXT_CPU_ISA ("portable", "avx2", "avx512", "avx512_bf16").

@@ -84,32 +84,37 @@ void name_loading_kernel(Explanation& e, DType dtype, const char* engine_name, c
 }
 
 // The chains that a sum is made of. Where segments end, chains do.
-int64_t count_chains(const KBlocking& k, const ConvGemm& g) {
+// A dimension in blocks: all of one size but the last, which may be shorter.
+struct Blocks {
+  int64_t size, count, length;
+  // Of the whole ones (0) or of the last (1): how many, and how long.
+  int64_t number(int which) const { return which == 0 ? count - 1 : 1; }
+  int64_t length_of(int which) const { return which == 0 ? length : size - (count - 1) * length; }
+};
+int64_t count_chains(const Blocks (&dimensions)[3], int64_t chain) {
   int64_t chains = 0;
-  for (int64_t c = 0; c < g.channels; c += k.segment_channels) {
-    for (int64_t i = 0; i < g.taps_h; i += k.tap_rows) {
-      for (int64_t j = 0; j < g.taps_w; j += k.tap_cols) {
-        chains += div_up(min64(k.segment_channels, g.channels - c) * min64(k.tap_rows, g.taps_h - i) *
-                             min64(k.tap_cols, g.taps_w - j),
-                         k.chain);
-      }
+  for (int which = 0; which < 8; ++which) {
+    int64_t segments = 1, products = 1;
+    for (int d = 0; d < 3; ++d) {
+      if (dimensions[d].count == 0) return 0;
+      segments *= dimensions[d].number(which >> d & 1);
+      products *= dimensions[d].length_of(which >> d & 1);
     }
+    if (segments > 0) chains += segments * div_up(products, chain);
   }
   return chains;
 }
+int64_t count_chains(const KBlocking& k, const ConvGemm& g) {
+  return count_chains({{g.channels, k.blocks_c, k.segment_channels},
+                       {g.taps_h, k.blocks_h, k.tap_rows},
+                       {g.taps_w, k.blocks_w, k.tap_cols}},
+                      k.chain);
+}
 int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
-  int64_t chains = 0;
-  for (int64_t n = 0; n < min64(pixels.blocks_n, 2); ++n) {
-    const int64_t images = n == 0 ? min64(pixels.images, p.batch) : p.batch - (pixels.blocks_n - 1) * pixels.images;
-    for (int64_t h = 0; h < pixels.blocks_h; ++h) {
-      const int64_t rows = min64(pixels.rows, p.out_h - h * pixels.rows);
-      for (int64_t w = 0; w < pixels.blocks_w; ++w) {
-        const int64_t cols = min64(pixels.cols, p.out_w - w * pixels.cols);
-        chains += (n == 0 ? max64(pixels.blocks_n - 1, 1) : 1) * div_up(images * rows * cols, pixels.chain);
-      }
-    }
-  }
-  return chains;
+  return count_chains({{p.batch, pixels.blocks_n, pixels.images},
+                       {p.out_h, pixels.blocks_h, pixels.rows},
+                       {p.out_w, pixels.blocks_w, pixels.cols}},
+                      pixels.chain);
 }
 
 void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_threads) {
@@ -265,7 +270,8 @@ void explain_phases(Explanation& e, const JoinedPhases& phases, DType dtype, int
 }  // namespace
 
 Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, ConstTensorView input,
-                    ConstTensorView weight, bool channels_last, int num_threads) {
+                    ConstTensorView weight, const int64_t (&grad_weight_stride)[4], bool channels_last,
+                    int num_threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (is_small(p)) num_threads = 1;
   Explanation e{};
@@ -292,17 +298,16 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     // A strided problem is one GEMM for each phase of the stride; the one of the most products stands for them.
     const TensorView grad_output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
     const TensorView result = result_view(p.in_channels, p.in_h, p.in_w, channels_last);
-    for_each_grad_input_gemm(p, grad_output.stride, weight.stride, result.stride,
-                             [&](const ConvGemm& g, const GemmOffsets&) {
-                               Explanation phase{};
-                               phase.isa = e.isa;
-                               explain_conv(phase, g, dtype, num_threads);
-                               if (takes_rows(g, dtype)) {
-                                 explain_rows(phase, row_products(g, engine().vector_shape(dtype).limits), dtype,
-                                              num_threads);
-                               }
-                               add_gemm(e, phase);
-                             });
+    for_each_grad_input_gemm(
+        p, grad_output.stride, weight.stride, result.stride, [&](const ConvGemm& g, const GemmOffsets&) {
+          Explanation phase{};
+          phase.isa = e.isa;
+          explain_conv(phase, g, dtype, num_threads);
+          if (takes_rows(g, dtype)) {
+            explain_rows(phase, row_products(g, engine().vector_shape(dtype).limits), dtype, num_threads);
+          }
+          add_gemm(e, phase);
+        });
     JoinedPhases phases;
     if (joins_phases(p, dtype, grad_output.stride, weight.stride, result.stride, phases)) {
       explain_phases(e, phases, dtype, num_threads);
@@ -343,15 +348,11 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     e.tile_cols = pixels.cols;
     e.k_segments = count_chains(pixels, p);
     e.k_segment_length = pixels.chain;
-    const int64_t owners = t.tiles() * t.group_blocks;
-    e.work_items = owners * t.slots;
-    e.workspace_bytes_per_thread = lay_out_scratch(t, pixels, vector).bytes;
-    if (t.slots > 1) {
-      e.workspace_bytes_per_thread +=
-          div_up((t.slots + 2) * owners * t.tile_size(vector.lanes) * vector.element_size, num_threads);
-    }
-    if (takes_rows(p, dtype, input.stride, weight.stride)) {
-      explain_rows(e, row_products(p, grad_output.stride, input.stride, weight.stride, vector.limits), dtype,
+    e.work_items = t.tiles() * t.group_blocks * t.slots;
+    e.workspace_bytes_per_thread =
+        lay_out_scratch(t, pixels, vector).bytes + div_up(partial_bytes(t, vector), num_threads);
+    if (takes_rows(p, dtype, input.stride, grad_weight_stride)) {
+      explain_rows(e, row_products(p, grad_output.stride, input.stride, grad_weight_stride, vector.limits), dtype,
                    num_threads);
     }
   }
