@@ -11,11 +11,13 @@
 #include <cmath>
 #include <utility>
 
+#include "../checked_arithmetic.h"
+
 namespace conv2d_ext::cuda {
 
 namespace {
 
-int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
 
 // ---- limits of the kernels' 32-bit fields
 
@@ -59,7 +61,7 @@ constexpr int64_t kWantedWeightTiles = 1024;
 
 // Segments of a weight gradient: as many as keep a large machine busy and whose sums fit the workspace.
 PixelSegments cut_weight_pixels(const Conv2dProblem& p, DType dtype, int64_t tiles, int64_t least_pixels) {
-  const int64_t sums = p.out_channels * p.in_channels_per_group() * p.taps() * sum_bytes(dtype);
+  const int64_t sums = saturating_mul(p.out_channels, p.in_channels_per_group() * p.taps(), sum_bytes(dtype));
   const int64_t fitting = kMaxWorkspaceBytes / std::max<int64_t>(sums, 1);
   return cut_pixels(p.batch * p.out_pixels(), least_pixels,
                     std::min(fitting, std::max<int64_t>(kWantedWeightTiles / tiles, 1)));
@@ -155,8 +157,9 @@ void plan_direct_conv(Plan& plan, const ConvCall& call, bool lanes_are_groups) {
   plan.segments = 1;
   plan.segment_length = plan.gemm_k;
   plan.chain_length = std::min<int64_t>(plan.gemm_k, 256);
-  plan.ctas = div_up(pixels, pixels_of_cta) * (lanes_are_groups ? div_up(call.params.groups, 32) : call.params.groups) *
-              static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size());
+  plan.ctas = saturating_mul(div_up(pixels, pixels_of_cta),
+                             lanes_are_groups ? div_up(call.params.groups, 32) : call.params.groups,
+                             static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size()));
 }
 
 // Forward and grad_input: the best tile, and whether segments get CTAs of their own.
@@ -174,13 +177,13 @@ void plan_conv_gemm(Plan& plan, const ConvCall& call, const Machine& machine) {
     if (kernel.kind != kind) continue;
     const auto k_tiles = static_cast<int32_t>(div_up(plan.gemm_k, kernel.tile_k));
     const Segments segments = cut_into_segments(k_tiles, kernel.chain_tiles);
-    const int64_t tiles = div_up(p.m, kernel.tile_m) * div_up(pixels, kernel.tile_x) * p.groups * phases;
-    const int64_t partials = segments.count * pixels * p.m * p.groups * phases * sum_bytes(plan.dtype);
+    const int64_t tiles = saturating_mul(div_up(p.m, kernel.tile_m), div_up(pixels, kernel.tile_x), p.groups, phases);
+    const int64_t partials = saturating_mul(segments.count, pixels, p.m, p.groups, phases, sum_bytes(plan.dtype));
     for (const bool split : {false, true}) {
       if (split && (segments.count == 1 || partials > kMaxWorkspaceBytes)) continue;
       const int shared = segments.count == 1 || split ? kernel.shared_one_chain : kernel.shared_several_chains;
       if (shared > machine.shared_bytes_per_block) continue;
-      const int64_t items = split ? tiles * segments.count : tiles;
+      const int64_t items = split ? saturating_mul(tiles, segments.count) : tiles;
       const double k = static_cast<double>(split ? segments.tiles : k_tiles) * kernel.tile_k;
       // The second kernel's launch, and partial sums written and read again.
       const double extra = split ? 4000 + 2.0 * static_cast<double>(partials) / (12.0 * machine.sm_count) : 0;
@@ -349,23 +352,24 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
     plan.tile_k = 32;
     plan.threads = 256;
     plan.shared_bytes = direct_weight_shared_bytes(dtype, plan.gemm_m);
-    const int64_t tiles = div_up(plan.gemm_m, plan.tile_m) * div_up(plan.gemm_n, plan.tile_n) * div_up(p.groups, 8);
+    const int64_t tiles =
+        saturating_mul(div_up(plan.gemm_m, plan.tile_m), div_up(plan.gemm_n, plan.tile_n), div_up(p.groups, 8));
     segments = cut_weight_pixels(p, dtype, tiles, kLeastDirectPixels);
-    plan.ctas = tiles * segments.count;
+    plan.ctas = saturating_mul(tiles, segments.count);
     plan.chain_length = 256;  // of a residue's products
   } else {
     plan.engine = Engine::kImplicitGemm;
     // Of a tile that is the same on every machine: segments fix bits.
-    segments =
-        cut_weight_pixels(p, dtype, div_up(plan.gemm_m, 64) * div_up(plan.gemm_n, 128) * p.groups, kLeastGemmPixels);
+    segments = cut_weight_pixels(p, dtype, saturating_mul(div_up(plan.gemm_m, 64), div_up(plan.gemm_n, 128), p.groups),
+                                 kLeastGemmPixels);
     const GemmTable table = gemm_table(dtype, plan.math);
     const double rate = products_per_cycle(dtype, plan.math);
     Rank best;
     for (int i = 0; i < table.count; ++i) {
       const GemmKernel& kernel = table.kernels[i];
       if (kernel.kind != GemmKind::kWeight) continue;
-      const int64_t items =
-          div_up(plan.gemm_m, kernel.tile_m) * div_up(plan.gemm_n, kernel.tile_x) * p.groups * segments.count;
+      const int64_t items = saturating_mul(div_up(plan.gemm_m, kernel.tile_m), div_up(plan.gemm_n, kernel.tile_x),
+                                           p.groups, segments.count);
       const bool one_chain = div_up(std::min(segments.pixels, plan.gemm_k), kernel.tile_k) <= kernel.chain_tiles;
       const int shared = one_chain ? kernel.shared_one_chain : kernel.shared_several_chains;
       if (shared > machine.shared_bytes_per_block) continue;
@@ -384,7 +388,12 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
       plan.ctas = items;
       plan.shared_bytes = shared;
     }
-    if (plan.variant < 0) plan.error = "the device has too little shared memory for the kernels of this dtype";
+    if (plan.variant < 0) {
+      plan.error = "the device has too little shared memory for the kernels of this dtype";
+    } else if (div_up(plan.gemm_k, plan.tile_k) > kMostItems / 2) {
+      // Steps of k are counted in 32 bits, and to the end of a segment that the sum doesn't fill.
+      plan.error = "a weight gradient sums over too many output pixels for one call on CUDA";
+    }
     if (size_of(dtype) == 2)
       plan.refused =
           "pixels are summed over, and channels or pixels don't lie as 16-byte groups of them: elements are "
