@@ -203,6 +203,36 @@ def test_patch_layers(problem, dtype):
     )
 
 
+def test_far_taps_of_a_depthwise_row():
+    """A tile of as many pixels as usual would read a patch of 6 MiB."""
+    input = torch.randn(1, 64, 1, 30000).to(memory_format=torch.channels_last)
+    weight = torch.randn(64, 1, 1, 256)
+    plan = conv2d_ext.explain(input, weight, dilation=(1, 100), groups=64)
+    assert plan.forward.engine.startswith("depthwise")
+    assert plan.forward.workspace_bytes_per_thread <= 4 * 2**20
+    planar = input.contiguous()
+    results = [conv2d_ext.conv2d(x, weight, dilation=(1, 100), groups=64) for x in (input, planar)]
+    assert torch.equal(*results)
+
+
+def test_the_weight_gradient_has_strides_of_its_own():
+    """Of a weight with gaps: a call computes it as that of any other weight."""
+    input = torch.randn(2, 64, 3, 3)
+    weight = torch.randn(32, 128, 3, 3)[:, ::2]
+    plan = conv2d_ext.explain(input, weight).grad_weight
+    assert plan == conv2d_ext.explain(input, weight.contiguous()).grad_weight
+    assert plan.engine == "one pixel, rows times factors"
+
+
+def test_counting_chains_takes_no_time():
+    """One by one, 2^46 chains would take days."""
+    input = torch.zeros(()).expand(1, 2**51, 8, 8)
+    weight = torch.zeros(()).expand(8, 2**51, 3, 3)
+    plan = conv2d_ext.explain(input, weight).forward
+    assert plan.gemm_k == 9 * 2**51
+    assert plan.gemm_k <= plan.k_segments * plan.k_segment_length < 2 * plan.gemm_k
+
+
 def test_nothing_is_computed():
     """An explanation of a convolution that would take hours comes at once."""
     input = torch.ones(1).expand(64, 512, 2**12, 2**12)

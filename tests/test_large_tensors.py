@@ -139,3 +139,52 @@ def test_huge_hyper_parameters(device):
     torch.testing.assert_close(
         conv2d_ext.conv2d(input, point, dilation=2**62), F.conv2d(input, point)
     )
+
+
+LARGEST = 2**63 - 1
+
+
+def test_tiles_of_far_taps(device):
+    """The patch of a strided depthwise gradient would have 2^61 elements; no tap meets the input."""
+    if device != "cpu":
+        pytest.skip("a padded side has at most 2^30 elements on CUDA")
+    input = torch.randn(1, 8, 8, 16, requires_grad=True)
+    weight = torch.randn(8, 1, 2, 2, requires_grad=True)
+    output = conv2d_ext.conv2d(
+        input, weight, None, 2, (2**31, 2**30), (2**32 + 1, 2**31 + 1), groups=8
+    )
+    assert torch.equal(output, torch.zeros(1, 8, 4, 8))
+    output.backward(torch.randn_like(output))
+    assert torch.equal(input.grad, torch.zeros_like(input))
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("padding", [LARGEST - 1, LARGEST - 2, 2**62], ids=str)
+@pytest.mark.parametrize("axis", ["rows", "columns"])
+def test_padding_as_large_as_any(axis, padding, device):
+    """A single output position, which meets the input, and far more padding behind it."""
+    if device != "cpu":
+        pytest.skip("a padded side has at most 2^30 elements on CUDA")
+    input, weight = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 1, 2)
+    stride, paddings = [LARGEST, 1], [0, padding, 0, 0]
+    if axis == "columns":
+        input, weight = input.mT.contiguous(), weight.mT.contiguous()
+        stride, paddings = stride[::-1], paddings[2:] + paddings[:2]
+    results = []
+    # The same without padding. What was in memory before must not matter.
+    for args in ((stride, paddings, [1, 1], 1), ([1, 1], [0, 0, 0, 0], [1, 1], 1)):
+        output = OPS.conv2d(input, weight, None, *args)
+        torch.full(input.shape, torch.nan)
+        grad_input = OPS.conv2d_grad_input(output, weight, input.shape, *args, False)
+        grad_weight = OPS.conv2d_grad_weight(output, input, weight.shape, weight.stride(), *args)
+        results.append((output, grad_input, grad_weight))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_deciding_on_bands_takes_no_time(device):
+    """Position by position, tap by tap, 2^51 pairs would be looked at."""
+    input = torch.zeros((), device=device).expand(1, 1, 1, 2**40)
+    weight = torch.zeros(1, 1, 1, 2000, device=device)
+    plan = conv2d_ext.explain(input, weight, dilation=2**29, padding=(0, 2**39))
+    assert plan.output_size == (1, 1, 1, 2**41 - 1999 * 2**29)
