@@ -237,10 +237,13 @@ bool is_supported_integer(c10::ScalarType dtype) {
 
 constexpr const char* kDTypes = "float32, float64, bfloat16, float16, complex64, complex128";
 
-// F.conv2d leaves other dtypes to cuDNN on CUDA, and to a dispatch over dtypes on the CPU: hence two types of errors.
-void check_kind(const char* name, const Tensor& tensor) {
+void check_layout(const char* name, const Tensor& tensor) {
   TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(), "conv2d: expected ", name,
               " to be a dense (strided) tensor, but got ", tensor.toString(), " of layout ", tensor.layout());
+}
+
+// F.conv2d leaves other dtypes to cuDNN on CUDA, and to a dispatch over dtypes on the CPU: hence two types of errors.
+void check_dtype(const char* name, const Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   if (is_cuda_or_fake(tensor)) {
     TORCH_CHECK(is_supported(dtype), "conv2d on CUDA is not supported for ", c10::toString(dtype), ": ", name, " is a ",
@@ -258,10 +261,9 @@ std::string types_differ(std::string first_name, const Tensor& first, const char
                   ") should be the same");
 }
 
-// The names are those of the ops' schemas; first has passed check_kind.
+// The names are those of the ops' schemas.
 void check_same_kind(const char* first_name, const Tensor& first, const char* second_name, const Tensor& second) {
-  TORCH_CHECK(second.layout() == c10::kStrided, "conv2d: expected ", second_name,
-              " to be a dense (strided) tensor, but got ", second.toString(), " of layout ", second.layout());
+  check_layout(second_name, second);
   TORCH_CHECK(first.scalar_type() == second.scalar_type(), types_differ(first_name, first, second_name, second),
               ": expected scalar type ", first.scalar_type(), " but found ", second.scalar_type());
   TORCH_CHECK(first.device() == second.device(), types_differ(first_name, first, second_name, second),
@@ -350,11 +352,12 @@ ProblemOf<Int> check_conv2d(const Tensor& input, const Tensor& weight, const std
   }
   auto problem =
       check_conv2d_sizes<Int>(sizes_of<Int>(input), sizes_of<Int>(weight), bias_size, params, input.element_size());
-  check_kind("input", input);
-  check_same_kind("input", input, "weight", weight);
+  check_layout("input", input);
   if (bias.has_value() && bias->defined()) {
     check_same_kind("input", input, "bias", *bias);
   }
+  check_same_kind("input", input, "weight", weight);
+  check_dtype("input", input);
   return problem;
 }
 
@@ -363,8 +366,9 @@ ProblemOf<Int> check_conv2d_grad_input(const Tensor& grad_output, const Tensor& 
                                        const Conv2dParams<Int>& params) {
   auto problem = check_geometry<Int>(input_size, sizes_of<Int>(weight), params, grad_output.element_size());
   check_grad_output<Int>(grad_output, problem, input_size.size());
-  check_kind("grad_output", grad_output);
+  check_layout("grad_output", grad_output);
   check_same_kind("grad_output", grad_output, "weight", weight);
+  check_dtype("grad_output", grad_output);
   return problem;
 }
 
@@ -374,8 +378,9 @@ ProblemOf<Int> check_conv2d_grad_weight(const Tensor& grad_output, const Tensor&
   const auto input_size = sizes_of<Int>(input);
   auto problem = check_geometry<Int>(input_size, weight_size, params, grad_output.element_size());
   check_grad_output<Int>(grad_output, problem, input_size.size());
-  check_kind("grad_output", grad_output);
+  check_layout("grad_output", grad_output);
   check_same_kind("grad_output", grad_output, "input", input);
+  check_dtype("grad_output", grad_output);
   return problem;
 }
 
@@ -383,7 +388,8 @@ void check_conv2d_grad_bias(const Tensor& grad_output) {
   TORCH_CHECK(grad_output.dim() == 3 || grad_output.dim() == 4,
               "Expected 3D (unbatched) or 4D (batched) grad_output to conv2d_grad_bias, but got grad_output of size: ",
               grad_output.sym_sizes());
-  check_kind("grad_output", grad_output);
+  check_layout("grad_output", grad_output);
+  check_dtype("grad_output", grad_output);
 }
 
 void check_data(const char* name, const Tensor& tensor) {
