@@ -89,14 +89,16 @@ struct VecBits128 {
     for (int i = 0; i < n; ++i) p[i] = v[i];
   }
   static CONV2D_INLINE reg sum_each(reg (&r)[kLanes]) {
-    reg lanes[kLanes]{};  // lane l of all r
-    for (int l = 0; l < kLanes; ++l) {
-      for (int i = 0; i < kLanes; ++i) lanes[l][i] = r[i][l];
+    reg sums{};
+    for (int i = 0; i < kLanes; ++i) {
+      T lanes[kLanes];
+      store(lanes, r[i]);
+      for (int n = kLanes / 2; n > 0; n /= 2) {
+        for (int l = 0; l < n; ++l) lanes[l] = T(lanes[l] + lanes[l + n]);
+      }
+      sums[i] = lanes[0];
     }
-    for (int n = kLanes / 2; n > 0; n /= 2) {
-      for (int l = 0; l < n; ++l) lanes[l] = add(lanes[l], lanes[l + n]);
-    }
-    return lanes[0];
+    return sums;
   }
 };
 
