@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--shrink", type=float, default=10, help="seconds for each finding")
     parser.add_argument("--case", help="one case, as a finding prints it")
     parser.add_argument("--in-process", action="store_true", help="no child: for a debugger")
+    parser.add_argument("--verbose", action="store_true", help="what is not found again as well")
     arguments = parser.parse_args()
 
     if arguments.case is not None:
@@ -79,9 +80,11 @@ def main() -> int:
             continue
         # A failed transform may leave PyTorch in a state that the next case fails in.
         child.restart()
-        finding = child.run(case, timeout=300)
+        first, finding = finding, child.run(case, timeout=300)
         if finding is None or finding.name == PEER:
             unconfirmed.append(index)
+            if arguments.verbose:
+                print(f"\ncase {index}, not by itself: {first.message}", flush=True)
             continue
         finding.index = index
         same = found.setdefault(_what(finding), [])
@@ -102,7 +105,7 @@ def main() -> int:
     if crashed:
         print(f"PyTorch itself crashed in {len(crashed)} cases, not compared: {crashed[:20]}")
     if unconfirmed:
-        print(f"after earlier cases alone, not by themselves: {unconfirmed[:20]}")
+        print(f"after other cases alone, by what PyTorch kept of them: {unconfirmed[:20]}")
     print("nothing found" if not found else f"{sum(map(len, found.values()))} findings")
     return bool(found)
 

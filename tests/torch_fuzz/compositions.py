@@ -192,6 +192,12 @@ class _Outcome:
         )
 
 
+def forget_frames(error: BaseException) -> BaseException:
+    """What they hold, like a checkpoint's generator, must not end in the middle of another case."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
 def _run(function: Function, tensors: list[torch.Tensor]) -> _Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -200,7 +206,7 @@ def _run(function: Function, tensors: list[torch.Tensor]) -> _Outcome:
             results = [results] if isinstance(results, torch.Tensor) else list(results)
             return _Outcome(results, None)
         except Exception as error:
-            return _Outcome(None, error)
+            return _Outcome(None, forget_frames(error))
 
 
 def check_composition(case: Case) -> None:

@@ -18,7 +18,7 @@ import conv2d_ext
 from . import peer
 from .calls import threads
 from .cases import Case, Violation, draw, random_problem
-from .compositions import _Outcome, compare_outcomes, require_close
+from .compositions import _Outcome, compare_outcomes, forget_frames, require_close
 
 PADDING_MODES = ("zeros", "zeros", "zeros", "reflect", "replicate", "circular")
 
@@ -151,7 +151,7 @@ def _run(case: Case, cls: type[nn.Conv2d]) -> _Outcome:
                 results += [p.grad for _, p in sorted(layer.named_parameters())]
             return _Outcome(results, None)
         except Exception as error:
-            return _Outcome(None, error)
+            return _Outcome(None, forget_frames(error))
         finally:
             torch._dynamo.reset()
 

@@ -14,6 +14,10 @@ import time
 import traceback
 from collections.abc import Iterator
 
+# Once, before there are children.
+import torch._dynamo
+import torch.export  # noqa: F401
+
 from . import peer
 from .cases import Case, Violation
 from .kinds import check, random_case
