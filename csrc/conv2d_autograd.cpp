@@ -18,7 +18,11 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
+// GCC 12 takes an optional in it, once inlined, for uninitialised.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <torch/csrc/dynamo/compiled_autograd.h>
+#pragma GCC diagnostic pop
 #include <torch/library.h>
 
 #include <array>
