@@ -214,8 +214,8 @@ def _run(function: Function, tensors: list[torch.Tensor]) -> _Outcome:
 def check_composition(case: Case) -> None:
     layers = case.options["layers"]
     kinds = {layer["kind"] for layer in layers}
-    if "freed" in kinds and kinds & {"conj", "neg"}:
-        return  # PyTorch's own copy of such a view crashes
+    if kinds & {"freed", "wrapped"} and kinds & {"conj", "neg"}:
+        return  # PyTorch's own copy of such a view crashes, and a wrapper loses its sign
     with threads(case.threads):
         ours = _run(_composed(case, Library, layers), operands(case))
     with peer.calls():
@@ -260,6 +260,8 @@ _ACCEPTED = (
     r"Cannot set version_counter for inference tensor",
     r"Unexpected floating ScalarType in at::autocast::prioritize",
     r"Expected bool, got",
+    r"INTERNAL ASSERT FAILED",
+    r"automatic differentiation for outputs with complex dtype",
     r"on tensor with symbolic sizes/strides",
     # A subclass that holds a transform's tensor.
     r"Cannot access storage of",
@@ -273,6 +275,8 @@ def compare_outcomes(case: Case, ours: _Outcome, theirs: _Outcome) -> bool:
         if any(re.search(pattern, str(theirs.error)) for pattern in _ACCEPTED):
             return False
         kinds = {layer["kind"] for layer in case.options.get("layers", ())}
+        if any("freed" in layer for layer in case.options.get("layers", ())):
+            return False  # freed before a backward, which here may not need it
         if kinds & {"sparse", "mkldnn"} and isinstance(ours.error, RuntimeError):
             return False  # refused, each in its own words
         if _maps_nothing(case):
@@ -285,7 +289,8 @@ def compare_outcomes(case: Case, ours: _Outcome, theirs: _Outcome) -> bool:
             raise Violation("exception type", both)
         return False
     if ours.error is not None:
-        unseen = case.problem.batch == 0 or case.problem.padding == "same"
+        kinds = {layer["kind"] for layer in case.options.get("layers", ())}
+        unseen = case.problem.batch == 0 or case.problem.padding == "same" or kinds & DATALESS
         if unseen and "should be the same" in str(ours.error):
             return False  # F.conv2d does not look at the dtypes there
         if "Inference tensors cannot be saved" in str(ours.error) and "complex" in case.dtype:
@@ -364,7 +369,7 @@ def require_close(case: Case, ours: list, theirs: list, exact: list | None) -> N
         error, allowed = ((u - value).abs().max().item() for u in (r, t))
         roundoff = torch.finfo(ours[i].dtype).eps
         bound = 4 * allowed + roundoff * (64 * largest + least)
-        if not error <= bound and not math.isnan(allowed):
+        if not error <= bound and math.isfinite(allowed):
             raise Violation(
                 "composed values",
                 f"result {i} of {len(ours)}: error {error:.3g}, F.conv2d's {allowed:.3g}, the "
