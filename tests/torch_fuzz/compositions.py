@@ -9,6 +9,7 @@ import warnings
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
 
 import conv2d_ext
 
@@ -225,6 +226,8 @@ def check_composition(case: Case) -> None:
             theirs = _run(_composed(case, Peer, _unrolled(layers)), operands(case))
     if not compare_outcomes(case, ours, theirs):
         return
+    if any(isinstance(r, FakeTensor) for r in (*ours.results, *theirs.results)):
+        return  # left over by a tracer
     with peer.calls():
         exact = _exact(case, theirs)
     require_close(case, ours.results, theirs.results, exact)
