@@ -97,8 +97,9 @@ struct Conv2dBackward {  // of (input, weight, bias)
     }
     if (wanted[2]) {
       // An input without channels has an output without channels, but not a bias without elements.
-      result[2] = has_no_elements(grad_output) ? at::zeros_symint({geometry.weight_size[0]}, grad_output.options())
-                                               : conv2d_grad_bias(grad_output);
+      const bool no_channels = has_no_elements(grad_output) && grad_output.sym_size(-3) != geometry.weight_size[0];
+      result[2] = no_channels ? at::zeros_symint({geometry.weight_size[0]}, grad_output.options())
+                              : conv2d_grad_bias(grad_output);
     }
   }
 };
@@ -177,6 +178,9 @@ template <class Backward>
 struct OpNode final : torch::autograd::TraceableFunction {
   SavedVariable first_saved, second_saved;
   Geometry geometry;
+  // Recorded for a transform of torch.func, whose levels decide what requires a gradient; they may have ended by the
+  // time that gradients are computed.
+  bool in_transform = false;
 
   // Edges are set by now: the gradients that will be wanted are known.
   void save(const Tensor& first, const Tensor& second) {
@@ -195,7 +199,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
     const Wanted wanted = wanted_now();
     variable_list result = run(grads, wanted[1] ? first_saved.unpack() : Tensor(),
                                wanted[0] ? second_saved.unpack() : Tensor(), geometry, wanted);
-    if (std::is_same_v<Backward, Conv2dBackward> && c10::GradMode::is_enabled()) {
+    if (std::is_same_v<Backward, Conv2dBackward> && !in_transform && c10::GradMode::is_enabled()) {
       require_grad(result);
     }
     return result;
@@ -372,6 +376,10 @@ void set_conv2d_tangent(const Tensor& output, const Tensor& input, const Tensor&
 
 // ---- the autograd kernels
 
+bool is_transformed(const Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
+}
+
 Tensor conv2d_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
                        const std::optional<Tensor>& bias, SymIntArrayRef stride, SymIntArrayRef padding,
                        SymIntArrayRef dilation, SymInt groups) {
@@ -389,6 +397,7 @@ Tensor conv2d_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
     node->geometry.weight_stride = grad_weight_strides(weight);
     node->geometry.params = make_params<SymInt>(stride, padding, dilation, groups);
     node->geometry.channels_last = grad_input_is_channels_last(input, weight);
+    node->in_transform = is_transformed(input) || is_transformed(weight) || (bias.has_value() && is_transformed(*bias));
     node->save(input, weight);
     torch::autograd::set_history(output, node);
   }

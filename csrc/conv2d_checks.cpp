@@ -356,8 +356,8 @@ ProblemOf<Int> check_conv2d(const Tensor& input, const Tensor& weight, const std
   if (bias.has_value() && bias->defined()) {
     check_same_kind("input", input, "bias", *bias);
   }
-  check_same_kind("input", input, "weight", weight);
   check_dtype("input", input);
+  check_same_kind("input", input, "weight", weight);
   return problem;
 }
 
@@ -367,8 +367,8 @@ ProblemOf<Int> check_conv2d_grad_input(const Tensor& grad_output, const Tensor& 
   auto problem = check_geometry<Int>(input_size, sizes_of<Int>(weight), params, grad_output.element_size());
   check_grad_output<Int>(grad_output, problem, input_size.size());
   check_layout("grad_output", grad_output);
-  check_same_kind("grad_output", grad_output, "weight", weight);
   check_dtype("grad_output", grad_output);
+  check_same_kind("grad_output", grad_output, "weight", weight);
   return problem;
 }
 
@@ -379,8 +379,8 @@ ProblemOf<Int> check_conv2d_grad_weight(const Tensor& grad_output, const Tensor&
   auto problem = check_geometry<Int>(input_size, weight_size, params, grad_output.element_size());
   check_grad_output<Int>(grad_output, problem, input_size.size());
   check_layout("grad_output", grad_output);
-  check_same_kind("grad_output", grad_output, "input", input);
   check_dtype("grad_output", grad_output);
+  check_same_kind("grad_output", grad_output, "input", input);
   return problem;
 }
 

@@ -276,3 +276,13 @@ class TestAutocast:
 
         for actual, expected in zip(penalty(True), penalty(False), strict=True):
             assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("convolution", [F.conv2d, conv2d_ext.conv2d], ids=["aten", "ours"])
+def test_gradients_outlive_their_transform_without_a_history(convolution):
+    """The pullback runs after its level has ended; a history would keep the whole graph alive."""
+    input, weight = torch.randn(2, 3, 5, 6), torch.randn(4, 3, 2, 2)
+    output, pull = torch.func.vjp(convolution, input, weight)
+    assert [t.requires_grad for t in pull(torch.ones_like(output))] == [False, False]
+    output, pull = torch.func.vjp(lambda x: convolution(x, weight), input)
+    assert [t.requires_grad for t in pull(torch.ones_like(output))] == [False]

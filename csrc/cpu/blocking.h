@@ -21,15 +21,19 @@ constexpr int64_t kMaxSegment = 256;
 // accuracy (one over K = 2048 had 7 times the error of F.conv2d's); short ones cost the additions of their sums.
 struct ChainLimits {
   int64_t products;               // forward, grad_input
-  int64_t short_gradient;         // grad_input's sums of up to `products`, which F.conv2d cuts tap by tap
+  int64_t short_gradient;         // grad_input's sums of up to `products`: F.conv2d, which they must be as accurate
+                                  // as, has a chain for each tap there
   int64_t pixels;                 // grad_weight, whose long sums other libraries keep in many short chains
   int64_t segment = kMaxSegment;  // forward, grad_input
 };
 // Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
-constexpr ChainLimits chain_limits(bool fused) { return fused ? ChainLimits{64, 32, 32} : ChainLimits{32, 16, 16}; }
+constexpr ChainLimits chain_limits(bool fused) {
+  return fused ? ChainLimits{/*products=*/64, /*short_gradient=*/32, /*pixels=*/32}
+               : ChainLimits{/*products=*/32, /*short_gradient=*/16, /*pixels=*/16};
+}
 // Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
 // a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel).
-constexpr ChainLimits kPairLimits{144, 144, 0, 144};
+constexpr ChainLimits kPairLimits{/*products=*/144, /*short_gradient=*/144, /*pixels=*/0, /*segment=*/144};
 
 // Segments in a chunk. A chunk is summed from zero, and its sum added to those of the chunks before it, with what that
 // addition loses kept beside the total (add_chunk, epilogue.h): one after the other, the chains of a long sum whose
@@ -76,9 +80,9 @@ struct ConvGemm {
   GatherAxis place_h{}, place_w{};
   int64_t destination_h = 0, destination_w = 0;
 
-  // The columns between two neighbours of the result belong to the same call, and to no item that runs beside this
-  // GEMM's: it is a phase of a stride of 2, and the other phase is computed before or after it. A store may read and
-  // write them back.
+  // The columns between two neighbours of the result belong to the same call, and nobody else touches them while one of
+  // this GEMM's items runs: it is a phase of a stride of 2 along the row, and the phases of the other columns are
+  // computed before or after it, or (phases_driver.h) by the same item. A store may read and write them back.
   bool owns_columns_between = false;
 
   // Where products are taken in pairs (in_pairs), `channels` counts pairs of neighbouring channels, and source_c and

@@ -99,7 +99,7 @@ struct ConvCall {
 
     fill_zero(zeros, panels.size(0) * L);
     const bool bias_first = gemm.channels * gemm.taps() <= kBiasFirstProducts;
-    bool first = true;
+    bool is_empty = true;  // the sum: no channels or no taps
     // Blocks of channels; where a kernel has too many taps for one segment, rectangles of taps inside a channel.
     for (int64_t c0 = 0; c0 < gemm.channels; c0 += tiling.block_channels) {
       const int64_t block_channels = min64(tiling.block_channels, gemm.channels - c0);
@@ -211,7 +211,7 @@ struct ConvCall {
               }
             }
           }
-          first = false;
+          is_empty = false;
         }
       }
     }
@@ -230,7 +230,7 @@ struct ConvCall {
       for (int64_t at = 0; at < panels.count; ++at) {
         const int64_t vectors = panels.size(at), start = panels.start(at);
         T* const c = c_tile + pixels * start * L;
-        if (first) fill_zero(c, pixels * vectors * L);  // an empty sum: no channels or no taps
+        if (is_empty) fill_zero(c, pixels * vectors * L);
         load_bias(group, groups, m0 + start * kPerVector, vectors, bias);
         store(result, 0, pixels, c, vectors, m0 + start * kPerVector, bias);
       }
@@ -370,7 +370,7 @@ struct ConvCall {
       planes[v] = c_tile + v / panels.size(0) * pixels * width + v % panels.size(0) * L;
     for (int64_t n = 0; n < r.images; ++n) {
       for (int64_t y = 0; y < r.rows; ++y) {
-        store_interleaved(gemm.m, planes, width, r.cols, r.groups, bias,
+        store_interleaved<false>(gemm.m, planes, width, r.cols, r.groups, bias,
                           destination + n * gemm.destination_n + y * gemm.destination_row, gemm.destination_col);
         for (int64_t v = 0; v < gemm.m; ++v) planes[v] += r.cols * width;
       }

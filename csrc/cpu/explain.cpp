@@ -83,7 +83,6 @@ void name_loading_kernel(Explanation& e, DType dtype, const char* engine_name, c
   }
 }
 
-// The chains that a sum is made of. Where segments end, chains do.
 // A dimension in blocks: all of one size but the last, which may be shorter.
 struct Blocks {
   int64_t size, count, length;
@@ -91,6 +90,7 @@ struct Blocks {
   int64_t number(int which) const { return which == 0 ? count - 1 : 1; }
   int64_t length_of(int which) const { return which == 0 ? length : size - (count - 1) * length; }
 };
+// The chains that a sum is made of. Where segments end, chains do.
 int64_t count_chains(const Blocks (&dimensions)[3], int64_t chain) {
   int64_t chains = 0;
   for (int which = 0; which < 8; ++which) {

@@ -122,7 +122,8 @@ struct GradBiasCall {
       }
     }
     for (int64_t c = 0; c < channels; ++c) {
-      call.grad_bias[c0 + c] = Narrow<S>::from(from_wide<T>(sum.total(c)));
+      // As with every other result an addition comes last: where denormal numbers are flushed, from_wide makes -0.
+      call.grad_bias[c0 + c] = Narrow<S>::from(add_scalar(from_wide<T>(sum.total(c)), T{}));
     }
   }
 

@@ -88,9 +88,9 @@ void load_interleaved(int64_t group_channels, const S* src, int64_t step, int64_
   }
 }
 
-// dst[x * step + lane * C + c] = src[c][x * src_step + lane] + bias[c * kLanes + lane] for x < count, lane < lanes;
-// without the bias, not even a zero, where it is nullptr: these sums are finished.
-template <class S, class T, int C>
+// dst[x * step + lane * C + c] = src[c][x * src_step + lane] + bias[c * kLanes + lane] for x < count, lane < lanes.
+// kFinished: these sums have had their last addition, and `bias` is not read.
+template <bool kFinished, class S, class T, int C>
 void store_interleaved_of(const T* const* src, int64_t src_step, int64_t count, int64_t lanes, const T* bias, S* dst,
                           int64_t step) {
   using V = Vec<T>;
@@ -100,7 +100,7 @@ void store_interleaved_of(const T* const* src, int64_t src_step, int64_t count, 
     typename V::reg r[C];
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) r[c] = V::load(src[c] + x * src_step);
-    if (bias != nullptr) {
+    if constexpr (!kFinished) {
 #pragma GCC unroll 16
       for (int c = 0; c < C; ++c) r[c] = V::add(r[c], V::load(bias + c * L));
     }
@@ -120,18 +120,18 @@ void store_interleaved_of(const T* const* src, int64_t src_step, int64_t count, 
     }
   }
 }
-template <class S, class T>
+template <bool kFinished, class S, class T>
 void store_interleaved(int64_t channels, const T* const* src, int64_t src_step, int64_t count, int64_t lanes,
                        const T* bias, S* dst, int64_t step) {
   switch (channels) {
     case 2:
-      return store_interleaved_of<S, T, 2>(src, src_step, count, lanes, bias, dst, step);
+      return store_interleaved_of<kFinished, S, T, 2>(src, src_step, count, lanes, bias, dst, step);
     case 4:
-      return store_interleaved_of<S, T, 4>(src, src_step, count, lanes, bias, dst, step);
+      return store_interleaved_of<kFinished, S, T, 4>(src, src_step, count, lanes, bias, dst, step);
     case 8:
-      return store_interleaved_of<S, T, 8>(src, src_step, count, lanes, bias, dst, step);
+      return store_interleaved_of<kFinished, S, T, 8>(src, src_step, count, lanes, bias, dst, step);
     default:
-      return store_interleaved_of<S, T, 16>(src, src_step, count, lanes, bias, dst, step);
+      return store_interleaved_of<kFinished, S, T, 16>(src, src_step, count, lanes, bias, dst, step);
   }
 }
 

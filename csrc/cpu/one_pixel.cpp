@@ -129,7 +129,7 @@ int64_t row_results(int64_t results) {
 
 int64_t row_scratch_bytes(const RowProducts& p, const RowTiling& t, int64_t results, int64_t element_size) {
   // The factors of a chain, the sums of a chunk and (of several chunks) their total and what it lost.
-  const int64_t sums = p.depth > kSegmentsPerChunk * p.segment ? 3 : 1;
+  const int64_t sums = p.depth > p.segments_per_chunk * p.segment ? 3 : 1;
   return (p.chain + sums * round_up(t.lanes, 16)) * results * element_size;
 }
 
@@ -177,6 +177,7 @@ RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
   p.lanes = g.m;
   p.segment = k.segment_channels;
   p.chain = k.chain;
+  p.segments_per_chunk = kSegmentsPerChunk;
   p.factor_g = g.channels * g.source_c;
   p.factor_r = g.source_n;
   p.factor_k = g.source_c;
@@ -206,6 +207,7 @@ RowProducts row_products(const Conv2dProblem& problem, const int64_t* grad_outpu
   p.lanes = problem.gemm_k();
   p.segment = pixels.images;
   p.chain = pixels.chain;
+  p.segments_per_chunk = kPixelSegmentsPerChunk;
   p.factor_g = p.results * grad_output[1];
   p.factor_r = grad_output[1];
   p.factor_k = grad_output[0];

@@ -59,7 +59,7 @@ bool dot_is_dense(const ConvGemm& gemm, int64_t stride_c, int64_t stride_i, int6
 // chunks of segments.
 struct RowProducts {
   int64_t groups, results, depth, lanes;
-  int64_t segment, chain;
+  int64_t segment, chain, segments_per_chunk;
   const void* factor;
   int64_t factor_g, factor_r, factor_k;
   const void* rows;

@@ -174,7 +174,7 @@ struct RowCall {
     operands.result_pitch = products.result_r;
     operands.valid_results = valid;
     operands.first = true;
-    const int64_t chunk = kSegmentsPerChunk * products.segment;
+    const int64_t chunk = products.segments_per_chunk * products.segment;
     const bool has_chunks = products.depth > chunk;
     for (int64_t k = 0; k < products.depth;) {
       const int64_t segment_end = min64(round_up(k + 1, products.segment), products.depth);

@@ -227,11 +227,11 @@ struct PixelCall {
     const T* const no_bias = nullptr;
     const T* planes[kMaxInterleaved];
     for (int64_t m = 0; m < channels; ++m) planes[m] = from + m * pitch;
-    store_interleaved(channels, planes, L, n / L, L, no_bias, to, channels * L);
+    store_interleaved<true>(channels, planes, L, n / L, L, no_bias, to, channels * L);
     const int64_t done = n / L * L;
     if (done == n) return;
     for (int64_t m = 0; m < channels; ++m) planes[m] += done;
-    store_interleaved(channels, planes, L, 1, n - done, no_bias, to + done * channels, channels * L);
+    store_interleaved<true>(channels, planes, L, 1, n - done, no_bias, to + done * channels, channels * L);
   }
 
   static void store_run(const T* from, int64_t n, S* to, int64_t step) {
