@@ -22,7 +22,7 @@ BUILD_FILES := setup.py $(wildcard build_backend/*.py)
 .DELETE_ON_ERROR:
 # Two pips at once would spoil .venv.
 .NOTPARALLEL:
-.PHONY: help demo test benchmark build format lint clean distclean FORCE
+.PHONY: help demo test fuzz benchmark build format lint clean distclean FORCE
 
 help:  ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ demo: $(EXTENSION)  ## run the library's main job: the workload, checked and tim
 # The processes share the cores, so their threads must not wait by spinning.
 test: $(EXTENSION)  ## run the tests
 	OMP_WAIT_POLICY=passive $(VENV_PYTHON) -m pytest --numprocesses=$(TEST_JOBS) --dist=loadfile $(ARGS)
+
+fuzz: | $(VENV)/.created  ## draw random problems for the CPU engine: make fuzz ARGS="--seconds 600 --sanitizer thread"
+	$(VENV_PYTHON) tests/fuzz $(ARGS)
 
 benchmark: $(EXTENSION)  ## time layers of real networks beside F.conv2d; figures in build/benchmarks
 	$(VENV_PYTHON) -m benchmarks $(or $(ARGS),layers --quick)
