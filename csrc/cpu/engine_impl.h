@@ -30,6 +30,8 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
   CONV2D_CASE(kBFloat16, BFloat16, call) \
   CONV2D_CASE(kFloat16, Float16, call)
 
+// A test may compile fewer dtypes, to have them sooner, and then brings the two dispatches.
+#if !defined(CONV2D_DISPATCH)
 #define CONV2D_DISPATCH(dtype, call, integers)      \
   switch (dtype) {                                  \
     CONV2D_FLOATING_CASES(call)                     \
@@ -37,6 +39,14 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
     CONV2D_CASE(kComplex128, Complex<double>, call) \
     CONV2D_INTEGER_CASES(call, integers)            \
   }
+// Of real floating-point types: the callers pass no other.
+#define CONV2D_DISPATCH_FLOATING(dtype, call) \
+  switch (dtype) {                            \
+    CONV2D_FLOATING_CASES(call)               \
+    default:                                  \
+      __builtin_unreachable();                \
+  }
+#endif
 
 #if defined(CONV2D_INTEGER_ENGINE)
 // Vectors of integers have 128 bits in every engine, so another one's kernels will do, and take no time to compile.
@@ -55,14 +65,6 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
     return call;                             \
   }
 #endif
-
-// Of real floating-point types: the callers pass no other.
-#define CONV2D_DISPATCH_FLOATING(dtype, call) \
-  switch (dtype) {                            \
-    CONV2D_FLOATING_CASES(call)               \
-    default:                                  \
-      __builtin_unreachable();                \
-  }
 
 // The driver for a ConvGemm. Which one it is changes no bit.
 template <class S>

@@ -1,0 +1,1 @@
+"""The fuzzer of the CPU engine: `python tests/fuzz --help`."""

@@ -1,0 +1,15 @@
+// The fuzz target, for both of its drivers: libFuzzer, which calls LLVMFuzzerTestOneInput, and generator.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace conv2d_ext::fuzz {
+
+// What is being run, a file or a seed, for what ends the process.
+extern const std::string* current_input;
+
+void run_bytes(const uint8_t* data, size_t size);
+
+}  // namespace conv2d_ext::fuzz

@@ -1,0 +1,295 @@
+#include "seams.h"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "../../csrc/cpu/engine.h"
+#include "../../csrc/cpu/limits.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define FUZZ_ADDRESS_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define FUZZ_ADDRESS_SANITIZER
+#endif
+#endif
+#if defined(FUZZ_ADDRESS_SANITIZER)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace conv2d_ext::cpu {
+
+// Engines that this build leaves out.
+__attribute__((weak)) const Engine* portable_engine() { return nullptr; }
+__attribute__((weak)) const Engine* avx2_engine() { return nullptr; }
+__attribute__((weak)) const Engine* avx512_engine() { return nullptr; }
+__attribute__((weak)) const Engine* avx512_bf16_engine() { return nullptr; }
+
+}  // namespace conv2d_ext::cpu
+
+namespace conv2d_ext::fuzz {
+
+// ---- instruction sets -----------------------------------------------------------------------------------------------
+
+const char* const kIsaNames[kIsas] = {"portable", "avx2", "avx512", "avx512_bf16"};
+
+namespace {
+
+const cpu::Engine* engine_of(int isa) {
+  switch (isa) {
+    case 0:
+      return cpu::portable_engine();
+    case 1:
+      return cpu::avx2_engine();
+    case 2:
+      return cpu::avx512_engine();
+    default:
+      return cpu::avx512_engine() != nullptr ? cpu::avx512_bf16_engine() : nullptr;
+  }
+}
+
+const cpu::Engine* current_engine = nullptr;
+
+}  // namespace
+
+bool is_compiled(int isa) { return engine_of(isa) != nullptr; }
+
+const std::vector<int>& isas_present() {
+  static const std::vector<int> present = [] {
+    std::vector<int> isas;
+    for (int isa = 0; isa < kIsas; ++isa) {
+      if (is_compiled(isa) && cpu::machine_has(kIsaNames[isa])) isas.push_back(isa);
+    }
+    return isas;
+  }();
+  return present;
+}
+
+const std::vector<DType>& dtypes_present() {
+#if defined(FUZZ_DTYPES)
+  constexpr int kCompiled = FUZZ_DTYPES;
+#else
+  constexpr int kCompiled = 127;
+#endif
+  static const std::vector<DType> present = [] {
+    std::vector<DType> dtypes;
+    for (int dtype = 0; dtype <= int(DType::kInt64); ++dtype) {
+      if ((kCompiled >> (dtype < 6 ? dtype : 6) & 1) != 0) dtypes.push_back(DType(dtype));
+    }
+    return dtypes;
+  }();
+  return present;
+}
+
+void use_isa(int isa) { current_engine = engine_of(isa); }
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+std::atomic<int64_t> scratch_most{0}, workspace_most{0};
+std::vector<Run> runs;
+int64_t call_number = 0;  // of calls that are watched; workers read it after they are woken
+
+void poison(void* memory, int64_t bytes) {
+#if defined(FUZZ_ADDRESS_SANITIZER)
+  ASAN_POISON_MEMORY_REGION(memory, size_t(bytes));
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+void unpoison(void* memory, int64_t bytes) {
+#if defined(FUZZ_ADDRESS_SANITIZER)
+  ASAN_UNPOISON_MEMORY_REGION(memory, size_t(bytes));
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
+constexpr int64_t kLine = 64;
+
+// A thread's memory: what is beyond the bytes asked for can't be touched, nor what is before them.
+struct GuardedScratch {
+  char* memory = nullptr;  // a line before the first byte
+  int64_t bytes = 0;
+  int64_t filled_in = 0;  // the call in which it was filled with NaN, and how much of it
+  int64_t filled = 0;
+
+  ~GuardedScratch() { release(); }
+  void release() {
+    if (memory == nullptr) return;
+    unpoison(memory, bytes + 2 * kLine);
+    std::free(memory);
+    memory = nullptr;
+    filled = 0;
+  }
+  void* take(int64_t wanted) {
+    const int64_t room = (wanted + kLine - 1) / kLine * kLine;
+    if (room > bytes || memory == nullptr) {
+      release();
+      bytes = room < 65536 ? 65536 : room;
+      memory = static_cast<char*>(std::aligned_alloc(kLine, size_t(bytes + 2 * kLine)));
+      poison(memory, bytes + 2 * kLine);
+    } else {
+      poison(memory + kLine, bytes);
+    }
+    unpoison(memory + kLine, wanted);
+    if (filled_in != call_number) filled = 0;
+    filled_in = call_number;
+    if (filled < wanted) {
+      std::memset(memory + kLine + filled, 0xff, size_t(wanted - filled));
+      filled = wanted;
+    }
+    return memory + kLine;
+  }
+};
+thread_local GuardedScratch scratch;
+
+void keep_most(std::atomic<int64_t>& most, int64_t value) {
+  int64_t seen = most.load();
+  while (seen < value && !most.compare_exchange_weak(seen, value)) {
+  }
+}
+
+}  // namespace
+
+void start_watching() {
+  scratch_most = 0;
+  workspace_most = 0;
+  runs.clear();
+  ++call_number;
+}
+
+Watched watched() { return {scratch_most, workspace_most, runs}; }
+
+const std::string& driver_of(void (*body)(void*, int64_t)) {
+  static std::map<void (*)(void*, int64_t), std::string> names;
+  const auto found = names.find(body);
+  if (found != names.end()) return found->second;
+  std::string& name = names[body];
+  Dl_info info;
+  void* const address = reinterpret_cast<void*>(body);
+  if (dladdr(address, &info) == 0 || info.dli_saddr != address) return name;
+  int status = 0;
+  char* const demangled = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+  if (status != 0) return name;
+  // conv2d_ext::cpu::avx2::ConvCall<float, float, true>::run(void*, long)
+  const std::string prefix = "conv2d_ext::cpu::", full = demangled;
+  std::free(demangled);
+  const size_t isa = full.find(prefix);
+  const size_t end = full.rfind(">::");
+  if (isa == std::string::npos || end == std::string::npos) return name;
+  const size_t type = full.find("::", isa + prefix.size());
+  name = full.substr(isa + prefix.size(), type - isa - prefix.size()) + " " + full.substr(type + 2, end - type - 1);
+  return name;
+}
+
+// ---- limits ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+namespace t = cpu::limits::tiling;
+namespace d = cpu::limits::depthwise;
+namespace p = cpu::limits::phases;
+namespace f = cpu::limits::few_planes;
+namespace o = cpu::limits::one_pixel;
+
+int64_t* const kLimits[] = {
+    &t::kTilePixels,
+    &t::kPanelBytes,
+    &t::kFarRowsBytes,
+    &t::kLeastPixelsToCopyRows,
+    &t::kLeastChannelsToAlign,
+    &t::kPatchBytes,
+    &t::kMaxPatchBytes,
+    &t::kTileBytes,
+    &t::kSumBytes,
+    &t::kWeightTileBytes,
+    &t::kWeightTileColumns,
+    &t::kPartialBytes,
+    &t::kInnerGroupsBytes,
+    &t::kInnerPatchBytes,
+    &d::kBlockBytes,
+    &d::kRowsBytes,
+    &d::kTileBytes,
+    &d::kTilePixels,
+    &d::kStridedPairs,
+    &d::kStridedPixels,
+    &d::kMaxStridedPatchBytes,
+    &p::kMostPhasePixels,
+    &p::kMostPatchBytes,
+    &p::kMostPanelBytes,
+    &f::kRunBytes,
+    &f::kLeastRunBytes,
+    &f::kLeastSourceBytes,
+    &f::kLeastPlaneBytes,
+    &f::kLeastWidenedPlaneBytes,
+    &o::kDotResults,
+    &o::kDotImages,
+    &o::kDotStreamBytes,
+    &o::kDotBlockBytes,
+    &o::kThreadProducts,
+    &o::kSmallProducts,
+    &o::kRowLanes,
+    &o::kMaxRowImages,
+    &o::kMaxRowImagesFar,
+    &o::kFarWeights,
+};
+constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
+
+}  // namespace
+
+void use_limits(int64_t seed) {
+  static int64_t product[kLimitCount], in_use = 0;
+  static const bool saved = [] {
+    for (int i = 0; i < kLimitCount; ++i) product[i] = *kLimits[i];
+    return true;
+  }();
+  (void)saved;
+  if (seed == in_use) return;
+  in_use = seed;
+  uint64_t state = uint64_t(seed);
+  for (int i = 0; i < kLimitCount; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const int64_t random = int64_t(state >> 40);
+    *kLimits[i] = product[i];
+    if (seed == 0 || random % 4 == 0) continue;
+    // Most are set to a few percent: cheap problems then have as many tiles as large ones otherwise.
+    const int64_t shrunk = product[i] >> (random / 4 % 12);
+    *kLimits[i] = shrunk < 1 ? 1 : shrunk;
+  }
+}
+
+}  // namespace conv2d_ext::fuzz
+
+// ---- in the engine's place ------------------------------------------------------------------------------------------
+
+namespace conv2d_ext::cpu {
+
+const Engine& engine() { return *fuzz::current_engine; }
+
+void* thread_scratch(int64_t bytes) {
+  fuzz::keep_most(fuzz::scratch_most, bytes);
+  if (bytes < 0 || bytes > int64_t{1} << 30) {  // there may be no such memory
+    std::fprintf(stderr, "FAILED: a thread takes %lld bytes of scratch\n", (long long)bytes);
+    std::abort();
+  }
+  return fuzz::scratch.take(bytes);
+}
+
+CallWorkspace::CallWorkspace(int64_t bytes) : data_(std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64))) {
+  fuzz::keep_most(fuzz::workspace_most, bytes);
+  std::memset(data_, 0xff, size_t(bytes));
+}
+CallWorkspace::~CallWorkspace() { std::free(data_); }
+
+void watch_run(int64_t items, void (*body)(void*, int64_t)) { fuzz::runs.push_back({body, items}); }
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,81 @@
+"""The fuzzer of the CPU engine (tests/fuzz): its corpus, some seconds of new cases, and its reach.
+
+With CONV2D_EXT_FUZZ_SECONDS the time, 10 seconds by default, for each of two kinds: under
+AddressSanitizer with UBSan, and, from 30 seconds on, under ThreadSanitizer. A failure prints the
+case, which `python tests/fuzz case "..."` runs again; CONV2D_EXT_FUZZ_SEED repeats a whole run.
+What each check finds on code that has the fault is in tests/fuzz/corpus, one file for each.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+import subprocess
+
+import pytest
+from fuzz import build as fuzz_build
+from fuzz.main import command, corpus_files
+
+SECONDS = float(os.environ.get("CONV2D_EXT_FUZZ_SECONDS", "10"))
+SEED = int(os.environ.get("CONV2D_EXT_FUZZ_SEED", "0")) or secrets.randbits(48)
+# One instruction set, the widest of most machines, and the types that have kernels of their own:
+# what takes longest is compiling. `python tests/fuzz` has all of them.
+QUICK = {
+    "address": ("float32", "bfloat16", "complex64"),
+    "thread": ("float32",),
+}
+
+pytestmark = pytest.mark.slow
+
+
+def run(program: pathlib.Path, *arguments: str, sanitizer: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(program, *arguments, sanitizer=sanitizer),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, pathlib.Path]:
+    isa = "avx2" if "avx2" in fuzz_build.machine_isas() else "portable"
+    built = {}
+    for sanitizer, dtypes in QUICK.items():
+        if sanitizer == "address" or SECONDS >= 30:
+            built[sanitizer] = fuzz_build.build(sanitizer, (isa,), dtypes=dtypes)
+    return built
+
+
+@pytest.fixture(params=["address", "thread"])
+def program(request, programs) -> tuple[pathlib.Path, str]:
+    if request.param not in programs:
+        pytest.skip("ThreadSanitizer runs from CONV2D_EXT_FUZZ_SECONDS=30 on")
+    return programs[request.param], request.param
+
+
+def test_corpus(program):
+    """Every case of the corpus, each a fault that was."""
+    finished = run(program[0], "replay", *corpus_files(), sanitizer=program[1])
+    assert finished.returncode == 0, finished.stderr[-4000:]
+
+
+def test_new_cases(program):
+    print(f"CONV2D_EXT_FUZZ_SEED={SEED}")
+    arguments = ("generate", str(SEED), str(10**9), str(SECONDS))
+    finished = run(program[0], *arguments, sanitizer=program[1])
+    print(finished.stdout)
+    assert finished.returncode == 0, f"seed {SEED}: {finished.stderr[-4000:]}"
+
+
+def test_every_driver_is_reached(programs):
+    """The corpus runs each (driver, dtype, direction, format, instruction set) that explain knows.
+
+    Those that exist are what explain says of thousands of random problems."""
+    finished = run(programs["address"], "reach", "0", "3000", *corpus_files(), sanitizer="address")
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    lines = finished.stdout.splitlines()
+    print(*(line for line in lines if line.startswith("not checked")), sep="\n")
+    assert len([line for line in lines if line.startswith("reached")]) > 50
+    assert not [line for line in lines if line.startswith("not reached")]
