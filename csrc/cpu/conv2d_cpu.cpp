@@ -29,6 +29,9 @@ void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, C
              int64_t bias_stride, TensorView output, const Executor& threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0) return;
+  drop_unused_strides(input.stride, p.batch, p.in_channels, p.in_h, p.in_w);
+  drop_unused_strides(weight.stride, p.out_channels, p.in_channels_per_group(), p.kernel_h, p.kernel_w);
+  drop_unused_strides(output.stride, p.batch, p.out_channels, p.out_h, p.out_w);
   const Executor executor = executor_for(p, threads);
   const ConvGemm g = forward_gemm(p, input, weight, bias, bias_stride, output);
   if (sums_as_dots(p, dtype)) {
@@ -52,6 +55,9 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
                 TensorView grad_input, const Executor& threads) {
   const Conv2dProblem p = with_bounded_strides(problem);
   if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) return;
+  drop_unused_strides(grad_output.stride, p.batch, p.out_channels, p.out_h, p.out_w);
+  drop_unused_strides(weight.stride, p.out_channels, p.in_channels_per_group(), p.kernel_h, p.kernel_w);
+  drop_unused_strides(grad_input.stride, p.batch, p.in_channels, p.in_h, p.in_w);
   const Executor executor = executor_for(p, threads);
   if (is_depthwise_strided(p, grad_input.stride, engine().vector_shape(dtype))) {
     engine().strided_grad_input(p, dtype, grad_output, weight, grad_input, executor);
@@ -88,8 +94,14 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
 
 void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,
                  TensorView grad_weight, const Executor& threads) {
-  const Conv2dProblem p = with_bounded_strides(problem);
+  Conv2dProblem p = with_bounded_strides(problem);
   if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) return;
+  // One output position takes no step.
+  if (p.out_h == 1) p.stride_h = 1;
+  if (p.out_w == 1) p.stride_w = 1;
+  drop_unused_strides(grad_output.stride, p.batch, p.out_channels, p.out_h, p.out_w);
+  drop_unused_strides(input.stride, p.batch, p.in_channels, p.in_h, p.in_w);
+  drop_unused_strides(grad_weight.stride, p.out_channels, p.in_channels_per_group(), p.kernel_h, p.kernel_w);
   const Executor executor = executor_for(p, threads);
   if (takes_rows(p, dtype, input.stride, grad_weight.stride)) {
     RowProducts rows =

@@ -6,6 +6,35 @@
 
 namespace conv2d_ext::cpu {
 
+namespace {
+
+// A step along a dimension of one element is never taken. Where it is huge its products overflow: it gets a harmless
+// value. No step that is taken is as long, since the memory it would span is not there.
+void drop_unused(int64_t size, int64_t& step, int64_t harmless = 0) {
+  constexpr int64_t kLongest = int64_t{1} << 40;
+  if (size <= 1 && (step > kLongest || step < -kLongest)) step = harmless;
+}
+
+void drop_unused_steps(ConvGemm& g) {
+  drop_unused(g.rows, g.axis_h.step, 1);
+  drop_unused(g.cols, g.axis_w.step, 1);
+  drop_unused(g.taps_h, g.axis_h.tap, 1);
+  drop_unused(g.taps_w, g.axis_w.tap, 1);
+  drop_unused(g.rows, g.destination_row);
+  drop_unused(g.cols, g.destination_col);
+  drop_unused(g.taps_h, g.weight_i);
+  drop_unused(g.taps_w, g.weight_j);
+}
+
+}  // namespace
+
+void drop_unused_strides(int64_t (&stride)[4], int64_t n, int64_t c, int64_t h, int64_t w) {
+  drop_unused(n, stride[0]);
+  drop_unused(c, stride[1]);
+  drop_unused(h, stride[2]);
+  drop_unused(w, stride[3]);
+}
+
 ConvGemm forward_gemm(const Conv2dProblem& p, ConstTensorView input, ConstTensorView weight, const void* bias,
                       int64_t bias_stride, TensorView output) {
   ConvGemm g{};
@@ -39,6 +68,7 @@ ConvGemm forward_gemm(const Conv2dProblem& p, ConstTensorView input, ConstTensor
   g.destination_m = output.stride[1];
   g.destination_row = output.stride[2];
   g.destination_col = output.stride[3];
+  drop_unused_steps(g);
   return g;
 }
 
@@ -231,6 +261,7 @@ void visit_band_gemms(ConvGemm& g, const GatheredAxis& h, const GatheredAxis& v,
     g.cols = col.positions;
     g.axis_h = {h.axis.step, h.axis.source(row.first, row.first_tap), h.axis.tap};
     g.axis_w = {v.axis.step, v.axis.source(col.first, col.first_tap), v.axis.tap};
+    drop_unused_steps(g);
     visit(g, {offsets.source, offsets.weight + row.first_tap * g.weight_i + col.first_tap * g.weight_j,
               offsets.destination + row.first * g.destination_row + col.first * g.destination_col});
   };

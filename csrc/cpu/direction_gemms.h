@@ -9,6 +9,9 @@ namespace conv2d_ext::cpu {
 ConvGemm forward_gemm(const Conv2dProblem& problem, ConstTensorView input, ConstTensorView weight, const void* bias,
                       int64_t bias_stride, TensorView output);
 
+// The strides of a tensor, without the huge ones of dimensions that have no second element.
+void drop_unused_strides(int64_t (&stride)[4], int64_t n, int64_t c, int64_t h, int64_t w);
+
 // Where a GEMM's operands begin in its tensors, in elements.
 struct GemmOffsets {
   int64_t source, weight, destination;

@@ -383,7 +383,8 @@ void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) 
             clear(d + in.high * patch.col_pitch, (cols.run_length - in.high) * patch.col_pitch);
             if (in.low == in.high) continue;
             const S* const s = src_row + (first + in.low * cols.run_step) * source.col;
-            const int64_t step = saturating_mul(cols.run_step, source.col), count = in.high - in.low;
+            // The step from a single element, which may be huge, is never taken.
+            const int64_t count = in.high - in.low, step = (count > 1 ? cols.run_step : 1) * source.col;
             d += in.low * patch.col_pitch;
             if (all_at_once) {
               if constexpr (kHasTranspose<T>) {
