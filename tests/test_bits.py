@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import platform
+import types
 
 import pytest
 import torch
@@ -224,7 +225,9 @@ def test_weight_gradients_whose_neighbours_belong_to_other_items(problem, dtype,
 class TestRoundingMode:
     """Worker threads round as the calling thread does."""
 
-    MODES = {"downward": 0x400, "upward": 0x800, "toward zero": 0xC00}  # <fenv.h> on x86
+    MODES = types.MappingProxyType(  # <fenv.h> on x86
+        {"downward": 0x400, "upward": 0x800, "toward zero": 0xC00}
+    )
 
     @pytest.fixture(autouse=True)
     def _restore(self):

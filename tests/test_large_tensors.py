@@ -145,7 +145,7 @@ LARGEST = 2**63 - 1
 
 
 def test_tiles_of_far_taps(device):
-    """The patch of a strided depthwise gradient would have 2^61 elements; no tap meets the input."""
+    """A strided depthwise gradient's patch would have 2^61 elements; no tap meets the input."""
     if device != "cpu":
         pytest.skip("a padded side has at most 2^30 elements on CUDA")
     input = torch.randn(1, 8, 8, 16, requires_grad=True)

@@ -1,7 +1,8 @@
 """The sign of zero: one rule for sums that underflow, whatever computes them.
 
-The last operation of every sum is an addition: of the bias, or of +0 where there is none or where the sum began from
-it. Products of numbers this small round to +0 or -0; without a bias every such sum ends as +0.
+The last operation of every sum is an addition: of the bias, or of +0 where there is none or where
+the sum began from it. Products of numbers this small round to +0 or -0; without a bias every such
+sum ends as +0.
 """
 
 from __future__ import annotations

@@ -371,7 +371,7 @@ struct ConvCall {
     for (int64_t n = 0; n < r.images; ++n) {
       for (int64_t y = 0; y < r.rows; ++y) {
         store_interleaved<false>(gemm.m, planes, width, r.cols, r.groups, bias,
-                          destination + n * gemm.destination_n + y * gemm.destination_row, gemm.destination_col);
+                                 destination + n * gemm.destination_n + y * gemm.destination_row, gemm.destination_col);
         for (int64_t v = 0; v < gemm.m; ++v) planes[v] += r.cols * width;
       }
     }

@@ -11,8 +11,8 @@
 //    these sums.
 // C: rows of NR elements, `c_pitch` apart, in scratch or (channels_last) in the result.
 //
-// start: NR elements, zeros or (where K is a single chain) a bias. bias: NR elements, added to C after the last chain, or
-// nullptr where a store adds them, or further segments follow.
+// start: NR elements, zeros or (where K is a single chain) a bias. bias: NR elements, added to C after the last chain,
+// or nullptr where a store adds them, or further segments follow.
 //
 // Order of summation: k is cut into chains of `chain` products; for each element a chain is summed by fused
 // multiply-adds, ascending, from `start`; chains are added to C in order. That is the whole order inside a segment, the

@@ -53,21 +53,19 @@ bool join_phases(const Conv2dProblem& p, const VectorShape& vector, const int64_
   phases.step_j = step_w;
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
-  for_each_grad_input_gemm(
-      p, grad_output, weight, grad_input, [&](const ConvGemm& g, const GemmOffsets& offsets) {
-        // No gradients of patch layers, and no vectors over groups.
-        joins =
-            joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !lanes_are_groups(g, vector);
-        if (!joins) return;
-        // One after the other, columns fastest.
-        const int f = phases.count++;
-        phases.gemm[f] = g;
-        phases.destination[f] = offsets.destination;
-        phases.first_i[f] = f / step_w;
-        phases.first_j[f] = f % step_w;
-        extend(g.axis_h, g.rows, g.taps_h, low_row, high_row);
-        extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
-      });
+  for_each_grad_input_gemm(p, grad_output, weight, grad_input, [&](const ConvGemm& g, const GemmOffsets& offsets) {
+    // No gradients of patch layers, and no vectors over groups.
+    joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !lanes_are_groups(g, vector);
+    if (!joins) return;
+    // One after the other, columns fastest.
+    const int f = phases.count++;
+    phases.gemm[f] = g;
+    phases.destination[f] = offsets.destination;
+    phases.first_i[f] = f / step_w;
+    phases.first_j[f] = f % step_w;
+    extend(g.axis_h, g.rows, g.taps_h, low_row, high_row);
+    extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
+  });
   if (!joins || phases.count != phase_count) return false;
   phases.first_row = low_row;
   phases.rows = high_row - low_row + 1;

@@ -119,10 +119,10 @@ def _object(
         flags.append("-fsanitize=fuzzer-no-link")
     flags.append("-O1" if instrumented else "-O2")
     flags.append("-g0" if source.name.startswith("engine_") and not libfuzzer else "-g1")
-    if source.name.startswith("engine_") or source.name == "seams.cpp":
-        if set(dtypes) != set(DTYPES):
-            mask = sum(1 << DTYPES.index(dtype) for dtype in set(dtypes))
-            flags += [f"-DFUZZ_DTYPES={mask}", "-include", str(HERE / "few_dtypes.h")]
+    knows_dtypes = source.name.startswith("engine_") or source.name == "seams.cpp"
+    if knows_dtypes and set(dtypes) != set(DTYPES):
+        mask = sum(1 << DTYPES.index(dtype) for dtype in set(dtypes))
+        flags += [f"-DFUZZ_DTYPES={mask}", "-include", str(HERE / "few_dtypes.h")]
     digest = hashlib.sha256(_version(tuple(compiler)) + repr((compiler, flags)).encode())
     headers = [*ENGINE.parent.glob("*.h"), *ENGINE.glob("*.h"), *HERE.glob("*.h")]
     for file in sorted([source, *headers]):

@@ -97,9 +97,7 @@ def replay(options: argparse.Namespace) -> int:
 
 def case(options: argparse.Namespace) -> int:
     program = build_for(options, options.compiler)
-    return max(
-        run(program, "case", text, sanitizer=options.sanitizer) for text in options.what
-    )
+    return max(run(program, "case", text, sanitizer=options.sanitizer) for text in options.what)
 
 
 def reach(options: argparse.Namespace) -> int:
@@ -118,7 +116,9 @@ def reach(options: argparse.Namespace) -> int:
             for number in itertools.count(1)
             if not (file := CORPUS / f"{stem}-{number}.txt").exists()
         )
-        file.write_text(text.replace("conv2d ", "conv2d # A driver that no other file reaches.\n", 1) + "\n")
+        file.write_text(
+            text.replace("conv2d ", "conv2d # A driver that no other file reaches.\n", 1) + "\n"
+        )
         print(file.relative_to(ROOT))
     return 0
 
@@ -141,7 +141,9 @@ def coverage(options: argparse.Namespace) -> int:
     raw = []
     for number, arguments in enumerate(runs):
         raw.append(str(folder / f"{number}.profraw"))
-        done = subprocess.run([program, *arguments], env={"LLVM_PROFILE_FILE": raw[-1]}, check=False)
+        done = subprocess.run(
+            [program, *arguments], env={"LLVM_PROFILE_FILE": raw[-1]}, check=False
+        )
         if done.returncode != 0:
             return done.returncode
     merged = str(folder / "merged.profdata")
@@ -173,7 +175,8 @@ def main(arguments: list[str]) -> int:
         nargs="?",
         default="fuzz",
         choices=verbs,
-        help="fuzz: random cases (the default); replay: the corpus, or the files named; case: cases\n"
+        help="fuzz: random cases (the default); replay: the corpus, or the files named; case:\n"
+        "cases"
         "given as text; reach: which drivers the corpus reaches; coverage: which lines",
     )
     parser.add_argument("what", nargs="*", help="files of replay, or texts of case")
