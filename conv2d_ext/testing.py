@@ -226,8 +226,8 @@ DILATED = (
     Problem("a phase without positions", 1, 35, (1, 130), 34, (2, 2), (2, 1), (1, 0), (1, 65)),
 )
 
-# Sums that are cut into many segments: K of the forward, of grad_input, and of grad_weight. Those of
-# more than 16 segments have several chunks, in each of the engine's ways to compute them.
+# Sums that are cut into many segments: K of the forward, of grad_input, and of grad_weight. Those
+# of more than 16 segments have several chunks, in each of the engine's ways to compute them.
 LONG_SUMS = (
     Problem("K = 2700", 1, 300, (5, 6), 9, (3, 3), padding=(1, 1)),
     Problem("K = 1500, 1x1", 1, 1500, (4, 5), 9, (1, 1)),

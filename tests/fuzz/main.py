@@ -175,9 +175,8 @@ def main(arguments: list[str]) -> int:
         nargs="?",
         default="fuzz",
         choices=verbs,
-        help="fuzz: random cases (the default); replay: the corpus, or the files named; case:\n"
-        "cases"
-        "given as text; reach: which drivers the corpus reaches; coverage: which lines",
+        help="fuzz: random cases (the default); replay: the corpus, or the files named; "
+        "case: cases given as text; reach: which drivers the corpus reaches; coverage: which lines",
     )
     parser.add_argument("what", nargs="*", help="files of replay, or texts of case")
     parser.add_argument("--seconds", type=int, help="of fuzz; 60 where no --runs are given")
