@@ -106,7 +106,8 @@ class DirectionExplanation:
     tile_rows: int
     tile_cols: int
     tile_images: int
-    k_segments: int  # chains the sum over K is made of, each summed from zero, added in order
+    k_segments: int  # chains the sum over K is made of, each summed from zero, added in order (long
+    # sums chunk by chunk: docs/design.md)
     k_segment_length: int
     work_items: int  # shared out among the threads
     workspace_bytes_per_thread: int
