@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "../../csrc/cpu/conv2d_cpu.h"
+#include "harness.h"
 #include "oracle.h"
 #include "seams.h"
 #include "threads.h"
@@ -27,7 +28,7 @@ Case current;
 void fail(const std::string& what) {
   ++counts.failures;
   std::fprintf(stderr, "FAILED: %s\n", what.c_str());
-  if (!goes_on_after_failures) std::abort();  // which shows the case
+  if (!goes_on_after_failures) end_after_failure();
   std::fprintf(stderr, "  %s\n", to_text(current).c_str());
 }
 

@@ -3,15 +3,27 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 
 #include "check.h"
 
-// The sanitizers end the process by a signal, so that the case can be shown whatever was found.
+// The address and undefined-behaviour sanitizers end the process by a signal, whose handler shows the case.
 extern "C" const char* __asan_default_options() {
   return "abort_on_error=1:detect_leaks=0:quarantine_size_mb=8:allocator_may_return_null=1";
 }
 extern "C" const char* __ubsan_default_options() { return "abort_on_error=1:print_stacktrace=1"; }
-extern "C" const char* __tsan_default_options() { return "abort_on_error=1:halt_on_error=1"; }
+// ThreadSanitizer holds locks then, which a handler would wait for: it calls back instead.
+extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }
+#if defined(__SANITIZE_THREAD__)
+#define FUZZ_THREAD_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define FUZZ_THREAD_SANITIZER
+#endif
+#endif
+#if defined(FUZZ_THREAD_SANITIZER)
+extern "C" void __sanitizer_set_death_callback(void (*callback)());
+#endif
 
 namespace conv2d_ext::fuzz {
 
@@ -19,20 +31,38 @@ const std::string* current_input = nullptr;
 
 namespace {
 
-extern "C" void show_case(int signal) {
+void show_case() {
   if (current_input != nullptr) std::fprintf(stderr, "Input %s\n", current_input->c_str());
   std::fprintf(stderr, "The case:\n  %s\n", to_text(current_case()).c_str());
+}
+
+#if !defined(FUZZ_THREAD_SANITIZER)
+extern "C" void show_case_and_end(int signal) {
+  show_case();
   std::signal(signal, SIG_DFL);
   std::raise(signal);
+}
+#endif
+
+void prepare() {
+#if defined(FUZZ_THREAD_SANITIZER)
+  __sanitizer_set_death_callback(show_case);
+#else
+  std::signal(SIGABRT, show_case_and_end);
+#endif
 }
 
 }  // namespace
 
+void end_after_failure() {
+#if defined(FUZZ_THREAD_SANITIZER)
+  show_case();
+#endif
+  std::abort();
+}
+
 void run_bytes(const uint8_t* data, size_t size) {
-  static const bool prepared = [] {
-    std::signal(SIGABRT, show_case);
-    return true;
-  }();
+  static const bool prepared = (prepare(), true);
   (void)prepared;
   Case value;
   const char* const text = reinterpret_cast<const char*>(data);

@@ -10,6 +10,9 @@ namespace conv2d_ext::fuzz {
 // What is being run, a file or a seed, for what ends the process.
 extern const std::string* current_input;
 
+// Shows what is being run, and ends the process.
+[[noreturn]] void end_after_failure();
+
 void run_bytes(const uint8_t* data, size_t size);
 
 }  // namespace conv2d_ext::fuzz

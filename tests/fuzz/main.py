@@ -116,9 +116,8 @@ def reach(options: argparse.Namespace) -> int:
             for number in itertools.count(1)
             if not (file := CORPUS / f"{stem}-{number}.txt").exists()
         )
-        file.write_text(
-            text.replace("conv2d ", "conv2d # A driver that no other file reaches.\n", 1) + "\n"
-        )
+        why = "# A driver that no other file reaches."
+        file.write_text(text.replace("conv2d ", f"conv2d {why}\n", 1) + "\n")
         print(file.relative_to(ROOT))
     return 0
 
@@ -141,9 +140,8 @@ def coverage(options: argparse.Namespace) -> int:
     raw = []
     for number, arguments in enumerate(runs):
         raw.append(str(folder / f"{number}.profraw"))
-        done = subprocess.run(
-            [program, *arguments], env={"LLVM_PROFILE_FILE": raw[-1]}, check=False
-        )
+        env = {"LLVM_PROFILE_FILE": raw[-1]}
+        done = subprocess.run([program, *arguments], env=env, check=False)
         if done.returncode != 0:
             return done.returncode
     merged = str(folder / "merged.profdata")
@@ -175,7 +173,7 @@ def main(arguments: list[str]) -> int:
         nargs="?",
         default="fuzz",
         choices=verbs,
-        help="fuzz: random cases (the default); replay: the corpus, or the files named; "
+        help="fuzz: random cases (the default); replay: the corpus, or the files named;\n"
         "case: cases given as text; reach: which drivers the corpus reaches; coverage: which lines",
     )
     parser.add_argument("what", nargs="*", help="files of replay, or texts of case")

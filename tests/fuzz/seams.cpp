@@ -12,6 +12,7 @@
 
 #include "../../csrc/cpu/engine.h"
 #include "../../csrc/cpu/limits.h"
+#include "harness.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define FUZZ_ADDRESS_SANITIZER
@@ -279,7 +280,7 @@ void* thread_scratch(int64_t bytes) {
   fuzz::keep_most(fuzz::scratch_most, bytes);
   if (bytes < 0 || bytes > int64_t{1} << 30) {  // there may be no such memory
     std::fprintf(stderr, "FAILED: a thread takes %lld bytes of scratch\n", (long long)bytes);
-    std::abort();
+    fuzz::end_after_failure();
   }
   return fuzz::scratch.take(bytes);
 }
