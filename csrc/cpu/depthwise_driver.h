@@ -239,10 +239,10 @@ struct DepthwiseCall {
                          1, block.groups},
                false, block.patch);
     const PatchAxis &rows = patch.rows, &cols = patch.cols;
-    compute(
-        block, image, r,
-        {block.patch + patch.tap_offset(0, 0, 0), rows.position_pitch * patch.row_pitch,
-         cols.position_pitch * patch.col_pitch, rows.tap_pitch * patch.row_pitch, cols.tap_pitch * patch.col_pitch});
+    compute(block, image, r,
+            {block.patch + patch.tap_offset(0, 0, 0), saturating_mul(rows.position_pitch, patch.row_pitch),
+             saturating_mul(cols.position_pitch, patch.col_pitch), saturating_mul(rows.tap_pitch, patch.row_pitch),
+             saturating_mul(cols.tap_pitch, patch.col_pitch)});
   }
 
   void compute_in_place(const Block& block, int64_t image, const Rectangle& r) const {
