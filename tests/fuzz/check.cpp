@@ -359,6 +359,8 @@ cpu::Explanation explain(const Case& c, const Conv2dProblem& p, const Way& way, 
   use_isa(int(way.isa));
   use_limits(way.limits);
   const ConstTensorView weight = view_of(tensor_size(p, 1), channels_last);
+  // Choices that change no bit weigh shares, which are rounded as the call's are.
+  const Environment environment(c.rounding, c.flush);
   return cpu::explain(p, DType(c.dtype), kDirections[c.op], view_of(tensor_size(p, 0), channels_last), weight,
                       weight.stride, channels_last, int(way.threads));
 }
