@@ -27,7 +27,9 @@ which errors they raise.
 from __future__ import annotations
 
 import enum
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -297,10 +299,22 @@ def _conv2d_grad_bias_vmap(
     return conv2d_grad_bias(folded).unflatten(0, (info.batch_size, channels)), 0
 
 
-torch.library.register_vmap("conv2d_ext::conv2d", _conv2d_vmap)
-torch.library.register_vmap("conv2d_ext::conv2d_grad_input", _conv2d_grad_input_vmap)
-torch.library.register_vmap("conv2d_ext::conv2d_grad_weight", _conv2d_grad_weight_vmap)
-torch.library.register_vmap("conv2d_ext::conv2d_grad_bias", _conv2d_grad_bias_vmap)
+def _register_vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
+    """A rule's own calls are none of the caller's: subclasses and modes don't see them, as they
+    don't see those of PyTorch's rules, which are C++."""
+
+    @functools.wraps(rule)
+    def unseen(*args: Any) -> tuple[Tensor, int]:
+        with torch._C.DisableTorchFunction():
+            return rule(*args)
+
+    torch.library.register_vmap(f"conv2d_ext::{name}", unseen)
+
+
+_register_vmap("conv2d", _conv2d_vmap)
+_register_vmap("conv2d_grad_input", _conv2d_grad_input_vmap)
+_register_vmap("conv2d_grad_weight", _conv2d_grad_weight_vmap)
+_register_vmap("conv2d_grad_bias", _conv2d_grad_bias_vmap)
 
 
 # What torch.utils.flop_counter.FlopCounterMode counts: a multiplication and an addition for each

@@ -229,3 +229,18 @@ def test_dtypes_are_those_of_pytorch_without_autocast():
         x, w = input.to(dtype), weight.to(dtype)
         ours = vmap(lambda x, w=w: conv2d_ext.conv2d(x, w))(x)
         assert ours.dtype == vmap(lambda x, w=w: F.conv2d(x, w))(x).dtype
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_subclasses_do_not_see_a_rules_own_calls(call):
+    seen = []
+
+    class Tagged(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return super().__torch_function__(function, types, args, kwargs)
+
+    function, tensors = _calls(PROBLEMS[0])[call]
+    vmap(function)(*(torch.stack([t, t]).as_subclass(Tagged) for t in tensors))
+    assert not [name for name in seen if "conv2d" in name]
