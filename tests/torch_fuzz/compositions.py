@@ -17,7 +17,15 @@ from . import peer
 from .bits import require_same_bits
 from .calls import threads
 from .cases import Case, Operand, Violation, draw, lay_out, shape_of
-from .layers import DATALESS, IDENTITIES, LAYERS, STRIDES_KEPT, Function, Layer
+from .layers import (
+    DATALESS,
+    DERIVATIVES,
+    IDENTITIES,
+    LAYERS,
+    STRIDES_KEPT,
+    Function,
+    Layer,
+)
 
 OPERANDS_OF = {
     "conv": ("input", "weight", "bias"),
@@ -125,7 +133,7 @@ def _composed(case: Case, library: type[Library], layers: list[Layer]) -> Functi
 def _vmap_is_no_measure(case: Case) -> bool:
     """vmap of F.conv2d is a convolution that autocast does not know, and of an empty dimension it
     may have another shape: there the examples one by one say what is right."""
-    layers = case.options["layers"]
+    layers = case.options.get("layers", ())
     maps = any(layer["kind"] == "vmap" for layer in layers)
     return maps and (any(map(_casts, layers)) or _maps_nothing(case))
 
@@ -234,13 +242,17 @@ def check_composition(case: Case) -> None:
     if kinds <= STRIDES_KEPT and case.options["body"] == "conv":
         _require_strides(ours.results, theirs.results, "F.conv2d's")
     dense = all(torch.empty_like(t).stride() == t.stride() for t in operands(case))
-    if dense and kinds & DATALESS and not kinds & {"vmap", "freed", "zero_tensor"}:
+    # No gradient passes from a tensor without data to one with data: outside, derivatives are zero.
+    first = min((i for i, layer in enumerate(layers) if layer["kind"] in DATALESS), default=0)
+    cut = any(layer["kind"] in DERIVATIVES for layer in layers[first:])
+    if dense and kinds & DATALESS and not cut and not kinds & {"vmap", "freed", "zero_tensor"}:
         # PyTorch's own are not always those of its real results.
         rest = [layer for layer in layers if layer["kind"] not in DATALESS]
         real = _run(_composed(case, Library, rest), operands(case))
         if real.error is None:
             _require_strides(ours.results, real.results, "with data")
-    if kinds <= IDENTITIES:
+    # torch.compile may lose the sign of a negative view, of F.conv2d's operands too.
+    if kinds <= IDENTITIES and not {"compile", "neg"} <= kinds:
         _require_plain_bits(case, ours.results)
     _require_bits_of_examples(case, ours.results)
 
@@ -266,6 +278,7 @@ _ACCEPTED = (
     r"INTERNAL ASSERT FAILED",
     r"automatic differentiation for outputs with complex dtype",
     r"on tensor with symbolic sizes/strides",
+    r"SymIntArrayRef expected to contain only concrete integers",
     # A subclass that holds a transform's tensor.
     r"Cannot access storage of",
 )
@@ -288,6 +301,8 @@ def compare_outcomes(case: Case, ours: _Outcome, theirs: _Outcome) -> bool:
             # Of an empty batch nothing is read, and gradients are zero by another way.
             if case.problem.batch != 0:
                 raise Violation("accepted", both)
+        elif _is_tagged_while_traced(kinds, ours.error):
+            return False
         elif not isinstance(ours.error, (type(theirs.error), torch.jit.Error)):
             raise Violation("exception type", both)
         return False
@@ -300,6 +315,8 @@ def compare_outcomes(case: Case, ours: _Outcome, theirs: _Outcome) -> bool:
             return False  # F.conv2d takes complex tensors apart, and saves the parts
         if "mkldnn" in str(case.options) and "Mkldnn" in str(ours.error):
             return False  # refused, as the README says
+        if _is_known_limit(case, ours.error):
+            return False
         raise Violation("raises", both)
     if len(ours.results) != len(theirs.results):
         raise Violation("results", both)
@@ -307,11 +324,15 @@ def compare_outcomes(case: Case, ours: _Outcome, theirs: _Outcome) -> bool:
         if (r is None) != (t is None):
             if case.problem.batch == 0:
                 continue  # zero by another way
+            if t is None and _maps_nothing(case) and not r.count_nonzero():
+                continue  # no example there depends on anything; here a zero is its derivative
             raise Violation("None", f"result {i}: {both}")
         if r is None:
             continue
         for name in ("dtype", "shape", "requires_grad", "device", "layout", "__class__"):
-            if name == "requires_grad" and case.problem.batch == 0:
+            if name == "requires_grad" and (case.problem.batch == 0 or _maps_nothing(case)):
+                continue
+            if name == "requires_grad" and t.requires_grad and _has_constant_tangent(case):
                 continue
             if name == "__class__" and "vmap" in str(case.options):
                 continue  # whether a subclass survives is vmap's affair
@@ -320,9 +341,46 @@ def compare_outcomes(case: Case, ours: _Outcome, theirs: _Outcome) -> bool:
                     name,
                     f"result {i} has {getattr(r, name)}, F.conv2d's {getattr(t, name)}",
                 )
-        if r.is_inference() != t.is_inference():
+        # What stacks the examples is not inside the inference mode that they are computed in.
+        if r.is_inference() != t.is_inference() and not _vmap_is_no_measure(case):
             raise Violation("is_inference", f"result {i}")
     return True
+
+
+def _is_tagged_while_traced(kinds: set[str], error: BaseException) -> bool:
+    """make_fx refuses the ops of a subclass, F.conv2d's too, which looks at dtypes before that."""
+    return {"tagged", "make_fx"} <= kinds and "Multiple dispatch failed" in str(error)
+
+
+def _is_known_limit(case: Case, error: BaseException) -> bool:
+    """Compositions that F.conv2d takes and this library doesn't."""
+    said = str(error)
+    kinds = {layer["kind"] for layer in case.options.get("layers", ())}
+    changes = [change[0] for change in case.options.get("changes", ())]
+    if "symbolic_trace" in changes and {"script", "script_saved", "script_frozen"} & {*changes}:
+        # A layer that is the root of a trace becomes a call of conv2d_ext.conv2d, which is a
+        # Python function; TorchScript knows the op alone.
+        return "Unknown type name '_Tensor_'" in said
+    if "Inference tensors cannot be saved" in said and "inference_operand" in kinds:
+        # The unsqueeze of an unbatched input makes a tensor that F.conv2d can save.
+        return bool(case.options.get("unbatched"))
+    if "INTERNAL ASSERT FAILED" in said and {"compile", "wrapped"} <= kinds:
+        # torch.compile can't trace such a wrapper, and then trips over Python vmap rules.
+        return "vmap" in str(case.options) or bool(kinds & {"jacrev", "jacfwd", "hessian"})
+    if "_new_zeros_with_same_feature" in said:
+        return {"linearize", "make_fx"} <= kinds  # PyTorch's make_dual, of symbolic strides
+    if "a dense (strided) tensor" in said and "sparse" in kinds:
+        return case.options["body"] == "grad_bias"  # a sum there, which takes sparse tensors
+    return False
+
+
+def _has_constant_tangent(case: Case) -> bool:
+    """The tangent of a bias does not depend on the input and the weight; F.conv2d's adds their
+    products with zeros, which do."""
+    return any(
+        layer["kind"] == "dual" and [operand_names(case)[i] for i in layer["which"]] == ["bias"]
+        for layer in case.options.get("layers", ())
+    )
 
 
 def _maps_nothing(case: Case) -> bool:

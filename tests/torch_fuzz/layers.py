@@ -195,8 +195,23 @@ def _vjp(_: Layer, f: Function) -> Function:
     return run
 
 
+def _tangent(tensor: torch.Tensor) -> torch.Tensor:
+    """PyTorch's arithmetic crashes on freed data: there is nothing to make a tangent of."""
+    if _is_freed(tensor):
+        return torch.ones_like(tensor)
+    return tensor * 0.5 + 0.25
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    try:
+        held = tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return False  # a transform's tensor, a sparse one
+    return tensor.device.type == "cpu" and tensor.numel() > 0 and held == 0
+
+
 def _tangents(tensors: Tensors) -> Tensors:
-    return tuple(t * 0.5 + 0.25 for t in tensors)
+    return tuple(map(_tangent, tensors))
 
 
 def _jvp(_: Layer, f: Function) -> Function:
@@ -218,8 +233,9 @@ def _linearize(_: Layer, f: Function) -> Function:
 def _dual(layer: Layer, f: Function) -> Function:
     def run(*tensors):
         with fwAD.dual_level():
-            duals = _some(layer, tensors, lambda t: fwAD.make_dual(t, t * 0.5 + 0.25))
-            unpacked = [fwAD.unpack_dual(r) for r in f(*duals)]
+            duals = _some(layer, tensors, lambda t: fwAD.make_dual(t, _tangent(t)))
+            results = f(*duals)
+            unpacked = [(None, None) if r is None else fwAD.unpack_dual(r) for r in results]
             return tuple(part for pair in unpacked for part in pair)
 
     return run
@@ -233,7 +249,7 @@ def _tape(layer: Layer, f: Function) -> Function:
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         if layer.get("hooks"):
             for leaf in wanted:
-                leaf.register_hook(lambda g: g * 2)
+                leaf.register_hook(lambda g: None if g is None else g * 2)
         results = f(*leaves)
         loss = _scalar(results)
         if "freed" in layer:
@@ -397,3 +413,6 @@ IDENTITIES = {
 # And these leave the strides alone, too.
 STRIDES_KEPT = IDENTITIES - {"make_fx", "compile"}
 DATALESS = {"fake", "meta"}
+DERIVATIVES = {
+    "grad", "jacrev", "jacfwd", "hessian", "vjp", "jvp", "linearize", "dual", "tape",
+}  # fmt: skip
