@@ -8,7 +8,14 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-using namespace limits::depthwise;
+using limits::depthwise::kBlockBytes;
+using limits::depthwise::kMaxPatchBytes;
+using limits::depthwise::kMaxStridedPatchBytes;
+using limits::depthwise::kRowsBytes;
+using limits::depthwise::kStridedPairs;
+using limits::depthwise::kStridedPixels;
+using limits::depthwise::kTileBytes;
+using limits::depthwise::kTilePixels;
 
 }  // namespace
 
@@ -121,7 +128,7 @@ StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, in
   t.tiles_w = div_up(div_up(p.in_w, 2), t.tile_pairs);
   // Whole rounds of the row phases, so that tiles have alike rows.
   const int64_t rounds = div_up(p.in_h, p.stride_h);
-  int64_t tile_rounds = even_piece(rounds, kStridedPixels / (2 * t.tile_pairs * p.stride_h));
+  int64_t tile_rounds = even_piece(rounds, kStridedPixels / max64(2 * t.tile_pairs * p.stride_h, 1));
   if (p.batch * p.groups * t.tiles_w * div_up(rounds, tile_rounds) < 4 * num_threads) {
     tile_rounds = even_piece(rounds, div_up(rounds, 2 * num_threads));
   }

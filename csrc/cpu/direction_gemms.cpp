@@ -78,10 +78,11 @@ namespace {
 // is the number of coordinates that are met.
 int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {
   int64_t met = 0;
+  const int64_t step = max64(axis.step, 1);
   for (int64_t tap = 0; tap < taps; ++tap) {
     const int64_t first = axis.source(0, tap);
-    const int64_t skipped = first < 0 ? div_up(-first, axis.step) : 0;
-    const int64_t inside = size > first ? div_up(size - first, axis.step) : 0;
+    const int64_t skipped = first < 0 ? div_up(-first, step) : 0;
+    const int64_t inside = size > first ? div_up(size - first, step) : 0;
     met = saturating_add(met, max64(0, min64(positions, inside) - skipped));
   }
   return met;
@@ -244,7 +245,7 @@ bool cuts_bands(const GatheredAxis& h, const GatheredAxis& v) {
   const int64_t most = h.positions * v.positions / kBandPixels;
   if (most == 0 || h.taps * v.taps == 0) return false;
   if (share_inside(h) * share_inside(v) >= kShareInside) return false;
-  const int64_t rows = count_bands(h, most);
+  const int64_t rows = max64(count_bands(h, most), 1);
   return rows <= most && count_bands(v, most / rows) <= most / rows;
 }
 

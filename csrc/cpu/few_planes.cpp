@@ -4,7 +4,11 @@
 
 namespace conv2d_ext::cpu {
 
-using namespace limits::few_planes;
+using limits::few_planes::kLeastPlaneBytes;
+using limits::few_planes::kLeastRunBytes;
+using limits::few_planes::kLeastSourceBytes;
+using limits::few_planes::kLeastWidenedPlaneBytes;
+using limits::few_planes::kRunBytes;
 
 bool is_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size) {
   if (!vector.interleaves || gemm.pairs || gemm.m > kMostFewPlanes || gemm.channels < 2) return false;

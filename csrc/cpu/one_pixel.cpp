@@ -8,7 +8,16 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-using namespace limits::one_pixel;
+using limits::one_pixel::kDotBlockBytes;
+using limits::one_pixel::kDotImages;
+using limits::one_pixel::kDotResults;
+using limits::one_pixel::kDotStreamBytes;
+using limits::one_pixel::kFarWeights;
+using limits::one_pixel::kMaxRowImages;
+using limits::one_pixel::kMaxRowImagesFar;
+using limits::one_pixel::kRowLanes;
+using limits::one_pixel::kSmallProducts;
+using limits::one_pixel::kThreadProducts;
 
 // Below these the GEMM driver is as fast. Of short sums it is the faster one at large batches, since adding up the
 // lanes of a dot product costs as much as some hundred products: 48 -> 1152 channels take 1.5 to 2 times as long at

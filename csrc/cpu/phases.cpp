@@ -6,7 +6,9 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-using namespace limits::phases;
+using limits::phases::kMostPanelBytes;
+using limits::phases::kMostPatchBytes;
+using limits::phases::kMostPhasePixels;
 
 int64_t panel_bytes(const JoinedPhases& phases, const VectorShape& vector, int64_t vectors) {
   return phases.gemm[0].channels * phases.taps() * vectors * vector.lanes * vector.element_size;

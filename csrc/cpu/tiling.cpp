@@ -11,7 +11,20 @@ int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t
 
 namespace {
 
-using namespace limits::tiling;
+using limits::tiling::kFarRowsBytes;
+using limits::tiling::kInnerGroupsBytes;
+using limits::tiling::kInnerPatchBytes;
+using limits::tiling::kLeastChannelsToAlign;
+using limits::tiling::kLeastPixelsToCopyRows;
+using limits::tiling::kMaxPatchBytes;
+using limits::tiling::kPanelBytes;
+using limits::tiling::kPartialBytes;
+using limits::tiling::kPatchBytes;
+using limits::tiling::kSumBytes;
+using limits::tiling::kTileBytes;
+using limits::tiling::kTilePixels;
+using limits::tiling::kWeightTileBytes;
+using limits::tiling::kWeightTileColumns;
 
 template <class Scratch>
 bool fits_scratch(const Scratch& scratch) {
