@@ -119,8 +119,8 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
   constexpr int L = Vec<T>::kLanes;
   if constexpr (kHasTranspose<T>) {
     if (lane_step == 1) {
-      for (int64_t k = 0; k < depth; ++k, dst += dst_pitch) {
-        copy_run(src + k * k_step, 1, lanes, dst, false);
+      for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
+        copy_run(src, 1, lanes, dst, false);
         fill_zero(dst + lanes, width - lanes);
       }
       return;
@@ -134,24 +134,22 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
     // Steps of k that lie pages apart: what is needed is asked for early, so that the page tables are searched
     // meanwhile.
     const int64_t whole = lanes / L * L, last_ahead = k_step >= int64_t(64 / sizeof(S)) ? depth - kStepsAhead : 0;
-    for (int64_t k = 0; k < depth; ++k, dst += dst_pitch) {
-      const S* const from = src + k * k_step;
-      if (k < last_ahead) prefetch_lanes(from + kStepsAhead * k_step, lane_step, lanes);
-      const S* s = from;
+    for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
+      if (k < last_ahead) prefetch_lanes(src + kStepsAhead * k_step, lane_step, lanes);
+      const S* s = src;
       for (int64_t lane = 0; lane < whole; lane += L, s += L * lane_step) {
 #pragma GCC unroll 16
         for (int i = 0; i < L; ++i) dst[lane + i] = widen_scalar(s[i * lane_step]);
       }
       for (int64_t lane = whole; lane < width; ++lane) {
-        dst[lane] = lane < lanes ? widen_scalar(from[lane * lane_step]) : T{};
+        dst[lane] = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};
       }
     }
     return;
   }
-  for (int64_t k = 0; k < depth; ++k, dst += dst_pitch) {
-    const S* const from = src + k * k_step;
+  for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
     for (int64_t lane = 0; lane < width; ++lane) {
-      const T value = lane < lanes ? widen_scalar(from[lane * lane_step]) : T{};
+      const T value = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};
       set_lane(dst + lane / L * L, int(lane % L), conj ? conjugate(value) : value);
     }
   }
