@@ -26,8 +26,9 @@ MODULE = "conv2d_ext._C"
 DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
 
 CXX_FLAGS = [
-    # -O3 takes a fifth longer to compile. What of it the engines need, GCC has by GCC_FLAGS.
-    "-O2",
+    # -O2 with GCC's vectorizer compiles in four fifths of the time, and costs depthwise weight
+    # gradients in channels_last a quarter of their speed.
+    "-O3",
     # at::parallel_for is a header template: without OpenMP it compiles to a serial loop, silently.
     "-fopenmp",
     # Fusing a * b + c changes the last bit, and which ones a compiler fuses depends on its version
@@ -40,8 +41,6 @@ CXX_FLAGS = [
     # CXXFLAGS=-g brings it back.
     "-g0",
 ]
-# Loops of packers, stores and grad_bias that hold no vectors themselves. Clang has this in -O2.
-GCC_FLAGS = ["-ftree-vectorize", "-fvect-cost-model=dynamic"]
 NVCC_FLAGS = [
     "-O3",
     # As -ffp-contract=off: the kernels name their fused operations.
@@ -144,15 +143,6 @@ def find_sources(root: Path, *, cuda: bool) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in found)
 
 
-def vectorizer_flags(compiler: str | None) -> list[str]:
-    """GCC_FLAGS for GCC; none for clang, or where no compiler answers, which the build reports."""
-    try:
-        version = compiler_version(compiler) if compiler else ""
-    except (OSError, subprocess.CalledProcessError):
-        version = ""
-    return GCC_FLAGS if version and "clang" not in version else []
-
-
 def format_build_info(
     version: str,
     torch_version: str,
@@ -206,7 +196,6 @@ def setup_arguments(root: Path) -> dict:
     system = cpp_extension.include_paths(device_type="cuda" if decision.build else "cpu")
     system = [*system, sysconfig.get_path("include")]
     cxx_flags = [*CXX_FLAGS, *(flag for folder in system for flag in ("-isystem", folder))]
-    cxx_flags += vectorizer_flags(find_compiler())
     if decision.build:
         cxx_flags.append("-DCONV2D_EXT_WITH_CUDA")
     cxx_flags += shlex.split(os.environ.get("CXXFLAGS", ""))
