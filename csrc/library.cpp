@@ -1,4 +1,5 @@
-// Every schema of the library, and the typed handles of conv2d_ops.h.
+// Every schema of the library, the typed handles of conv2d_ops.h, and what PyTorch must know of the operators without
+// computing: shapes and strides (meta), dtypes (autocast).
 //
 // Activations are batched (N, C, H, W) or unbatched (C, H, W). padding is (top, bottom, left, right), so that
 // padding='same' needs no padded copy. Without bias the first three ops are linear in each tensor, and the
@@ -10,8 +11,13 @@
 //   conv2d_grad_bias    sum of grad_output
 //
 // channels_last is the memory format of the result; weight_stride its strides.
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
+#include "conv2d_checks.h"
+#include "conv2d_format.h"
 #include "conv2d_ops.h"
 
 TORCH_LIBRARY(conv2d_ext, m) {
@@ -61,4 +67,73 @@ const c10::TypedOperatorHandle<Conv2dGradBiasSignature>& conv2d_grad_bias_op() {
   return op;
 }
 
+}  // namespace conv2d_ext
+
+namespace conv2d_ext {
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+using c10::SymIntArrayRef;
+
+// ---- fake kernels: the results' sizes, dtypes and real strides, for tracing and the meta device
+
+Tensor conv2d_meta(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
+                   SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups) {
+  const auto problem =
+      check_conv2d<SymInt>(input, weight, bias, make_params<SymInt>(stride, padding, dilation, groups));
+  return empty_activation<SymInt>(problem.batch, result_channels<SymInt>(problem), problem.out_h, problem.out_w,
+                                  input.dim() == 3, output_is_channels_last(input, weight), input.options());
+}
+
+Tensor conv2d_grad_input_meta(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,
+                              SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups,
+                              bool channels_last) {
+  const auto problem = check_conv2d_grad_input<SymInt>(grad_output, weight, input_size,
+                                                       make_params<SymInt>(stride, padding, dilation, groups));
+  return empty_activation<SymInt>(problem.batch, problem.in_channels, problem.in_h, problem.in_w,
+                                  input_size.size() == 3, channels_last, grad_output.options());
+}
+
+Tensor conv2d_grad_weight_meta(const Tensor& grad_output, const Tensor& input, SymIntArrayRef weight_size,
+                               SymIntArrayRef weight_stride, SymIntArrayRef stride, SymIntArrayRef padding,
+                               SymIntArrayRef dilation, SymInt groups) {
+  check_conv2d_grad_weight<SymInt>(grad_output, input, weight_size,
+                                   make_params<SymInt>(stride, padding, dilation, groups));
+  return checked_weight_strides(at::empty_strided_symint(weight_size, weight_stride, grad_output.options()));
+}
+
+Tensor conv2d_grad_bias_meta(const Tensor& grad_output) {
+  check_conv2d_grad_bias(grad_output);
+  return at::empty_symint({grad_output.sym_size(-3)}, grad_output.options());
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) {
+  m.impl("conv2d", conv2d_meta);
+  m.impl("conv2d_grad_input", conv2d_grad_input_meta);
+  m.impl("conv2d_grad_weight", conv2d_grad_weight_meta);
+  m.impl("conv2d_grad_bias", conv2d_grad_bias_meta);
+}
+
+// ---- autocast: conv2d runs in the lower precision, as F.conv2d does. DispatchKey::Autocast means CUDA alone, so each
+// device has its own registration.
+
+template <c10::DispatchKey key, c10::DeviceType device>
+Tensor conv2d_autocast(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                       SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
+  const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
+  const auto cast = [&](const auto& tensor) { return at::autocast::cached_cast(dtype, tensor, device); };
+  return conv2d_op().call(cast(input), cast(weight), cast(bias), stride, padding, dilation, std::move(groups));
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCPU, m) {
+  m.impl("conv2d", conv2d_autocast<c10::DispatchKey::AutocastCPU, c10::DeviceType::CPU>);
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCUDA, m) {
+  m.impl("conv2d", conv2d_autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);
+}
+
+}  // namespace
 }  // namespace conv2d_ext

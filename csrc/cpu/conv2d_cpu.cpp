@@ -80,7 +80,7 @@ void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_
                              g.source = at(grad_output.data, offsets.source);
                              g.weight = at(weight.data, offsets.weight);
                              g.destination = static_cast<char*>(grad_input.data) + offsets.destination * size;
-                             if (takes_rows(g, dtype)) {
+                             if (takes_rows(g, dtype, engine().vector_shape(dtype))) {
                                RowProducts rows = row_products(g, engine().vector_shape(dtype).limits);
                                rows.factor = g.source;
                                rows.rows = g.weight;
@@ -103,9 +103,9 @@ void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad
   drop_unused_strides(input.stride, p.batch, p.in_channels, p.in_h, p.in_w);
   drop_unused_strides(grad_weight.stride, p.out_channels, p.in_channels_per_group(), p.kernel_h, p.kernel_w);
   const Executor executor = executor_for(p, threads);
-  if (takes_rows(p, dtype, input.stride, grad_weight.stride)) {
-    RowProducts rows =
-        row_products(p, grad_output.stride, input.stride, grad_weight.stride, engine().vector_shape(dtype).limits);
+  const VectorShape vector = engine().vector_shape(dtype);
+  if (takes_rows(p, dtype, input.stride, grad_weight.stride, vector)) {
+    RowProducts rows = row_products(p, grad_output.stride, input.stride, grad_weight.stride, vector.limits);
     rows.factor = grad_output.data;
     rows.rows = input.data;
     rows.result = grad_weight.data;

@@ -87,11 +87,16 @@ CONV2D_INLINE Complex<R> add_scalar(Complex<R> a, Complex<R> b) {
   return {a.re + b.re, a.im + b.im};
 }
 
-// dst[i] = src[i * step] for i in [0, n), widened, conjugated where asked.
+template <class T>
+constexpr bool kIsComplex = false;
+template <class R>
+constexpr bool kIsComplex<Complex<R>> = true;
+
+// dst[i] = src[i * step] for i in [0, n), widened, conjugated where asked and complex.
 template <class S, class T>
 CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool conj) {
   if constexpr (sizeof(T) == sizeof(S)) {
-    if (!conj) {
+    if (!kIsComplex<T> || !conj) {
       if (step == 1) {
         // Rows of a patch are short: a call of memcpy would cost as much as the copy. The last block overlaps.
         constexpr int64_t kBlock = 32 / int64_t(sizeof(T));

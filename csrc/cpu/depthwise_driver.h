@@ -268,15 +268,18 @@ struct DepthwiseCall {
     const DepthwiseUkernels<T>& ukernels = depthwise_ukernels<T>(gemm.taps_w, step);
     // Where taps run against the positions, so do the pixels, from the last one on.
     const bool backwards = tap_col < 0;
-    const int64_t position = backwards ? -view.position_col : view.position_col;
+    // Micro-kernels advance once more after the last row and column; a step that is never taken may lead anywhere.
+    const int64_t position = gemm.cols == 1 ? 0 : backwards ? -view.position_col : view.position_col;
+    const int64_t tap_row_step = gemm.taps_h == 1 ? 0 : view.tap_row;
+    const int64_t tap_col_step = gemm.taps_w == 1 ? position : tap_col;
     const int64_t dst_step = backwards ? -gemm.destination_col : gemm.destination_col;
     const int64_t last_lane = block.lane(block.vectors() - 1);
     const auto pixels = [&](DepthwiseUkernel<T> ukernel, int64_t width, int64_t row, int64_t at, int64_t blocks) {
       const int64_t col = backwards ? r.cols - 1 - at : at;
       DepthwiseOperands<T> operands{view.data + row * view.position_row + col * view.position_col,
                                     position,
-                                    view.tap_row,
-                                    tap_col,
+                                    tap_row_step,
+                                    tap_col_step,
                                     gemm.taps_h,
                                     block.weights,
                                     block.start,

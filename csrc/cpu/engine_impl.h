@@ -13,7 +13,9 @@
 #include "depthwise_strided_driver.h"
 #include "depthwise_weight_ukernel.h"
 #include "one_pixel_dot_driver.h"
+#if defined(CONV2D_HAS_NATIVE_VEC)
 #include "one_pixel_row_driver.h"
+#endif
 #include "grad_weight_driver.h"
 #include "grad_bias.h"
 
@@ -115,10 +117,10 @@ inline void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_
 inline void dot_products(DType dtype, const ConvGemm& gemm, const Executor& executor) {
   CONV2D_DISPATCH_FLOATING(dtype, run_dot<S>(gemm, executor))
 }
+#if defined(CONV2D_HAS_NATIVE_VEC)
 inline void row_products(DType dtype, const RowProducts& products, const Executor& executor) {
   CONV2D_DISPATCH_FLOATING(dtype, run_rows<S>(products, executor))
 }
-#if defined(CONV2D_HAS_NATIVE_VEC)
 inline void strided_grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output,
                                ConstTensorView weight, TensorView result, const Executor& executor) {
   CONV2D_DISPATCH_FLOATING(dtype, run_strided<S>(problem, grad_output, weight, result, executor))
@@ -136,6 +138,7 @@ inline void joined_phases(DType dtype, const JoinedPhases& phases, const Executo
 // No problem is theirs (VectorShape::interleaves).
 constexpr decltype(Engine::strided_grad_input) strided_grad_input = nullptr;
 constexpr decltype(Engine::joined_phases) joined_phases = nullptr;
+constexpr decltype(Engine::row_products) row_products = nullptr;
 #endif
 inline DotKernelShape dot_shape_of(DType dtype) { CONV2D_DISPATCH_FLOATING(dtype, dot_shape<S>()) }
 inline VectorShape shape_of(DType dtype) { CONV2D_DISPATCH(dtype, vector_shape<ComputeType<S>>(), vector_shape(dtype)) }

@@ -303,7 +303,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
           Explanation phase{};
           phase.isa = e.isa;
           explain_conv(phase, g, dtype, num_threads);
-          if (takes_rows(g, dtype)) {
+          if (takes_rows(g, dtype, engine().vector_shape(dtype))) {
             explain_rows(phase, row_products(g, engine().vector_shape(dtype).limits), dtype, num_threads);
           }
           add_gemm(e, phase);
@@ -351,7 +351,7 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     e.work_items = t.tiles() * t.group_blocks * t.slots;
     e.workspace_bytes_per_thread =
         lay_out_scratch(t, pixels, vector).bytes + div_up(partial_bytes(t, vector), num_threads);
-    if (takes_rows(p, dtype, input.stride, grad_weight_stride)) {
+    if (takes_rows(p, dtype, input.stride, grad_weight_stride, vector)) {
       explain_rows(e, row_products(p, grad_output.stride, input.stride, grad_weight_stride, vector.limits), dtype,
                    num_threads);
     }

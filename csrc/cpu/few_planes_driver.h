@@ -16,7 +16,7 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 //   chain[r][x]  =  (first ? start[r] : chain[r][x]) + sum over s < NK of weights[s][r] * planes[s * plane_pitch + x]
 //
 // for 0 <= r < MR, 0 <= x < pixels, by fused multiply-adds, ascending. At a chain's end it is added to sums[r][x], or
-// becomes it where nothing was summed before; at the last chain's, with bias[r], it is rounded and stored.
+// becomes it where nothing was summed before.
 //
 // The same pixels of the planes `next` elements further are asked for meanwhile, next_pixels of them.
 //
@@ -30,13 +30,10 @@ struct PlaneOperands {
   int64_t plane_pitch, next, next_pixels;
   const T* weights;  // [NK][MR]
   const T* start;
-  const T* bias;
   T* chains;
   T* sums;
   int64_t row_pitch;
-  S* result;
-  int64_t result_pitch;
-  bool first, chain_ends, adds, complete;
+  bool first, chain_ends, adds;
 };
 
 template <class S, class T, int MR, int NK>
@@ -81,18 +78,7 @@ void plane_ukernel(const PlaneOperands<S, T>& o) {
           V::store(o.chains + at, acc[r][u]);
           continue;
         }
-        reg sum = o.adds ? V::add(V::load(o.sums + at), acc[r][u]) : acc[r][u];
-        if (!o.complete) {
-          V::store(o.sums + at, sum);
-          continue;
-        }
-        sum = V::add(sum, V::broadcast(o.bias + r));
-        S* const to = o.result + r * o.result_pitch + x + u * L;
-        if constexpr (kPartial) {
-          store_as_partial(to, sum, lanes);
-        } else {
-          store_as(to, sum);
-        }
+        V::store(o.sums + at, o.adds ? V::add(V::load(o.sums + at), acc[r][u]) : acc[r][u]);
       }
     }
   };
@@ -157,15 +143,14 @@ struct FewPlanesCall {
     o.plane_pitch = gemm.source_c;
     o.weights = weights;
     o.start = bias_first ? bias : zeros;
-    o.bias = bias_first ? zeros : bias;
+    const T* const added = bias_first ? zeros : bias;
     o.row_pitch = padded_run(tiling, shape);
     o.chains = static_cast<T*>(thread_scratch(scratch_bytes(gemm, tiling, shape)));
     o.sums = o.chains + MR * o.row_pitch;
     T* const totals = o.sums + MR * o.row_pitch;
     T* const lost = totals + MR * o.row_pitch;
-    o.result =
+    S* const result =
         static_cast<S*>(gemm.destination) + image * gemm.destination_n + group * gemm.m * gemm.destination_m + x0;
-    o.result_pitch = gemm.destination_m;
     // After the last planes come the first ones of the next run.
     const int64_t next_run = max64(0, min64(o.pixels, gemm.cols - x0 - tiling.run));
 
@@ -179,7 +164,6 @@ struct FewPlanesCall {
           add_chunk(totals, lost, o.sums, MR * o.row_pitch, number == kSegmentsPerChunk);
         }
         o.adds = !begins_chunk;
-        o.complete = chain_end == gemm.channels && !k.has_chunks();
         for (int64_t c = chain; c < chain_end;) {
           const int64_t planes = planes_at_once(chain_end - c);
           for (int64_t s = 0; s < planes; ++s) {
@@ -212,9 +196,9 @@ struct FewPlanesCall {
     if (k.has_chunks()) {
       add_chunk(totals, lost, o.sums, MR * o.row_pitch, false);
       finish_chunks(o.sums, totals, lost, MR * o.row_pitch);
-      for (int r = 0; r < MR; ++r) {
-        store_row(o.sums + r * o.row_pitch, Vec<T>::broadcast(o.bias + r), o.pixels, o.result + r * o.result_pitch);
-      }
+    }
+    for (int r = 0; r < MR; ++r) {
+      store_row(o.sums + r * o.row_pitch, Vec<T>::broadcast(added + r), o.pixels, result + r * gemm.destination_m);
     }
   }
 };

@@ -145,16 +145,11 @@ struct GradWeightCall {
       if constexpr (kInner) {
         const S* const source =
             static_cast<const S*>(grad_output.data) + n0 * go[0] + t.group + p0 * go[2] + q0 * go[3];
-        DepthwiseWeightOperands<T> operands{depth,
-                                            pixels.chain,
-                                            nullptr,
-                                            0,
-                                            patch_data + patch.tap_offset(0, 0, 0),
-                                            pixel_offsets,
-                                            patch.tap_offset(0, 1, 0) - patch.tap_offset(0, 0, 0),
-                                            patch.tap_offset(0, 0, 1) - patch.tap_offset(0, 0, 0),
-                                            nullptr,
-                                            segment != first};
+        DepthwiseWeightOperands<T> operands{
+            depth, pixels.chain, nullptr, 0, patch_data + patch.tap_offset(0, 0, 0), pixel_offsets,
+            // A step that is never taken may be of any length.
+            t.tap_rows == 1 ? 0 : patch.tap_offset(0, 1, 0) - patch.tap_offset(0, 0, 0),
+            t.tap_cols == 1 ? 0 : patch.tap_offset(0, 0, 1) - patch.tap_offset(0, 0, 0), nullptr, segment != first};
         const auto multiply = [&](int64_t v, const T* a, int64_t a_pitch) {
           depthwise_weight_panel<T>(t.tap_rows, t.tap_cols, element_offsets, zeros, operands, inner_lane(t, v), a,
                                     a_pitch, c_tile + v * t.elements() * L);

@@ -171,9 +171,9 @@ MetTaps met_taps(const GatherAxis& axis, int64_t kernel, int64_t size) {
   return {first, max64(end - first, 0)};
 }
 
-bool takes_rows(const ConvGemm& g, DType dtype) {
-  return is_floating(dtype) && g.taps() == 1 && g.rows == 1 && g.cols == 1 && g.source_h == 1 && g.source_w == 1 &&
-         g.weight_m == 1 && g.destination_m == 1 && g.channels > 0 &&
+bool takes_rows(const ConvGemm& g, DType dtype, const VectorShape& vector) {
+  return vector.interleaves && is_floating(dtype) && g.taps() == 1 && g.rows == 1 && g.cols == 1 && g.source_h == 1 &&
+         g.source_w == 1 && g.weight_m == 1 && g.destination_m == 1 && g.channels > 0 &&
          g.batch <= (g.channels * g.m >= kFarWeights ? kMaxRowImagesFar : kMaxRowImages);
 }
 
@@ -197,8 +197,11 @@ RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
   return p;
 }
 
-bool takes_rows(const Conv2dProblem& p, DType dtype, const int64_t* input, const int64_t* grad_weight) {
-  if (!is_floating(dtype) || p.out_h != 1 || p.out_w != 1 || p.batch == 0 || p.batch > kMaxRowImages) return false;
+bool takes_rows(const Conv2dProblem& p, DType dtype, const int64_t* input, const int64_t* grad_weight,
+                const VectorShape& vector) {
+  if (!vector.interleaves || !is_floating(dtype) || p.out_h != 1 || p.out_w != 1 || p.batch == 0 ||
+      p.batch > kMaxRowImages)
+    return false;
   if (!taps_are_inside(p.rows(), p.kernel_h, p.in_h) || !taps_are_inside(p.cols(), p.kernel_w, p.in_w)) return false;
   const SharedDimensions lanes = join_dimensions({p.in_channels_per_group(), grad_weight[1], input[1]},
                                                  {p.kernel_h, grad_weight[2], input[2] * p.dilation_h},

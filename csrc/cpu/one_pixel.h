@@ -103,11 +103,12 @@ struct MetTaps {
 MetTaps met_taps(const GatherAxis& axis, int64_t kernel, int64_t size);
 
 // Whether a GEMM of the input gradient is a RowProducts, at a batch where that is faster.
-bool takes_rows(const ConvGemm& gemm, DType dtype);
+bool takes_rows(const ConvGemm& gemm, DType dtype, const VectorShape& vector);
 RowProducts row_products(const ConvGemm& gemm, const ChainLimits& limits);
 
 // The same for the weight's gradient of one output pixel: the patch must lie in the input as it does in the weight.
-bool takes_rows(const Conv2dProblem& problem, DType dtype, const int64_t* input, const int64_t* grad_weight);
+bool takes_rows(const Conv2dProblem& problem, DType dtype, const int64_t* input, const int64_t* grad_weight,
+                const VectorShape& vector);
 RowProducts row_products(const Conv2dProblem& problem, const int64_t* grad_output, const int64_t* input,
                          const int64_t* grad_weight, const ChainLimits& limits);
 

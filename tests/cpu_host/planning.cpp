@@ -242,7 +242,7 @@ void plan_gemm(const ConvGemm& gemm, const Draw& d, const Shapes& shapes) {
     const PixelTiling t = tile_pixel_conv(g, k, vector, size_of(d.dtype), d.threads);
     check_scratch("pixels", lay_out_scratch(t, k, vector).bytes);
   }
-  if (takes_rows(g, d.dtype)) {
+  if (takes_rows(g, d.dtype, vector)) {
     const RowProducts rows = row_products(g, vector.limits);
     const RowTiling t = tile_rows(rows, d.threads);
     check_scratch("rows", row_scratch_bytes(rows, t, row_results(t.results), vector.element_size));
@@ -406,7 +406,7 @@ void plan(const Draw& d) {
       }
     }
 
-    if (takes_rows(p, d.dtype, d.input.stride, d.grad_weight.stride)) {
+    if (takes_rows(p, d.dtype, d.input.stride, d.grad_weight.stride, vector)) {
       const RowProducts rows = row_products(p, d.output.stride, d.input.stride, d.grad_weight.stride, vector.limits);
       const RowTiling t = tile_rows(rows, d.threads);
       check_scratch("rows", row_scratch_bytes(rows, t, row_results(t.results), vector.element_size));

@@ -38,6 +38,7 @@ SANITIZERS = {
 _FLAGS = (
     "-std=c++17",
     "-ffp-contract=off",  # as the product
+    "-fopenmp-simd",  # its pragmas; threads are the harness's own
     "-fno-omit-frame-pointer",
     "-DCONV2D_ADJUSTABLE_LIMITS",
     "-DCONV2D_WATCHED_RUNS",
