@@ -15,7 +15,9 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 //   sum[r][0:NR]  =  sum over k of factors[k][r] * rows[k][0:NR]
 //
 // for 0 <= r < MR: one chain of `depth` fused multiply-adds from zero. It is added to sums[r] unless it is the first of
-// its chunk, and goes into sums[r], whole vectors of it. With kPartial NR is less than a vector: `lanes` elements.
+// its chunk, and goes into sums[r] or, if it is the last of the only chunk, is rounded and stored: sums of one product
+// are as long as writing them takes. Of the MR results valid_results exist. With kPartial NR is less than a vector:
+// `lanes` elements.
 //
 // Registers: MR * NV accumulators, a vector of the row, MR broadcasts.
 template <class S, class T>
@@ -26,7 +28,9 @@ struct RowOperands {
   int64_t row_pitch;
   T* sums;
   int64_t sum_pitch;
-  bool first;
+  S* result;
+  int64_t result_pitch, valid_results;
+  bool first, last;
 };
 
 template <class S, class T, int MR, int NV, bool kPartial>
@@ -73,28 +77,46 @@ void row_ukernel(const RowOperands<S, T>& operands, int lanes) {
   }
 #pragma GCC unroll 8
   for (int r = 0; r < MR; ++r) {
+    if (r >= operands.valid_results) break;
     T* const sums = operands.sums + r * operands.sum_pitch;
+    S* const result = operands.result + r * operands.result_pitch;
 #pragma GCC unroll 16
     for (int v = 0; v < NV; ++v) {
-      V::store(sums + v * L, operands.first ? acc[r][v] : V::add(V::load(sums + v * L), acc[r][v]));
+      reg sum = operands.first ? acc[r][v] : V::add(V::load(sums + v * L), acc[r][v]);
+      if (!operands.last) {
+        V::store(sums + v * L, sum);
+        continue;
+      }
+      // As with every other result a bias, here none, is added last.
+      sum = V::add(sum, V::zero());
+      if constexpr (kPartial) {
+        store_as_partial(result, sum, lanes);
+      } else {
+        store_as(result + v * L, sum);
+      }
     }
   }
 }
 
 // A chain of any number of lanes: NV vectors at a time, then half as many, and the lanes left over.
-template <class S, class T, int MR, int NV = int(row_vectors(Vec<T>::kLanes * int64_t(sizeof(T)), MR))>
-void row_chain(RowOperands<S, T> operands, int64_t lanes) {
+template <class S, class T, int MR, int NV>
+CONV2D_INLINE void row_panels(RowOperands<S, T> operands, int64_t lanes) {
   constexpr int L = Vec<T>::kLanes;
   for (; lanes >= NV * L; lanes -= NV * L) {
     row_ukernel<S, T, MR, NV, false>(operands, L);
     operands.rows += NV * L;
     operands.sums += NV * L;
+    operands.result += NV * L;
   }
   if constexpr (NV > 1) {
-    row_chain<S, T, MR, NV / 2>(operands, lanes);
+    row_panels<S, T, MR, NV / 2>(operands, lanes);
   } else if (lanes > 0) {
     row_ukernel<S, T, MR, 1, true>(operands, int(lanes));
   }
+}
+template <class S, class T, int MR>
+void row_chain(const RowOperands<S, T>& operands, int64_t lanes) {
+  row_panels<S, T, MR, int(row_vectors(Vec<T>::kLanes * int64_t(sizeof(T)), MR))>(operands, lanes);
 }
 
 template <class S>
@@ -108,7 +130,7 @@ struct RowCall {
   RowCall(const RowProducts& p, int num_threads)
       : products(p), tiling(tile_rows(p, num_threads)), sum_pitch(round_up(tiling.lanes, 16)) {}
 
-  using Chain = void (*)(RowOperands<S, T>, int64_t lanes);
+  using Chain = void (*)(const RowOperands<S, T>&, int64_t lanes);
   // For what row_results() may return.
   static Chain chain_of(int64_t results) {
     switch (results) {
@@ -150,30 +172,34 @@ struct RowCall {
     operands.sum_pitch = sum_pitch;
     T* const totals = operands.sums + sum_pitch * results;
     T* const lost = totals + sum_pitch * results;
-    S* const result =
+    operands.result =
         static_cast<S*>(products.result) + group * products.result_g + result0 * products.result_r + lane0;
+    operands.result_pitch = products.result_r;
+    operands.valid_results = valid;
     operands.first = true;
     const int64_t chunk = products.segments_per_chunk * products.segment;
     const bool has_chunks = products.depth > chunk;
     for (int64_t k = 0; k < products.depth;) {
       const int64_t segment_end = min64(round_up(k + 1, products.segment), products.depth);
       operands.depth = min64(products.chain, segment_end - k);
-      for (int64_t i = 0; i < operands.depth; ++i) {
-        for (int64_t r = 0; r < results; ++r) {
-          factors[i * results + r] =
-              widen_scalar(factor[min64(r, valid - 1) * products.factor_r + (k + i) * products.factor_k]);
+      // A row of each result's; surplus ones stand for the last.
+      for (int64_t r = 0; r < results; ++r) {
+        const S* const from = factor + min64(r, valid - 1) * products.factor_r + k * products.factor_k;
+        for (int64_t i = 0; i < operands.depth; ++i) {
+          factors[i * results + r] = widen_scalar(from[i * products.factor_k]);
         }
       }
       operands.rows = static_cast<const S*>(products.rows) + group * products.rows_g + k * products.rows_k + lane0;
       k += operands.depth;
+      operands.last = k == products.depth && !has_chunks;
       chain(operands, lanes);
       operands.first = has_chunks && (k % chunk == 0 || k == products.depth);
       if (operands.first) add_chunk(totals, lost, operands.sums, results * sum_pitch, k <= chunk);
     }
-    if (has_chunks) finish_chunks(operands.sums, totals, lost, results * sum_pitch);
-    // As with every other result a bias, here none, is added last.
+    if (!has_chunks) return;
+    finish_chunks(operands.sums, totals, lost, results * sum_pitch);
     for (int64_t r = 0; r < valid; ++r) {
-      store_row(operands.sums + r * sum_pitch, Vec<T>::zero(), lanes, result + r * products.result_r);
+      store_row(operands.sums + r * sum_pitch, Vec<T>::zero(), lanes, operands.result + r * operands.result_pitch);
     }
   }
 };
