@@ -135,7 +135,7 @@ def toolkit_version(cuda_home: str | None) -> str | None:
 
 def find_sources(root: Path, *, cuda: bool) -> list[str]:
     """Paths relative to `root`, as setuptools wants them, in a fixed order."""
-    patterns = ["csrc/*.cpp", "csrc/cpu/*.cpp"]
+    patterns = ["csrc/*.cpp", "csrc/cpu/**/*.cpp"]
     if cuda:
         patterns += ["csrc/cuda/*.cpp", "csrc/cuda/*.cu"]
     found = (path for pattern in patterns for path in root.glob(pattern))

@@ -112,6 +112,8 @@ class DirectionExplanation:
     work_items: int  # shared out among the threads
     workspace_bytes_per_thread: int
     refused: str  # why a faster path is not taken; empty where there is none
+    # The drivers that were asked before the one that was taken, and why each refused.
+    candidates: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
         if not self.work_items:  # an empty result
@@ -126,6 +128,7 @@ class DirectionExplanation:
         ]
         if self.refused:
             lines.append(f"faster path refused: {self.refused}")
+        lines += [f"not {name}: {reason}" for name, reason in self.candidates]
         return "\n".join(lines)
 
 

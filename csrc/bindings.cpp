@@ -8,6 +8,7 @@
 #include <ATen/ops/matmul.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_arg_parser.h>
 
@@ -143,6 +144,7 @@ py::dict describe(const cpu::Explanation& e) {
   result["work_items"] = e.work_items;
   result["workspace_bytes_per_thread"] = e.workspace_bytes_per_thread;
   result["refused"] = e.refused;
+  result["candidates"] = e.candidates;
   return result;
 }
 

@@ -39,6 +39,10 @@ constexpr int64_t size_of(DType dtype) {
   }
 }
 
+// Whether a dtype is a real floating-point type; its numbers are summed in float32 or float64.
+constexpr bool is_floating(DType dtype) { return dtype <= DType::kFloat16; }
+constexpr bool is_integer(DType dtype) { return dtype >= DType::kInt8; }
+
 // A 4-D tensor: data points at element (0, 0, 0, 0); strides are in elements, in the order of the
 // dimensions ((N, C, H, W), or (OC, IC/groups, KH, KW) for weights), and may be zero or negative.
 struct ConstTensorView {

@@ -37,7 +37,7 @@ run "clang-format" clang-format --dry-run --Werror "${cxx_files[@]}"
 # clang-tidy takes half a minute for a file that includes torch. The engines and the geometry don't,
 # and they are where a subtle bug would hide: the files that preprocess without torch's headers.
 torch_free=()
-for file in csrc/*.cpp csrc/cpu/*.cpp; do
+for file in csrc/*.cpp csrc/cpu/*.cpp csrc/cpu/*/*.cpp; do
   if "${CXX:-c++}" -std=c++17 -E "$file" -o /dev/null 2>/dev/null; then
     torch_free+=("$file")
   fi

@@ -3,18 +3,14 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "../conv2d_problem.h"
 #include "../tensor_view.h"
+#include "base/executor.h"
 
 namespace conv2d_ext::cpu {
-
-// How the engines reach the caller's thread pool. run() calls body(context, item) once for every item in
-// [0, items), from up to num_threads threads, and returns when all are done.
-struct Executor {
-  int num_threads;
-  void (*run)(int64_t items, void* context, void (*body)(void* context, int64_t item));
-};
 
 // Every function writes all elements of its result, and nothing else. Results must not overlap inputs.
 // bias: out_channels elements at bias_stride, or nullptr.
@@ -51,6 +47,8 @@ struct Explanation {
   int64_t work_items;
   int64_t workspace_bytes_per_thread;
   std::string refused;  // why a faster path is not taken; empty where none exists
+  // The drivers that were asked before the one that was taken, and why they refused.
+  std::vector<std::pair<std::string, std::string>> candidates;
 };
 Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, ConstTensorView input,
                     ConstTensorView weight, const int64_t (&grad_weight_stride)[4], bool channels_last,

@@ -1,9 +1,15 @@
-// What a call will do, by the same decisions that it takes: the engine, the micro-kernel, the tiles, the chains.
+// What a call will do: the tasks that it is planned as (plan/candidates.h), printed instead of run.
 #include <string>
 
 #include "conv2d_cpu.h"
-#include "direction_gemms.h"
-#include "engine.h"
+#include "isa/engine.h"
+#include "plan/candidates.h"
+#include "plan/tile_depthwise.h"
+#include "plan/tile_gemm.h"
+#include "plan/tile_one_pixel.h"
+#include "plan/tile_phases.h"
+#include "plan/tile_pixels.h"
+#include "plan/tile_planes.h"
 
 namespace conv2d_ext::cpu {
 
@@ -33,11 +39,9 @@ const char* compute_name(DType dtype) {
   }
 }
 
-std::string ukernel_suffix(DType dtype, int64_t rows, int64_t cols) {
-  return std::string("_") + compute_name(dtype) + "_" + std::to_string(rows) + "x" + std::to_string(cols);
+std::string ukernel_suffix(const char* type, int64_t rows, int64_t cols) {
+  return std::string("_") + type + "_" + std::to_string(rows) + "x" + std::to_string(cols);
 }
-
-const char* const kInnerGroupsEngine = "depthwise, vectors over groups as they lie in memory";
 
 // Why a 16-bit type is widened to float32 instead of multiplied as it is.
 std::string why_widened(DType dtype, const char* where) {
@@ -49,38 +53,42 @@ std::string why_widened(DType dtype, const char* where) {
   return std::string(reason) + ": widened to float32 " + where + ", rounded once";
 }
 
-// `taken`: the engine whose kernels run; `pairs`: those that take bfloat16 products in pairs.
-void name_kernel(Explanation& e, DType dtype, const Engine& taken, bool pairs, const char* family, int64_t rows,
-                 int64_t width) {
-  const bool integers = dtype >= DType::kInt8;
-  e.micro_kernel = std::string(family) + "_" + (pairs ? "bf16" : compute_name(dtype)) + "_" + std::to_string(rows) +
-                   "x" + std::to_string(width) + "__" + (integers ? taken.integer_kernels : taken.kernels);
-  if (pairs) {
-    e.engine += ", bfloat16 products in pairs";
-  } else if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
-    e.refused = why_widened(dtype, "in the packers");
-  } else if (dtype != DType::kFloat32 && dtype != DType::kFloat64 && dtype != DType::kComplex64 &&
-             dtype != DType::kComplex128) {
+// The micro-kernels of an engine that runs a task.
+struct Kernels {
+  DType dtype;
+  const Engine& engine;
+  VectorShape vector;
+  bool pairs;
+};
+
+std::string ukernel(const Kernels& kernels, const char* family, int64_t rows, int64_t width) {
+  return family + ukernel_suffix(kernels.pairs ? "bf16" : compute_name(kernels.dtype), rows, width) + "__" +
+         kernels.engine.kernels;
+}
+
+// Kernels that take packed operands, and those that pack nothing and widen 16 bits as they load them.
+enum class Widened { kInPackers, kAsLoaded };
+void name_kernel(Explanation& e, const Kernels& kernels, const char* family, int64_t rows, int64_t width,
+                 Widened widened = Widened::kInPackers) {
+  e.micro_kernel = ukernel(kernels, family, rows, width);
+  const bool narrow = kernels.dtype == DType::kBFloat16 || kernels.dtype == DType::kFloat16;
+  if (narrow && !kernels.pairs) {
+    e.refused = why_widened(kernels.dtype, widened == Widened::kInPackers ? "in the packers" : "as loaded");
+  } else if (is_integer(kernels.dtype)) {
     e.refused = "integers use the generic 128-bit micro-kernel";
   }
 }
 
-void name_gemm_ukernel(Explanation& e, DType dtype, const Engine& taken, bool pairs, int64_t chunk_vectors,
-                       bool over_groups) {
-  const VectorShape vector = taken.vector_shape(dtype);
-  const int64_t vectors = cut_panels(chunk_vectors, vector.max_vectors).size(0);
-  e.engine = over_groups ? "implicit GEMM, vectors over groups" : "implicit GEMM, vectors over result channels";
-  name_kernel(e, dtype, taken, pairs, "gemm_ukernel", taken.rows(dtype, vectors), vectors * vector.lanes);
+void name_gemm_kernel(Explanation& e, const Kernels& kernels, int64_t chunk_vectors, int64_t max_vectors) {
+  const int64_t vectors = cut_panels(chunk_vectors, max_vectors).size(0);
+  name_kernel(e, kernels, "gemm_ukernel", kernels.engine.rows(kernels.dtype, vectors), vectors * kernels.vector.lanes);
 }
 
-// Kernels that pack nothing, and widen 16 bits as they load them.
-void name_loading_kernel(Explanation& e, DType dtype, const char* engine_name, const char* family, int64_t rows,
-                         int64_t columns) {
-  e.engine = engine_name;
-  e.micro_kernel = family + ukernel_suffix(dtype, rows, columns) + "__" + engine().kernels;
-  if (dtype == DType::kBFloat16 || dtype == DType::kFloat16) {
-    e.refused = why_widened(dtype, "as loaded");
-  }
+void set_tile(Explanation& e, int64_t images, int64_t rows, int64_t cols) {
+  e.tile_images = images;
+  e.tile_rows = rows;
+  e.tile_cols = cols;
+  e.tile_pixels = images * rows * cols;
 }
 
 // A dimension in blocks: all of one size but the last, which may be shorter.
@@ -117,62 +125,206 @@ int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
                       pixels.chain);
 }
 
-void explain_conv(Explanation& e, const ConvGemm& problem, DType dtype, int num_threads) {
-  const EngineChoice choice = choose_engine(dtype, problem);
-  const ConvGemm g = choice.gemm.pairs ? choice.gemm : join_rows_of_planes(choice.gemm);
-  const VectorShape vector = choice.engine.vector_shape(dtype);
-  const KBlocking k = block_k(g, vector.limits);
+// The GEMM's sizes, and the chains that its sums are made of.
+void set_gemm(Explanation& e, const ConvGemm& g, const VectorShape& vector) {
+  const KBlocking k = block_k(g.geometry(), vector.limits);
   e.gemm_m = g.m;
   e.gemm_n = g.batch * g.rows * g.cols;
   e.gemm_k = g.single_channels() * g.taps();
   e.k_segments = count_chains(k, g);
   e.k_segment_length = g.pairs ? 2 * k.chain : k.chain;
-  const bool over_groups = !g.pairs && lanes_are_groups(g, vector);
-  if (!over_groups && is_few_planes(g, vector, size_of(dtype))) {
-    const FewPlanesTiling t = tile_few_planes(g, vector, size_of(dtype), num_threads);
-    name_loading_kernel(e, dtype, "1x1 from many planes to few, plane by plane", "plane_ukernel", g.m,
-                        planes_at_once(k.chain));
-    // Rows that continue one another are one run of pixels.
-    e.tile_images = e.tile_rows = 1;
-    e.tile_cols = t.run;
-    e.work_items = t.items(g);
-    e.workspace_bytes_per_thread = scratch_bytes(g, t, vector);
-  } else if (!g.pairs && !over_groups && vectors_are_pixels(g, vector)) {
-    const PixelTiling t = tile_pixel_conv(g, k, vector, size_of(dtype), num_threads);
-    const int64_t block = cut_panels(t.chunk_m, pixel_rows(vector)).size(0);
-    const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;
-    e.engine = "implicit GEMM, vectors over pixels";
-    name_kernel(e, dtype, choice.engine, false, "pixel_ukernel", block,
-                cut_panels(div_up(run, vector.lanes), pixel_panel_vectors(block, vector)).size(0) * vector.lanes);
-    e.tile_images = 1;
-    e.tile_rows = t.tile_rows;
-    e.tile_cols = t.tile_cols;
-    e.work_items = t.tiles() * t.chunks_m * g.groups;
-    e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
-  } else if (over_groups && vector.interleaves && is_depthwise_inner(g, vector)) {
-    const DepthwiseTiling d = tile_depthwise(g, vector, num_threads);
-    name_gemm_ukernel(e, dtype, choice.engine, false, 1, true);
-    e.engine = kInnerGroupsEngine;
-    const int64_t step = g.taps_w == 1 ? 1 : depthwise_step(g.axis_w.step, g.axis_w.tap);
-    if (g.taps() <= k.chain && has_depthwise_ukernel(g.taps_w, step)) {
-      e.micro_kernel = "depthwise_ukernel" + ukernel_suffix(dtype, kDepthwisePixels, g.taps_w) + "s" +
-                       std::to_string(step) + "__" + choice.engine.kernels;
-    }
-    e.tile_images = d.tile_images;
-    e.tile_rows = d.tile_rows;
-    e.tile_cols = d.tile_cols;
-    e.work_items = d.items();
-    e.workspace_bytes_per_thread = lay_out_scratch(d, g, vector).bytes;
-  } else {
-    const ConvTiling t = tile_conv(g, k, vector, over_groups, num_threads);
-    name_gemm_ukernel(e, dtype, choice.engine, g.pairs, t.chunk_vectors, over_groups);
-    e.tile_images = t.tile_images;
-    e.tile_rows = t.tile_rows;
-    e.tile_cols = t.tile_cols;
-    e.work_items = t.tiles() * t.chunks_m * div_up(g.groups, over_groups ? vector.lanes : 1);
-    e.workspace_bytes_per_thread = lay_out_scratch(t, k, vector).bytes;
+}
+
+void explain_dot(Explanation& e, const ConvGemm& g, const Kernels& kernels, const DotKernelShape& shape, int threads) {
+  const DotBlocking k = block_dot(g.geometry(), shape.width, kernels.vector.limits);
+  const DotTiling t = tile_dot(g, k, shape, threads);
+  const bool single = t.images == 1;
+  name_kernel(e, kernels, "dot_ukernel", single ? shape.single_rows : shape.rows, single ? 1 : shape.columns,
+              Widened::kAsLoaded);
+  e.k_segments = shape.width * div_up(k.steps, k.chain);
+  e.k_segment_length = k.chain;
+  set_tile(e, t.images, 1, 1);
+  e.work_items = t.items(g.groups);
+  e.workspace_bytes_per_thread = lay_out_scratch(t, shape).bytes;
+}
+
+void explain_rows(Explanation& e, const RowProducts& rows, const Kernels& kernels, int threads) {
+  const RowTiling t = tile_rows(rows, threads);
+  const int64_t results = row_results(t.results), lanes = kernels.vector.lanes;
+  name_kernel(e, kernels, "row_ukernel", results, lanes * row_vectors(lanes * kernels.vector.element_size, results),
+              Widened::kAsLoaded);
+  e.work_items = t.items(rows.groups);
+  e.workspace_bytes_per_thread = row_scratch_bytes(rows, t, results, kernels.vector.element_size);
+}
+
+void explain_depthwise(Explanation& e, const ConvGemm& g, const Kernels& kernels, int threads) {
+  const DepthwiseTiling t = tile_depthwise(g, kernels.vector, threads);
+  name_gemm_kernel(e, kernels, 1, kernels.vector.max_vectors);
+  const int64_t step = g.taps_w == 1 ? 1 : depthwise_step(g.axis_w.step, g.axis_w.tap);
+  if (g.taps() <= block_k(g.geometry(), kernels.vector.limits).chain && has_depthwise_ukernel(g.taps_w, step)) {
+    const std::string kernel = ukernel(kernels, "depthwise_ukernel", kDepthwisePixels, g.taps_w);
+    e.micro_kernel = kernel;
+    e.micro_kernel.insert(kernel.rfind("__"), "s" + std::to_string(step));
   }
-  e.tile_pixels = e.tile_images * e.tile_rows * e.tile_cols;
+  set_tile(e, t.tile_images, t.tile_rows, t.tile_cols);
+  e.work_items = t.items();
+  e.workspace_bytes_per_thread = lay_out_scratch(t, g, kernels.vector).bytes;
+}
+
+void explain_planes(Explanation& e, const ConvGemm& g, const Kernels& kernels, int threads) {
+  const FewPlanesTiling t = tile_few_planes(g, kernels.vector, size_of(kernels.dtype), threads);
+  name_kernel(e, kernels, "plane_ukernel", g.m, planes_at_once(block_k(g.geometry(), kernels.vector.limits).chain),
+              Widened::kAsLoaded);
+  // Rows that continue one another are one run of pixels.
+  set_tile(e, 1, 1, t.run);
+  e.work_items = t.items(g);
+  e.workspace_bytes_per_thread = scratch_bytes(g, t, kernels.vector);
+}
+
+void explain_pixels(Explanation& e, const ConvGemm& g, const Kernels& kernels, int threads) {
+  const KBlocking k = block_k(g.geometry(), kernels.vector.limits);
+  const PixelTiling t = tile_pixel_conv(g, k, kernels.vector, size_of(kernels.dtype), threads);
+  const int64_t lanes = kernels.vector.lanes, block = cut_panels(t.chunk_m, pixel_rows(kernels.vector)).size(0);
+  const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;
+  const int64_t vectors = cut_panels(div_up(run, lanes), pixel_panel_vectors(block, kernels.vector)).size(0);
+  name_kernel(e, kernels, "pixel_ukernel", block, vectors * lanes);
+  set_tile(e, 1, t.tile_rows, t.tile_cols);
+  e.work_items = t.tiles() * t.chunks_m * g.groups;
+  e.workspace_bytes_per_thread = lay_out_scratch(t, k, kernels.vector).bytes;
+}
+
+void explain_gemm(Explanation& e, const ConvGemm& g, const Kernels& kernels, bool over_groups, int threads) {
+  const KBlocking k = block_k(g.geometry(), kernels.vector.limits);
+  const ConvTiling t = tile_conv(g, k, kernels.vector, over_groups, threads);
+  name_gemm_kernel(e, kernels, t.chunk_vectors, kernels.vector.max_vectors);
+  set_tile(e, t.tile_images, t.tile_rows, t.tile_cols);
+  e.work_items = t.tiles() * t.chunks_m * div_up(g.groups, over_groups ? kernels.vector.lanes : 1);
+  e.workspace_bytes_per_thread = lay_out_scratch(t, k, kernels.vector).bytes;
+}
+
+double products(const ConvGemm& g) {
+  return double(g.batch) * double(g.rows) * double(g.cols) * double(g.channels) * double(g.taps());
+}
+
+void explain_strided(Explanation& e, const Call& call, const Kernels& kernels, int threads) {
+  const Conv2dProblem& p = call.problem;
+  // The phase of the most products stands for all.
+  double most = -1;
+  for_each_grad_input_gemm(p, call.a.stride, call.b.stride, call.result.stride,
+                           [&](const ConvGemm& g, const GemmOffsets&) {
+                             if (products(g) <= most) return;
+                             most = products(g);
+                             set_gemm(e, g, kernels.vector);
+                           });
+  const StridedTiling t = tile_strided(p, kernels.vector, threads);
+  const int64_t lanes = kernels.vector.lanes;
+  const int64_t vectors = cut_panels(div_up(t.tile_pairs, lanes), kStridedVectors).size(0);
+  name_kernel(e, kernels, "strided_ukernel", strided_rows(vectors), 2 * vectors * lanes);
+  set_tile(e, 1, t.tile_rows, min64(2 * t.tile_pairs, p.in_w));
+  e.work_items = p.batch * p.groups * t.tiles();
+  e.workspace_bytes_per_thread = lay_out_scratch(t, p, kernels.vector).bytes;
+}
+
+void explain_phases(Explanation& e, const JoinedPhases& phases, const Kernels& kernels, int threads) {
+  const PhasesTiling t = tile_phases(phases, kernels.vector, threads);
+  const ConvGemm* most = &phases.gemm[0];
+  for (int f = 1; f < phases.count; ++f) {
+    if (products(phases.gemm[f]) > products(*most)) most = &phases.gemm[f];
+  }
+  set_gemm(e, *most, kernels.vector);
+  name_gemm_kernel(e, kernels, t.chunk_vectors, t.panel_vectors);
+  set_tile(e, t.tile_images, most->rows, most->cols);
+  e.work_items = t.items(phases);
+  e.workspace_bytes_per_thread = lay_out_scratch(t, phases, kernels.vector).bytes;
+}
+
+// The sums of grad_weight, whichever driver forms them.
+void set_weight_sums(Explanation& e, const Conv2dProblem& p, const PixelBlocking& pixels) {
+  e.gemm_m = p.out_channels_per_group();
+  e.gemm_n = p.gemm_k();
+  e.gemm_k = p.gemm_n();
+  set_tile(e, pixels.images, pixels.rows, pixels.cols);
+  e.k_segments = count_chains(pixels, p);
+  e.k_segment_length = pixels.chain;
+}
+
+void explain_weight(Explanation& e, const Conv2dProblem& p, const Kernels& kernels, WeightLanes lanes, int threads) {
+  const VectorShape& vector = kernels.vector;
+  const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
+  const WeightTiling t = tile_grad_weight(p, pixels, vector, lanes, threads);
+  name_gemm_kernel(e, kernels, t.chunk_vectors, vector.max_vectors);
+  if (lanes == WeightLanes::kInnerGroups && has_depthwise_weight_ukernel(p.kernel_w)) {
+    const int64_t rows =
+        depthwise_weight_rows(p.kernel_w, vector.max_vectors * kernels.engine.rows(kernels.dtype, vector.max_vectors));
+    e.micro_kernel = ukernel(kernels, "depthwise_weight_ukernel", min64(rows, p.kernel_h), p.kernel_w);
+  }
+  e.work_items = t.tiles() * t.group_blocks * t.slots;
+  e.workspace_bytes_per_thread = lay_out_scratch(t, pixels, vector).bytes + div_up(partial_bytes(t, vector), threads);
+}
+
+Explanation explain_task(const Task& task, const IsaShape& isa, int threads) {
+  const Call& call = *task.call;
+  const bool pairs = task.driver == Driver::kPairs;
+  const Kernels kernels{call.dtype, engine_for(call.dtype, task), pairs ? isa.pairs : isa.vector, pairs};
+  Explanation e{};
+  e.engine = name_of(task.driver);
+  e.isa = engine().isa;
+  if (call.direction == Direction::kGradWeight) {
+    const Conv2dProblem& p = call.problem;
+    set_weight_sums(e, p, block_pixels(p.batch, p.out_h, p.out_w, kernels.vector.limits));
+  } else if (task.gemm != nullptr) {
+    set_gemm(e, *task.gemm, kernels.vector);
+    set_tile(e, 1, 1, 1);
+  }
+  switch (task.driver) {
+    case Driver::kDot:
+      explain_dot(e, *task.gemm, kernels, isa.dot, threads);
+      break;
+    case Driver::kRows:
+      explain_rows(e, *task.rows, kernels, threads);
+      break;
+    case Driver::kStrided:
+      explain_strided(e, call, kernels, threads);
+      break;
+    case Driver::kPhases:
+      explain_phases(e, *task.phases, kernels, threads);
+      break;
+    case Driver::kDepthwise:
+      explain_depthwise(e, *task.gemm, kernels, threads);
+      break;
+    case Driver::kPlanes:
+      explain_planes(e, *task.gemm, kernels, threads);
+      break;
+    case Driver::kPixels:
+      explain_pixels(e, *task.gemm, kernels, threads);
+      break;
+    case Driver::kPairs:
+    case Driver::kGroups:
+    case Driver::kGemm:
+      explain_gemm(e, *task.gemm, kernels, task.driver == Driver::kGroups, threads);
+      break;
+    case Driver::kWeightDepthwise:
+      explain_weight(e, call.problem, kernels, WeightLanes::kInnerGroups, threads);
+      break;
+    case Driver::kWeightGroups:
+      explain_weight(e, call.problem, kernels, WeightLanes::kGroups, threads);
+      break;
+    case Driver::kWeightGemm:
+      explain_weight(e, call.problem, kernels, WeightLanes::kChannels, threads);
+      break;
+    case Driver::kPadding:
+      break;
+  }
+  return e;
+}
+
+// One more task of a call: that of the most products stands for them all.
+void add_task(Explanation& e, const Explanation& task) {
+  const int64_t items = e.work_items + task.work_items;
+  const int64_t workspace = max64(e.workspace_bytes_per_thread, task.workspace_bytes_per_thread);
+  if (e.engine.empty() || double(task.gemm_n) * double(task.gemm_k) > double(e.gemm_n) * double(e.gemm_k)) e = task;
+  e.work_items = items;
+  e.workspace_bytes_per_thread = workspace;
 }
 
 // A tensor without data, in one of the two formats that results have.
@@ -181,181 +333,48 @@ TensorView result_view(int64_t channels, int64_t height, int64_t width, bool cha
   return {nullptr, {channels * height * width, height * width, width, 1}};
 }
 
-void explain_dots(Explanation& e, const ConvGemm& g, DType dtype, int num_threads) {
-  const DotKernelShape shape = engine().dot_shape(dtype);
-  const DotBlocking k = block_dot(g, shape.width, engine().vector_shape(dtype).limits);
-  const DotTiling t = tile_dot(g, k, shape, num_threads);
-  const bool single = t.images == 1;
-  name_loading_kernel(e, dtype, "one pixel, dot products along the weight's rows", "dot_ukernel",
-                      single ? shape.single_rows : shape.rows, single ? 1 : shape.columns);
-  e.gemm_m = g.m;
-  e.gemm_n = g.batch;
-  e.gemm_k = k.products;
-  e.tile_pixels = e.tile_images = t.images;
-  e.tile_rows = e.tile_cols = 1;
-  e.k_segments = shape.width * div_up(k.steps, k.chain);
-  e.k_segment_length = k.chain;
-  e.work_items = t.items(g.groups);
-  e.workspace_bytes_per_thread = lay_out_scratch(t, shape).bytes;
-}
-
-// What differs from the GEMM driver: neither the problem nor its chains.
-void explain_rows(Explanation& e, const RowProducts& rows, DType dtype, int num_threads) {
-  const VectorShape vector = engine().vector_shape(dtype);
-  const RowTiling t = tile_rows(rows, num_threads);
-  const int64_t results = row_results(t.results);
-  name_loading_kernel(e, dtype, "one pixel, rows times factors", "row_ukernel", results,
-                      vector.lanes * row_vectors(vector.lanes * vector.element_size, results));
-  e.work_items = t.items(rows.groups);
-  e.workspace_bytes_per_thread = row_scratch_bytes(rows, t, results, vector.element_size);
-}
-
-// One more GEMM of a direction: that of the most products stands for them all.
-void add_gemm(Explanation& e, const Explanation& gemm) {
-  const int64_t items = e.work_items + gemm.work_items;
-  const int64_t workspace = max64(e.workspace_bytes_per_thread, gemm.workspace_bytes_per_thread);
-  if (e.engine.empty() || double(gemm.gemm_n) * double(gemm.gemm_k) > double(e.gemm_n) * double(e.gemm_k)) e = gemm;
-  e.work_items = items;
-  e.workspace_bytes_per_thread = workspace;
-}
-
-Explanation explain_bands(const Conv2dProblem& p, const ConvGemm& whole, DType dtype, int num_threads) {
-  Explanation e{};
-  for_each_forward_gemm(p, whole, [&](const ConvGemm& g, const GemmOffsets&) {
-    Explanation band{};
-    band.isa = engine().isa;
-    explain_conv(band, g, dtype, num_threads);
-    add_gemm(e, band);
-  });
-  e.engine += ", in bands without the taps that lie in the padding";
-  return e;
-}
-
-// What differs from the phases' GEMMs: neither the problem nor its chains.
-void explain_strided(Explanation& e, const Conv2dProblem& p, DType dtype, int num_threads) {
-  const VectorShape vector = engine().vector_shape(dtype);
-  const StridedTiling t = tile_strided(p, vector, num_threads);
-  const int64_t vectors = cut_panels(div_up(t.tile_pairs, vector.lanes), kStridedVectors).size(0);
-  e.engine = "depthwise, vectors over the pixels of two phases";
-  name_kernel(e, dtype, engine(), false, "strided_ukernel", strided_rows(vectors), 2 * vectors * vector.lanes);
-  e.tile_images = 1;
-  e.tile_rows = t.tile_rows;
-  e.tile_cols = min64(2 * t.tile_pairs, p.in_w);
-  e.tile_pixels = e.tile_rows * e.tile_cols;
-  e.work_items = p.batch * p.groups * t.tiles();
-  e.workspace_bytes_per_thread = lay_out_scratch(t, p, vector).bytes;
-}
-
-// The same, and the phase of the most products stays the one told of.
-void explain_phases(Explanation& e, const JoinedPhases& phases, DType dtype, int num_threads) {
-  const VectorShape vector = engine().vector_shape(dtype);
-  const PhasesTiling t = tile_phases(phases, vector, num_threads);
-  const int64_t vectors = cut_panels(t.chunk_vectors, t.panel_vectors).size(0);
-  e.engine = "implicit GEMM, the phases of the stride together";
-  e.refused.clear();
-  name_kernel(e, dtype, engine(), false, "gemm_ukernel", engine().rows(dtype, vectors), vectors * vector.lanes);
-  e.tile_images = t.tile_images;
-  for (int f = 0; f < phases.count; ++f) {
-    const ConvGemm& g = phases.gemm[f];
-    if (g.batch * g.rows * g.cols != e.gemm_n || g.channels * g.taps() != e.gemm_k) continue;
-    e.tile_rows = g.rows;
-    e.tile_cols = g.cols;
-    break;
-  }
-  e.tile_pixels = e.tile_images * e.tile_rows * e.tile_cols;
-  e.work_items = t.items(phases);
-  e.workspace_bytes_per_thread = lay_out_scratch(t, phases, vector).bytes;
-}
-
 }  // namespace
 
 Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, ConstTensorView input,
                     ConstTensorView weight, const int64_t (&grad_weight_stride)[4], bool channels_last,
                     int num_threads) {
-  const Conv2dProblem p = with_bounded_strides(problem);
-  if (is_small(p)) num_threads = 1;
+  const Conv2dProblem& p = problem;
+  const TensorView output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
+  const ConstTensorView grad_output{nullptr, {output.stride[0], output.stride[1], output.stride[2], output.stride[3]}};
+  Call call{direction, problem, dtype, input, weight, output};
+  if (direction == Direction::kGradInput) {
+    call.a = grad_output;
+    call.result = result_view(p.in_channels, p.in_h, p.in_w, channels_last);
+  } else if (direction == Direction::kGradWeight) {
+    call.a = grad_output;
+    call.b = input;
+    const int64_t* const gw = grad_weight_stride;
+    call.result = {nullptr, {gw[0], gw[1], gw[2], gw[3]}};
+  }
   Explanation e{};
   e.isa = engine().isa;
-  if (direction == Direction::kForward) {
-    if (p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0) {
-      e.engine = "none: the result is empty";
-      return e;
-    }
-    const TensorView output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
-    const ConvGemm g = forward_gemm(p, input, weight, nullptr, 0, output);
-    if (sums_as_dots(p, dtype)) {
-      explain_dots(e, g, dtype, num_threads);
-    } else if (forward_cuts_bands(p)) {
-      e = explain_bands(p, g, dtype, num_threads);
-    } else {
-      explain_conv(e, g, dtype, num_threads);
-    }
-  } else if (direction == Direction::kGradInput) {
-    if (p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0) {
-      e.engine = "none: the result is empty";
-      return e;
-    }
-    // A strided problem is one GEMM for each phase of the stride; the one of the most products stands for them.
-    const TensorView grad_output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
-    const TensorView result = result_view(p.in_channels, p.in_h, p.in_w, channels_last);
-    for_each_grad_input_gemm(
-        p, grad_output.stride, weight.stride, result.stride, [&](const ConvGemm& g, const GemmOffsets&) {
-          Explanation phase{};
-          phase.isa = e.isa;
-          explain_conv(phase, g, dtype, num_threads);
-          if (takes_rows(g, dtype, engine().vector_shape(dtype))) {
-            explain_rows(phase, row_products(g, engine().vector_shape(dtype).limits), dtype, num_threads);
-          }
-          add_gemm(e, phase);
-        });
-    JoinedPhases phases;
-    if (joins_phases(p, dtype, grad_output.stride, weight.stride, result.stride, phases)) {
-      explain_phases(e, phases, dtype, num_threads);
-    }
-    const VectorShape vector = engine().vector_shape(dtype);
-    if (is_depthwise_strided(p, result.stride, vector)) explain_strided(e, p, dtype, num_threads);
-  } else {
-    if (p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0) {
-      e.engine = "none: the result is empty";
-      return e;
-    }
-    const VectorShape vector = engine().vector_shape(dtype);
-    const bool over_groups = lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector);
-    const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
-    const TensorView grad_output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
-    const bool inner_groups = vector.interleaves && is_depthwise_inner(p, input.stride, grad_output.stride, vector);
-    const WeightTiling t = tile_grad_weight(p, pixels, vector,
-                                            inner_groups  ? WeightLanes::kInnerGroups
-                                            : over_groups ? WeightLanes::kGroups
-                                                          : WeightLanes::kChannels,
-                                            num_threads);
-    name_gemm_ukernel(e, dtype, engine(), false, t.chunk_vectors, over_groups || inner_groups);
-    if (inner_groups) {
-      e.engine = kInnerGroupsEngine;
-      if (has_depthwise_weight_ukernel(p.kernel_w)) {
-        const int64_t rows =
-            depthwise_weight_rows(p.kernel_w, vector.max_vectors * engine().rows(dtype, vector.max_vectors));
-        e.micro_kernel = "depthwise_weight_ukernel" + ukernel_suffix(dtype, min64(rows, p.kernel_h), p.kernel_w) +
-                         "__" + engine().kernels;
-      }
-    }
-    e.gemm_m = p.out_channels_per_group();
-    e.gemm_n = p.gemm_k();
-    e.gemm_k = p.gemm_n();
-    e.tile_pixels = pixels.images * pixels.rows * pixels.cols;
-    e.tile_images = pixels.images;
-    e.tile_rows = pixels.rows;
-    e.tile_cols = pixels.cols;
-    e.k_segments = count_chains(pixels, p);
-    e.k_segment_length = pixels.chain;
-    e.work_items = t.tiles() * t.group_blocks * t.slots;
-    e.workspace_bytes_per_thread =
-        lay_out_scratch(t, pixels, vector).bytes + div_up(partial_bytes(t, vector), num_threads);
-    if (takes_rows(p, dtype, input.stride, grad_weight_stride, vector)) {
-      explain_rows(e, row_products(p, grad_output.stride, input.stride, grad_weight_stride, vector.limits), dtype,
-                   num_threads);
-    }
+  if (is_empty(call)) {
+    e.engine = "none: the result is empty";
+    return e;
   }
+  normalize(call);
+  // Data that nobody reads: where operands begin may decide nothing.
+  call.a.data = call.b.data = call.result.data = nullptr;
+  if (is_small(call.problem)) num_threads = 1;
+  const IsaShape isa = shape_for(dtype);
+  Refusals refusals;
+  const auto add = [&](const Task& task) {
+    if (task.driver == Driver::kPadding) {
+      e.engine += ", in bands without the taps that lie in the padding";
+      return;
+    }
+    Explanation one = explain_task(task, isa, num_threads);
+    for (int i = 0; i < refusals.count; ++i) {
+      one.candidates.emplace_back(name_of(refusals.refusal[i].driver), refusals.refusal[i].reason);
+    }
+    add_task(e, one);
+  };
+  for_each_task(call, isa, add, &refusals);
   return e;
 }
 

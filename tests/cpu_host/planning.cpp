@@ -14,13 +14,14 @@
 #include <string>
 #include <vector>
 
-#include "../../csrc/cpu/depthwise.h"
-#include "../../csrc/cpu/direction_gemms.h"
-#include "../../csrc/cpu/few_planes.h"
-#include "../../csrc/cpu/limits.h"
-#include "../../csrc/cpu/one_pixel.h"
-#include "../../csrc/cpu/phases.h"
-#include "../../csrc/cpu/tiling.h"
+#include "../../csrc/cpu/base/limits.h"
+#include "../../csrc/cpu/plan/candidates.h"
+#include "../../csrc/cpu/plan/tile_depthwise.h"
+#include "../../csrc/cpu/plan/tile_gemm.h"
+#include "../../csrc/cpu/plan/tile_one_pixel.h"
+#include "../../csrc/cpu/plan/tile_phases.h"
+#include "../../csrc/cpu/plan/tile_pixels.h"
+#include "../../csrc/cpu/plan/tile_planes.h"
 
 namespace {
 
@@ -44,11 +45,7 @@ struct Draw {
 };
 
 // What the instruction sets have; the last takes bfloat16 in pairs.
-struct Shapes {
-  VectorShape vector;
-  DotKernelShape dot;
-};
-Shapes shapes_of(DType dtype, int vector_bytes) {
+IsaShape shapes_of(DType dtype, int vector_bytes) {
   const int64_t storage = size_of(dtype);
   const bool narrow = dtype == DType::kBFloat16 || dtype == DType::kFloat16;
   const bool native = narrow || dtype == DType::kFloat32 || dtype == DType::kFloat64;
@@ -58,11 +55,14 @@ Shapes shapes_of(DType dtype, int vector_bytes) {
   const int64_t vectors = vector_bytes == 64 ? 4 : vector_bytes == 32 && native ? 2 : 1;
   const VectorShape vector{vector_bytes / element, vectors, element, native, chain_limits(vector_bytes > 16)};
   const int64_t single = vector_bytes == 64 ? 8 : vector_bytes == 32 ? 6 : 3, rows = vector_bytes == 64 ? 6 : 3;
-  return {vector,
-          {vector.lanes, 64 / element, element, storage, single, rows,
-           vector_bytes == 64   ? 4
-           : vector_bytes == 32 ? 2
-                                : 1}};
+  IsaShape shape{};
+  shape.vector = vector;
+  shape.dot = {
+      vector.lanes, 64 / element, element, storage, single, rows, vector_bytes == 64 ? 4 : vector_bytes == 32 ? 2 : 1};
+  shape.has_pairs = dtype == DType::kBFloat16 && vector_bytes == 64;
+  shape.pairs = vector;
+  shape.pairs.limits = kPairLimits;
+  return shape;
 }
 
 class Random {
@@ -222,39 +222,9 @@ void check_scratch(const char* driver, int64_t bytes) {
   }
 }
 
-void plan_gemm(const ConvGemm& gemm, const Draw& d, const Shapes& shapes) {
-  const VectorShape& vector = shapes.vector;
-  const ConvGemm g = join_rows_of_planes(gemm);
-  const KBlocking k = block_k(g, vector.limits);
-  if (vector.interleaves && is_depthwise_inner(g, vector)) {
-    check_scratch("depthwise", lay_out_scratch(tile_depthwise(g, vector, d.threads), g, vector).bytes);
-  }
-  for (const bool over_groups : {false, true}) {
-    if (over_groups && !lanes_are_groups(g, vector)) continue;
-    const ConvTiling t = tile_conv(g, k, vector, over_groups, d.threads);
-    check_scratch(over_groups ? "conv, groups" : "conv", lay_out_scratch(t, k, vector).bytes);
-  }
-  if (vector.interleaves && is_few_planes(g, vector, size_of(d.dtype))) {
-    const FewPlanesTiling t = tile_few_planes(g, vector, size_of(d.dtype), d.threads);
-    check_scratch("few planes", scratch_bytes(g, t, vector));
-  }
-  if (vector.interleaves && vectors_are_pixels(g, vector)) {
-    const PixelTiling t = tile_pixel_conv(g, k, vector, size_of(d.dtype), d.threads);
-    check_scratch("pixels", lay_out_scratch(t, k, vector).bytes);
-  }
-  if (takes_rows(g, d.dtype, vector)) {
-    const RowProducts rows = row_products(g, vector.limits);
-    const RowTiling t = tile_rows(rows, d.threads);
-    check_scratch("rows", row_scratch_bytes(rows, t, row_results(t.results), vector.element_size));
-  }
-  if (d.dtype == DType::kBFloat16 && vector.max_vectors == 4 && takes_pairs(gemm, vector)) {
-    VectorShape pairs = vector;
-    pairs.limits = kPairLimits;
-    const ConvGemm paired = in_pairs(gemm);
-    const KBlocking blocking = block_k(paired, pairs.limits);
-    const ConvTiling t = tile_conv(paired, blocking, pairs, false, d.threads);
-    check_scratch("conv, pairs", lay_out_scratch(t, blocking, pairs).bytes);
-  }
+void plan_gemm(const char* driver, const ConvGemm& g, bool over_groups, const Draw& d, const VectorShape& vector) {
+  const KBlocking k = block_k(g.geometry(), vector.limits);
+  check_scratch(driver, lay_out_scratch(tile_conv(g, k, vector, over_groups, d.threads), k, vector).bytes);
 }
 
 void plan_weight(const Conv2dProblem& p, const Draw& d, const VectorShape& vector, WeightLanes lanes) {
@@ -266,19 +236,67 @@ void plan_weight(const Conv2dProblem& p, const Draw& d, const VectorShape& vecto
   if (partials < 0 || partials > kPartialBytes) fail(std::to_string(partials) + " bytes of partials a thread");
 }
 
+void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
+  const VectorShape& vector = isa.vector;
+  const Conv2dProblem& p = task.call->problem;
+  switch (task.driver) {
+    case Driver::kDot: {
+      const DotBlocking k = block_dot(task.gemm->geometry(), isa.dot.width, vector.limits);
+      return check_scratch("dots", lay_out_scratch(tile_dot(*task.gemm, k, isa.dot, d.threads), isa.dot).bytes);
+    }
+    case Driver::kRows: {
+      const RowTiling t = tile_rows(*task.rows, d.threads);
+      return check_scratch("rows", row_scratch_bytes(*task.rows, t, row_results(t.results), vector.element_size));
+    }
+    case Driver::kStrided:
+      return check_scratch("strided", lay_out_scratch(tile_strided(p, vector, d.threads), p, vector).bytes);
+    case Driver::kPhases: {
+      const PhasesTiling t = tile_phases(*task.phases, vector, d.threads);
+      return check_scratch("phases", lay_out_scratch(t, *task.phases, vector).bytes);
+    }
+    case Driver::kPairs:
+      return plan_gemm("conv, pairs", *task.gemm, false, d, isa.pairs);
+    case Driver::kDepthwise: {
+      const DepthwiseTiling t = tile_depthwise(*task.gemm, vector, d.threads);
+      return check_scratch("depthwise", lay_out_scratch(t, *task.gemm, vector).bytes);
+    }
+    case Driver::kGroups:
+      return plan_gemm("conv, groups", *task.gemm, true, d, vector);
+    case Driver::kPlanes:
+      return check_scratch(
+          "few planes",
+          scratch_bytes(*task.gemm, tile_few_planes(*task.gemm, vector, size_of(d.dtype), d.threads), vector));
+    case Driver::kPixels: {
+      const KBlocking k = block_k(task.gemm->geometry(), vector.limits);
+      const PixelTiling t = tile_pixel_conv(*task.gemm, k, vector, size_of(d.dtype), d.threads);
+      return check_scratch("pixels", lay_out_scratch(t, k, vector).bytes);
+    }
+    case Driver::kGemm:
+      return plan_gemm("conv", *task.gemm, false, d, vector);
+    case Driver::kWeightDepthwise:
+      return plan_weight(p, d, vector, WeightLanes::kInnerGroups);
+    case Driver::kWeightGroups:
+      return plan_weight(p, d, vector, WeightLanes::kGroups);
+    case Driver::kWeightGemm:
+      return plan_weight(p, d, vector, WeightLanes::kChannels);
+    case Driver::kPadding:
+      return;
+  }
+}
+
 // ---- bands, position by position
 
 struct Axis {
   GatherAxis axis;
   int64_t taps, positions, size;
 };
-struct Band {
+struct FoundBand {
   int64_t first, positions, first_tap, taps;
 };
-std::vector<Band> bands_of(const Axis& a, int64_t& inside) {
-  std::vector<Band> bands;
+std::vector<FoundBand> bands_of(const Axis& a, int64_t& inside) {
+  std::vector<FoundBand> bands;
   for (int64_t q = 0; q < a.positions; ++q) {
-    Band band{q, 1, 0, 0};
+    FoundBand band{q, 1, 0, 0};
     for (int64_t tap = 0; tap < a.taps; ++tap) {
       const int64_t coordinate = a.axis.source(q, tap);
       if (coordinate < 0 || coordinate >= a.size) continue;
@@ -297,7 +315,7 @@ std::vector<Band> bands_of(const Axis& a, int64_t& inside) {
 using Pieces = std::vector<std::vector<int64_t>>;
 bool add_pieces(const Axis& h, const Axis& v, Pieces& pieces) {
   int64_t inside_h = 0, inside_v = 0;
-  std::vector<Band> rows = bands_of(h, inside_h), cols = bands_of(v, inside_v);
+  std::vector<FoundBand> rows = bands_of(h, inside_h), cols = bands_of(v, inside_v);
   const double share = double(inside_h) / (double(h.positions) * double(h.taps)) *
                        (double(inside_v) / (double(v.positions) * double(v.taps)));
   const bool cut = share < 0.85 && h.positions * v.positions >= 64 * int64_t(rows.size()) * int64_t(cols.size());
@@ -305,8 +323,8 @@ bool add_pieces(const Axis& h, const Axis& v, Pieces& pieces) {
     rows = {{0, h.positions, 0, h.taps}};
     cols = {{0, v.positions, 0, v.taps}};
   }
-  for (const Band& row : rows) {
-    for (const Band& col : cols) {
+  for (const FoundBand& row : rows) {
+    for (const FoundBand& col : cols) {
       const bool met = row.taps > 0 && col.taps > 0;
       pieces.push_back({row.positions, col.positions, met ? row.taps : 0, met ? col.taps : 0,
                         h.axis.source(row.first, row.first_tap), v.axis.source(col.first, col.first_tap)});
@@ -371,52 +389,35 @@ void plan(const Draw& d) {
   const auto view = [](const Strides& s) {
     return ConstTensorView{nullptr, {s.stride[0], s.stride[1], s.stride[2], s.stride[3]}};
   };
-  const TensorView output{nullptr, {d.output.stride[0], d.output.stride[1], d.output.stride[2], d.output.stride[3]}};
-  const ConvGemm forward = forward_gemm(p, view(d.input), view(d.weight), nullptr, 0, output);
+  const auto result = [](const Strides& s) {
+    return TensorView{nullptr, {s.stride[0], s.stride[1], s.stride[2], s.stride[3]}};
+  };
   is_small(p);
-  check_bands(p, d, forward);
+  check_bands(p, d, forward_gemm(p, view(d.input), view(d.weight), nullptr, 0, result(d.output)));
+  const int64_t taps_h = std::min(p.kernel_h, grad_input_tap_step(p.stride_h, p.dilation_h));
+  const int64_t taps_w = std::min(p.kernel_w, grad_input_tap_step(p.stride_w, p.dilation_w));
+  const bool few_phases = Wide(taps_h) * taps_w <= 10000 && Wide(p.kernel_h) * p.kernel_w <= 10000000;
+  // Deciding on bands takes a step for each tap or position of an axis, whichever are fewer.
+  constexpr int64_t kMostSteps = 100000;
+  const bool few_steps = std::min(p.kernel_h, p.out_h) <= kMostSteps && std::min(p.kernel_w, p.out_w) <= kMostSteps;
+  Call calls[] = {{Direction::kForward, d.problem, d.dtype, view(d.input), view(d.weight), result(d.output)},
+                  {Direction::kGradInput, d.problem, d.dtype, view(d.output), view(d.weight), result(d.grad_input)},
+                  {Direction::kGradWeight, d.problem, d.dtype, view(d.output), view(d.input), result(d.grad_weight)}};
   for (const int vector_bytes : {16, 32, 64}) {
-    const Shapes shapes = shapes_of(d.dtype, vector_bytes);
-    const VectorShape& vector = shapes.vector;
-    if (sums_as_dots(p, d.dtype)) {
-      const DotBlocking k = block_dot(forward, shapes.dot.width, vector.limits);
-      check_scratch("dots", lay_out_scratch(tile_dot(forward, k, shapes.dot, d.threads), shapes.dot).bytes);
-    }
-    plan_gemm(forward, d, shapes);
-
-    const int64_t taps_h = std::min(p.kernel_h, grad_input_tap_step(p.stride_h, p.dilation_h));
-    const int64_t taps_w = std::min(p.kernel_w, grad_input_tap_step(p.stride_w, p.dilation_w));
-    if (Wide(taps_h) * taps_w <= 200000 && is_depthwise_strided(p, d.grad_input.stride, vector)) {
-      check_scratch("strided", lay_out_scratch(tile_strided(p, vector, d.threads), p, vector).bytes);
-    }
-    if (Wide(taps_h) * taps_w <= 10000 && Wide(p.kernel_h) * p.kernel_w <= 10000000) {
-      JoinedPhases phases;
-      if (join_phases(p, vector, d.output.stride, d.weight.stride, d.grad_input.stride, phases)) {
-        check_scratch("phases", lay_out_scratch(tile_phases(phases, vector, d.threads), phases, vector).bytes);
-      }
+    const IsaShape isa = shapes_of(d.dtype, vector_bytes);
+    for (Call call : calls) {
+      if (call.direction == Direction::kGradInput && !few_phases) continue;
+      if (call.direction == Direction::kForward && !few_steps) continue;
+      normalize(call);
       struct Enough {};
-      int gemms = 0;
+      int tasks = 0;
       try {
-        for_each_grad_input_gemm(p, d.output.stride, d.weight.stride, d.grad_input.stride,
-                                 [&](const ConvGemm& g, const GemmOffsets&) {
-                                   if (gemms++ == kMostGemms) throw Enough{};
-                                   plan_gemm(g, d, shapes);
-                                 });
+        for_each_task(call, isa, [&](const Task& task) {
+          if (tasks++ == kMostGemms) throw Enough{};
+          plan_task(task, d, isa);
+        });
       } catch (Enough) {
       }
-    }
-
-    if (takes_rows(p, d.dtype, d.input.stride, d.grad_weight.stride, vector)) {
-      const RowProducts rows = row_products(p, d.output.stride, d.input.stride, d.grad_weight.stride, vector.limits);
-      const RowTiling t = tile_rows(rows, d.threads);
-      check_scratch("rows", row_scratch_bytes(rows, t, row_results(t.results), vector.element_size));
-    }
-    plan_weight(p, d, vector, WeightLanes::kChannels);
-    if (lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector)) {
-      plan_weight(p, d, vector, WeightLanes::kGroups);
-    }
-    if (vector.interleaves && is_depthwise_inner(p, d.input.stride, d.output.stride, vector)) {
-      plan_weight(p, d, vector, WeightLanes::kInnerGroups);
     }
   }
 }

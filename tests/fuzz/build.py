@@ -25,7 +25,7 @@ ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
 # Of which any may be left out; integers stand for all of their kinds.
 DTYPES = ("float32", "float64", "bfloat16", "float16", "complex64", "complex128", "integers")
 # What the harness puts others in the place of, and what knows torch.
-_REPLACED = {"isa.cpp", "scratch.cpp", "conv2d_cpu_ops.cpp"}
+_REPLACED = {"select.cpp", "scratch.cpp", "conv2d_cpu_ops.cpp"}
 # Threads and scratch are watched by the sanitizers; oracle and tensors would only be slower.
 _WATCHED = {"harness.cpp", "seams.cpp", "threads.cpp"}
 
@@ -95,7 +95,7 @@ def _run(command: list[str]) -> None:
 
 
 def _sources(isas: tuple[str, ...], libfuzzer: bool) -> list[pathlib.Path]:
-    engine = [file for file in ENGINE.glob("*.cpp") if file.name not in _REPLACED]
+    engine = [file for file in ENGINE.rglob("*.cpp") if file.name not in _REPLACED]
     left_out = {f"engine_{isa}.cpp" for isa in ISAS if isa not in isas}
     harness = [
         file for file in HERE.glob("*.cpp") if not (libfuzzer and file.name == "generator.cpp")
@@ -114,7 +114,8 @@ def _object(
     dtypes: tuple[str, ...],
     libfuzzer: bool,
 ) -> pathlib.Path:
-    instrumented = source.parent == ENGINE or source.name in _WATCHED
+    is_engine = ENGINE in source.parents
+    instrumented = is_engine or source.name in _WATCHED
     flags = [*_FLAGS, *(SANITIZERS[sanitizer] if instrumented else ())]
     if instrumented and libfuzzer:
         flags.append("-fsanitize=fuzzer-no-link")
@@ -123,12 +124,10 @@ def _object(
     knows_dtypes = source.name.startswith("engine_") or source.name == "seams.cpp"
     if knows_dtypes and set(dtypes) != set(DTYPES):
         mask = sum(1 << DTYPES.index(dtype) for dtype in set(dtypes))
-        flags += [f"-DFUZZ_DTYPES={mask}", "-include", str(HERE / "few_dtypes.h")]
+        flags.append(f"-DCONV2D_COMPILED_DTYPES={mask}")
     digest = hashlib.sha256(_version(tuple(compiler)) + repr((compiler, flags)).encode())
-    headers = [*ENGINE.parent.glob("*.h"), *ENGINE.glob("*.h"), *HERE.glob("*.h")]
-    for file in sorted([source, *headers]):
-        if source.parent == ENGINE and file.parent == HERE and file.name != "few_dtypes.h":
-            continue
+    headers = [*ENGINE.parent.glob("*.h"), *ENGINE.rglob("*.h")]
+    for file in sorted([source, *headers, *([] if is_engine else HERE.glob("*.h"))]):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     result = BUILD / "objects" / f"{source.stem}-{digest.hexdigest()[:20]}.o"
     if not result.exists():

@@ -9,7 +9,6 @@
 namespace conv2d_ext::fuzz {
 
 inline bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
-inline bool is_integer(DType dtype) { return int(dtype) >= int(DType::kInt8); }
 inline bool is_half(DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kFloat16; }
 
 // A floating-point format: numbers of a dtype, or of a part of a complex one.

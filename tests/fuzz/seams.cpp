@@ -10,8 +10,9 @@
 #include <map>
 #include <mutex>
 
-#include "../../csrc/cpu/engine.h"
-#include "../../csrc/cpu/limits.h"
+#include "../../csrc/cpu/base/limits.h"
+#include "../../csrc/cpu/base/scratch.h"
+#include "../../csrc/cpu/isa/engine.h"
 #include "harness.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -74,8 +75,8 @@ const std::vector<int>& isas_present() {
 }
 
 const std::vector<DType>& dtypes_present() {
-#if defined(FUZZ_DTYPES)
-  constexpr int kCompiled = FUZZ_DTYPES;
+#if defined(CONV2D_COMPILED_DTYPES)
+  constexpr int kCompiled = CONV2D_COMPILED_DTYPES;
 #else
   constexpr int kCompiled = 127;
 #endif

@@ -1,5 +1,6 @@
 // What the harness puts in the engine's place, and what it sees of it: the choice of an instruction set for each call
-// (csrc/cpu/isa.cpp), poisoned and guarded scratch (csrc/cpu/scratch.cpp), the drivers that ran, and smaller limits.
+// (csrc/cpu/isa/select.cpp), poisoned and guarded scratch (csrc/cpu/base/scratch.cpp), the drivers that ran, and
+// smaller limits.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,124 @@
+// What may be taken at a time: the limits of tiles, blocks, runs and scratch, and the thresholds between drivers that
+// give the same bits. None of them changes a bit of any result, so a test may shrink them: compiled with
+// CONV2D_ADJUSTABLE_LIMITS they are variables, else constants. Limits that the order of summation depends on stay where
+// it is fixed (plan/summation_order.h and .cpp).
+//
+// All values are at least 1.
+#pragma once
+
+#include <cstdint>
+
+#if defined(CONV2D_ADJUSTABLE_LIMITS)
+#define CONV2D_LIMIT inline int64_t
+#else
+#define CONV2D_LIMIT inline constexpr int64_t
+#endif
+
+namespace conv2d_ext::cpu::limits {
+
+// What the README promises, at most 4 MiB a thread, is a thread's scratch and its share of a call's workspace (the
+// partials of grad_weight, kPartialBytes below). Tilings see to it that their scratch fits: they take fewer rows, then
+// columns, channels or images.
+inline constexpr int64_t kMaxScratchBytes = 3 * 1024 * 1024;
+
+namespace tiling {
+
+// Pixels of a tile: enough that packing a weight panel once a tile costs little (a panel element costs about one
+// cycle, and pays for pixels / lanes cycles of arithmetic), few enough that patch and C tile stay in L2.
+CONV2D_LIMIT kTilePixels = 600;
+// The same where vectors run over pixels and weights are not packed, in bytes of a plane: the patch of a segment, which
+// all result channels read again, takes a third of L2.
+CONV2D_LIMIT kPanelBytes = 1536;
+// Rows of the weight this many bytes apart lie in pages of their own and in few sets of the caches. A copy of a
+// segment's, from this many pixels on, costs less: 1 to 10 % are gained on maps of 28 to 65 with 512 channels and more.
+CONV2D_LIMIT kFarRowsBytes = 2048;
+CONV2D_LIMIT kLeastPixelsToCopyRows = 192;
+// Result channels for whose sake misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels, 10 %
+// from 256 on (AVX2, Zen 3).
+CONV2D_LIMIT kLeastChannelsToAlign = 64;
+// Patch and C tile together stay below a usual L2.
+CONV2D_LIMIT kPatchBytes = 300 * 1024;
+// What a patch may take where one segment needs more than kPatchBytes.
+CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
+CONV2D_LIMIT kTileBytes = 1024 * 1024;
+// Sums of a work item with vectors over pixels: 1x1 kernels of 512 channels and more to as many gain up to half.
+CONV2D_LIMIT kSumBytes = 384 * 1024;
+// The same for grad_weight, whose C tile is a piece of the weight; columns it should at least have, so that packing
+// grad_output for it pays; and a thread's share of the partials that are in flight.
+CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
+CONV2D_LIMIT kWeightTileColumns = 144;
+CONV2D_LIMIT kPartialBytes = 1024 * 1024;
+// Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
+CONV2D_LIMIT kInnerGroupsBytes = 256;
+CONV2D_LIMIT kInnerPatchBytes = 256 * 1024;
+
+}  // namespace tiling
+
+namespace depthwise {
+
+// Bytes of a pixel's groups that a work item takes: enough for hardware to stream them.
+CONV2D_LIMIT kBlockBytes = 256;
+// The rows of the source that the rows of taps meet stay in L1 from one row of pixels to the next.
+CONV2D_LIMIT kRowsBytes = 24 * 1024;
+// A tile's patch stays in L2, also where nothing of it is read in place.
+CONV2D_LIMIT kTileBytes = 128 * 1024;
+// Pixels for whose sake a tile's weights are packed.
+CONV2D_LIMIT kTilePixels = 256;
+// Pairs of columns, and pixels, of a tile with strided phases.
+CONV2D_LIMIT kStridedPairs = 512;
+CONV2D_LIMIT kStridedPixels = 16 * 1024;
+// What a patch may take: large dilations spread it.
+CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
+CONV2D_LIMIT kMaxStridedPatchBytes = 1024 * 1024;
+
+}  // namespace depthwise
+
+namespace phases {
+
+// Pixels of one image in the largest phase. With more of them tiles that stay in L2 matter more than reading the weight
+// once.
+CONV2D_LIMIT kMostPhasePixels = 1024;
+// A patch of all channels, and a panel of all channels and taps: both are read again by every phase.
+CONV2D_LIMIT kMostPatchBytes = 1024 * 1024;
+CONV2D_LIMIT kMostPanelBytes = 640 * 1024;
+
+}  // namespace phases
+
+namespace few_planes {
+
+// Bytes of a plane in a work item. Longer runs start fewer streams of memory, and take more of L2 for the sums.
+CONV2D_LIMIT kRunBytes = 8192;
+// What a run is cut to at least, for the sake of idle threads.
+CONV2D_LIMIT kLeastRunBytes = 1024;
+// Smaller sources and planes do as well with panels of pixels (AVX2, Zen 3), unless a panel's would have to be widened.
+CONV2D_LIMIT kLeastSourceBytes = 1024 * 1024;
+CONV2D_LIMIT kLeastPlaneBytes = 4096;
+CONV2D_LIMIT kLeastWidenedPlaneBytes = 512;
+
+}  // namespace few_planes
+
+namespace one_pixel {
+
+// Results of a work item, whose lanes (64 bytes each) stay in L2, and images that share a pass over the weights.
+CONV2D_LIMIT kDotResults = 3072;
+CONV2D_LIMIT kDotImages = 64;
+// A block of K: long runs where weights are read once, short ones where their rows should stay in L1.
+CONV2D_LIMIT kDotStreamBytes = 64 * 1024;
+CONV2D_LIMIT kDotBlockBytes = 4 * 1024;
+// Products that are worth a thread.
+CONV2D_LIMIT kThreadProducts = 64 * 1024;
+// Products of a whole problem that take less time than waking a thread.
+CONV2D_LIMIT kSmallProducts = 128 * 1024;
+// Lanes of a work item of RowProducts: their sums stay in L1.
+CONV2D_LIMIT kRowLanes = 2048;
+// Batches beyond which packing pays: for the input gradient sooner where the weight isn't in L2 and every six images
+// read it again.
+CONV2D_LIMIT kMaxRowImages = 64;
+CONV2D_LIMIT kMaxRowImagesFar = 12;
+CONV2D_LIMIT kFarWeights = 4 * 1024 * 1024;
+
+}  // namespace one_pixel
+
+}  // namespace conv2d_ext::cpu::limits
+
+#undef CONV2D_LIMIT

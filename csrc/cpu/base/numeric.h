@@ -1,0 +1,44 @@
+// Storage types that C++17 lacks. Plain bits: the arithmetic lives in isa/convert.h, compiled per instruction set.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace conv2d_ext::cpu {
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+// Two bfloat16 numbers that one instruction multiplies and adds together; the first is the low half.
+struct BFloat16Pair {
+  uint32_t bits;
+};
+template <class R>
+struct Complex {
+  R re, im;
+};
+
+// The type that sums of a storage type are kept in.
+template <class S>
+struct ComputeTypeOf {
+  using type = S;
+};
+template <>
+struct ComputeTypeOf<BFloat16> {
+  using type = float;
+};
+template <>
+struct ComputeTypeOf<Float16> {
+  using type = float;
+};
+template <class S>
+using ComputeType = typename ComputeTypeOf<S>::type;
+
+// Real floating-point types of storage.
+template <class S>
+constexpr bool kIsFloating = std::is_floating_point_v<ComputeType<S>>;
+
+}  // namespace conv2d_ext::cpu

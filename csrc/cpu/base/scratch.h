@@ -1,0 +1,42 @@
+// The memory that drivers work in.
+#pragma once
+
+#include <cstdint>
+
+#include "integers.h"
+#include "limits.h"
+
+namespace conv2d_ext::cpu {
+
+// This thread's scratch memory, at least `bytes` large, on a 64-byte border. It is kept for the thread's life, so that
+// calls of varying shapes don't churn the heap, and is at most limits::kMaxScratchBytes.
+void* thread_scratch(int64_t bytes);
+
+// Memory shared by the threads of one call.
+class CallWorkspace {
+ public:
+  explicit CallWorkspace(int64_t bytes);
+  ~CallWorkspace();
+  CallWorkspace(const CallWorkspace&) = delete;
+  CallWorkspace& operator=(const CallWorkspace&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_;
+};
+
+// Parts of a thread's scratch, one after the other, each on a cache line of its own.
+class ScratchLayout {
+ public:
+  int64_t take(int64_t bytes) {
+    const int64_t here = bytes_;
+    bytes_ = round_up(bytes_ + bytes, 64);
+    return here;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+}  // namespace conv2d_ext::cpu

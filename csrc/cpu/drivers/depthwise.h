@@ -1,0 +1,256 @@
+// The driver of depthwise problems whose channels are innermost (channels_last): forward, and each phase of grad_input.
+//
+//   destination[n, p, q, g] = bias[g] + sum over (i, j) of weight[g, i, j] * source[n, row(p, i), col(q, j), g]
+//
+// Vectors run over groups, which lie side by side in both tensors. So pixels all of whose taps lie inside the source
+// are computed in place: no patch, no C tile. The others, and 16-bit types, which must be widened, read a zero-padded
+// patch [row][col][group].
+//
+// The order of summation is the canonical one (plan/summation_order.h): one chain of fused multiply-adds, taps
+// ascending. Problems of several chains, and those whose taps along a row are neither neighbours nor few, go through
+// gemm_ukernel and the C tile.
+#pragma once
+
+#include "../kernels/depthwise.h"
+#include "../kernels/gemm.h"
+#include "../kernels/vector_shape.h"
+#include "../pack/patch.h"
+#include "../pack/store.h"
+#include "../pack/weights.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+// A rectangle of pixels as the micro-kernels read it, in the patch or in the source: element steps between positions
+// and between taps, from the first position's first tap.
+template <class T>
+struct DepthwiseView {
+  const T* data;
+  int64_t position_row, position_col, tap_row, tap_col;
+};
+
+template <class S, class T>
+struct DepthwiseCall {
+  static constexpr int L = Vec<T>::kLanes;
+  static constexpr bool kInPlace = sizeof(S) == sizeof(T);
+  const ConvGemm& gemm;
+  const int64_t chain;
+  const DepthwiseTiling tiling;
+  const DepthwiseScratch layout;
+
+  // Positions [low, high) of an axis whose taps all lie in the source.
+  struct Inside {
+    int64_t low, high;
+  };
+  static Inside inside(const GatherAxis& axis, int64_t taps, int64_t extent, int64_t positions) {
+    const int64_t reach = (taps - 1) * axis.tap;
+    const int64_t first = axis.origin + min64(reach, 0), last = axis.origin + max64(reach, 0);
+    const int64_t low = min64(first < 0 ? div_up(-first, axis.step) : 0, positions);
+    const int64_t high = min64(last < extent ? div_up(extent - last, axis.step) : 0, positions);
+    return {low, max64(low, high)};
+  }
+
+  DepthwiseCall(const ConvGemm& g, int num_threads)
+      : gemm(g),
+        chain(block_k(g.geometry(), vector_shape<T>().limits).chain),
+        tiling(tile_depthwise(g, vector_shape<T>(), num_threads)),
+        layout(lay_out_scratch(tiling, g, vector_shape<T>())) {}
+
+  // A block of groups, and where its operands lie in scratch.
+  struct Block {
+    int64_t group, groups;
+    int64_t *position_offsets, *tap_offsets;
+    T *start, *bias, *weights, *c_tile, *patch;
+    int64_t vectors() const { return div_up(groups, L); }
+    // The last vector ends with the groups: where they are no multiple of L it overlaps the one before it.
+    int64_t lane(int64_t vector) const { return min64(vector * L, groups - L); }
+  };
+  struct Rectangle {
+    int64_t row, rows, col, cols;
+    int64_t area() const { return rows * cols; }
+  };
+
+  static void run(void* context, int64_t item) { static_cast<const DepthwiseCall*>(context)->work(item); }
+
+  void work(int64_t item) const {
+    // Blocks of groups vary fastest: they lie side by side.
+    const int64_t at = item % tiling.blocks, tile = item / tiling.blocks;
+    const int64_t image0 = tile / (tiling.tiles_h * tiling.tiles_w) * tiling.tile_images;
+    const int64_t row = tile / tiling.tiles_w % tiling.tiles_h * tiling.tile_rows;
+    const int64_t col = tile % tiling.tiles_w * tiling.tile_cols;
+    const Rectangle whole{row, min64(tiling.tile_rows, gemm.rows - row), col, min64(tiling.tile_cols, gemm.cols - col)};
+
+    char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
+    const int64_t group = at * tiling.block_vectors * L;
+    const int64_t groups = at + 1 == tiling.blocks ? gemm.groups - group : tiling.block_vectors * L;
+    const Block block{group,
+                      groups,
+                      reinterpret_cast<int64_t*>(memory + layout.position_offsets),
+                      reinterpret_cast<int64_t*>(memory + layout.tap_offsets),
+                      reinterpret_cast<T*>(memory + layout.start),
+                      reinterpret_cast<T*>(memory + layout.bias),
+                      reinterpret_cast<T*>(memory + layout.weights),
+                      reinterpret_cast<T*>(memory + layout.c_tile),
+                      reinterpret_cast<T*>(memory + layout.patch)};
+    load_operands(block);
+
+    const Inside rows = inside(gemm.axis_h, gemm.taps_h, gemm.source_h, gemm.rows);
+    const Inside cols = inside(gemm.axis_w, gemm.taps_w, gemm.source_w, gemm.cols);
+    const int64_t row_end = row + whole.rows, col_end = col + whole.cols;
+    const int64_t row_low = min64(max64(rows.low, row), row_end), row_high = max64(min64(rows.high, row_end), row_low);
+    const int64_t col_low = min64(max64(cols.low, col), col_end), col_high = max64(min64(cols.high, col_end), col_low);
+    const Rectangle inner{row_low, row_high - row_low, col_low, col_high - col_low};
+    for (int64_t n = image0, end = min64(image0 + tiling.tile_images, gemm.batch); n < end; ++n) {
+      // Strips of the border cost a patch each; where they are most of the tile, one patch is cheaper.
+      if (!kInPlace || 4 * inner.area() < 3 * whole.area()) {
+        compute_packed(block, n, whole);
+        continue;
+      }
+      compute_packed(block, n, {row, row_low - row, col, whole.cols});
+      compute_packed(block, n, {row_low, inner.rows, col, col_low - col});
+      compute_in_place(block, n, inner);
+      compute_packed(block, n, {row_low, inner.rows, col_high, col_end - col_high});
+      compute_packed(block, n, {row_high, row_end - row_high, col, whole.cols});
+    }
+  }
+
+  void load_operands(const Block& block) const {
+    const bool bias_first = gemm.taps() <= kBiasFirstProducts;
+    T* const bias = bias_first ? block.start : block.bias;
+    fill_zero(bias_first ? block.bias : block.start, block.vectors() * L);
+    const S* const source = static_cast<const S*>(gemm.bias);
+    for (int64_t v = 0; v < block.vectors(); ++v) {
+      const int64_t group = block.group + block.lane(v);
+      if (source == nullptr) {
+        fill_zero(bias + v * L, L);
+      } else {
+        copy_run(source + group * gemm.bias_stride, gemm.bias_stride, L, bias + v * L, false);
+      }
+      pack_weight<S, T>(gemm, static_cast<const S*>(gemm.weight) + group * gemm.weight_g, gemm.weight_g, L, 1,
+                        gemm.taps_h, gemm.taps_w, block.weights + v * gemm.taps() * L, L, L);
+    }
+  }
+
+  const S* source_of(const Block& block, int64_t image) const {
+    return static_cast<const S*>(gemm.source) + image * gemm.source_n + block.group;
+  }
+
+  void compute_packed(const Block& block, int64_t image, const Rectangle& r) const {
+    if (r.area() == 0) return;
+    const Patch patch =
+        lay_out_patch(PatchOrder::kChannelInner, make_patch_axis(gemm.axis_h, r.row, r.rows, 0, gemm.taps_h),
+                      make_patch_axis(gemm.axis_w, r.col, r.cols, 0, gemm.taps_w), 1, block.groups, L, sizeof(T));
+    pack_patch(patch,
+               Source<S>{source_of(block, image), 0, 1, gemm.source_row, gemm.source_col, gemm.source_h, gemm.source_w,
+                         1, block.groups},
+               false, block.patch);
+    const PatchAxis &rows = patch.rows, &cols = patch.cols;
+    compute(block, image, r,
+            {block.patch + patch.tap_offset(0, 0, 0), saturating_mul(rows.position_pitch, patch.row_pitch),
+             saturating_mul(cols.position_pitch, patch.col_pitch), saturating_mul(rows.tap_pitch, patch.row_pitch),
+             saturating_mul(cols.tap_pitch, patch.col_pitch)});
+  }
+
+  void compute_in_place(const Block& block, int64_t image, const Rectangle& r) const {
+    if constexpr (kInPlace) {
+      if (r.area() == 0) return;
+      compute(block, image, r,
+              {source_of(block, image) + gemm.axis_h.source(r.row, 0) * gemm.source_row +
+                   gemm.axis_w.source(r.col, 0) * gemm.source_col,
+               saturating_mul(gemm.axis_h.step, gemm.source_row), saturating_mul(gemm.axis_w.step, gemm.source_col),
+               saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col)});
+    }
+  }
+
+  void compute(const Block& block, int64_t image, const Rectangle& r, const DepthwiseView<T>& view) const {
+    S* const dst = static_cast<S*>(gemm.destination) + image * gemm.destination_n + r.row * gemm.destination_row +
+                   r.col * gemm.destination_col + block.group;
+    const int64_t tap_col = gemm.taps_w == 1 ? view.position_col : view.tap_col;
+    const int64_t step = depthwise_step(view.position_col, tap_col);
+    if (gemm.taps() > chain || !has_depthwise_ukernel(gemm.taps_w, step)) {
+      compute_by_table(block, r, view, dst);
+      return;
+    }
+    const DepthwiseUkernels<T>& ukernels = depthwise_ukernels<T>(gemm.taps_w, step);
+    // Where taps run against the positions, so do the pixels, from the last one on.
+    const bool backwards = tap_col < 0;
+    // Micro-kernels advance once more after the last row and column; a step that is never taken may lead anywhere.
+    const int64_t position = gemm.cols == 1 ? 0 : backwards ? -view.position_col : view.position_col;
+    const int64_t tap_row_step = gemm.taps_h == 1 ? 0 : view.tap_row;
+    const int64_t tap_col_step = gemm.taps_w == 1 ? position : tap_col;
+    const int64_t dst_step = backwards ? -gemm.destination_col : gemm.destination_col;
+    const int64_t last_lane = block.lane(block.vectors() - 1);
+    const auto pixels = [&](DepthwiseUkernel<T> ukernel, int64_t width, int64_t row, int64_t at, int64_t blocks) {
+      const int64_t col = backwards ? r.cols - 1 - at : at;
+      DepthwiseOperands<T> operands{view.data + row * view.position_row + col * view.position_col,
+                                    position,
+                                    tap_row_step,
+                                    tap_col_step,
+                                    gemm.taps_h,
+                                    block.weights,
+                                    block.start,
+                                    block.bias,
+                                    block.vectors(),
+                                    last_lane,
+                                    nullptr,
+                                    0,
+                                    blocks};
+      S* const d = dst + row * gemm.destination_row + col * gemm.destination_col;
+      if constexpr (kInPlace) {
+        operands.dst = d;
+        operands.dst_step = dst_step;
+        ukernel(operands);
+      } else {
+        const int64_t count = width * blocks;
+        operands.dst = block.c_tile;
+        operands.dst_step = block.groups;
+        ukernel(operands);
+        for (int64_t q = 0; q < count; ++q) {
+          for (int64_t v = 0; v < block.vectors(); ++v) {
+            const int64_t lane = block.lane(v);
+            store_as(d + q * dst_step + lane, Vec<T>::load(block.c_tile + q * block.groups + lane));
+          }
+        }
+      }
+    };
+    // What seven or four don't divide overlaps the pixels before: computed twice, to the same bits.
+    constexpr int64_t kSeven = kDepthwisePixels;
+    const int64_t sevens = r.cols / kSeven, left = r.cols % kSeven;
+    for (int64_t row = 0; row < r.rows; ++row) {
+      if (sevens > 0) pixels(ukernels.by_seven, kSeven, row, 0, sevens);
+      if (left > 4 && sevens > 0) {
+        pixels(ukernels.by_seven, kSeven, row, r.cols - kSeven, 1);
+      } else if (left > 1 && r.cols >= 4) {
+        if (left > 4) pixels(ukernels.by_four, 4, row, 0, 1);
+        pixels(ukernels.by_four, 4, row, r.cols - 4, 1);
+      } else if (left > 0) {
+        pixels(ukernels.one, 1, row, r.cols - left, left);
+      }
+    }
+  }
+
+  // Any taps and any number of chains: the GEMM's micro-kernel, whose tables hold what the view says.
+  void compute_by_table(const Block& block, const Rectangle& r, const DepthwiseView<T>& view, S* dst) const {
+    int64_t* position_offset = block.position_offsets;
+    for (int64_t row = 0; row < r.rows; ++row) {
+      for (int64_t col = 0; col < r.cols; ++col) {
+        *position_offset++ = row * view.position_row + col * view.position_col;
+      }
+    }
+    int64_t* tap_offset = block.tap_offsets;
+    for (int64_t i = 0; i < gemm.taps_h; ++i) {
+      for (int64_t j = 0; j < gemm.taps_w; ++j) *tap_offset++ = i * view.tap_row + j * view.tap_col;
+    }
+    for (int64_t v = 0; v < block.vectors(); ++v) {
+      const int64_t lane = block.lane(v);
+      gemm_panel<true, T>(r.area(), 1,
+                          {gemm.taps(), chain, block.weights + v * gemm.taps() * L, L, view.data + lane,
+                           block.position_offsets, block.tap_offsets, block.start + v * L, block.c_tile, L, false});
+      for (int64_t row = 0; row < r.rows; ++row) {
+        store_tile<S, T>(block.c_tile + row * r.cols * L, L, r.cols, L, block.bias + v * L,
+                         dst + row * gemm.destination_row + lane, gemm.destination_col, 1);
+      }
+    }
+  }
+};
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

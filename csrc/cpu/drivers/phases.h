@@ -1,0 +1,182 @@
+// The GEMM driver of grad_input where the phases of a stride run together (join_phases, plan/tile_phases.h).
+//
+// Each phase reads some of a kernel's taps, but all of the weight's cache lines: where there are few pixels, phases one
+// by one (drivers/gemm.h) wait for these lines, phase after phase. Here a work item, a chunk of result channels, packs
+// grad_output once for all phases, and for each panel of result channels all taps of all channels once, phase by phase;
+// the micro-kernel then runs over the pixels of one phase after the other.
+//
+//   panel   [phase][channel][tap of the phase][NR]
+//
+// Each phase's sums are those of drivers/gemm.h, chain for chain and bit for bit.
+#pragma once
+
+#include "../kernels/gemm.h"
+#include "../kernels/vector_shape.h"
+#include "../pack/patch.h"
+#include "../pack/store.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+template <class S, class T>
+struct PhasesCall {
+  static constexpr int L = Vec<T>::kLanes;
+  const JoinedPhases& phases;
+  const ConvGemm& any;  // what all phases have in common
+  const PhasesTiling tiling;
+  const PhasesScratch layout;
+  KBlocking k[JoinedPhases::kMost];
+  // Where a tap's weights go in a panel: the first channel's row, and the step to the next channel's.
+  struct Rows {
+    int64_t first, step;
+  };
+  Rows rows_of_tap[JoinedPhases::kMostTaps];
+  int64_t first_row[JoinedPhases::kMost];  // of a phase in a panel
+  Patch patch;                             // of a full tile
+
+  PhasesCall(const JoinedPhases& joined, int num_threads)
+      : phases(joined),
+        any(joined.gemm[0]),
+        tiling(tile_phases(joined, vector_shape<T>(), num_threads)),
+        layout(lay_out_scratch(tiling, joined, vector_shape<T>())) {
+    int64_t row = 0;
+    for (int f = 0; f < phases.count; ++f) {
+      const ConvGemm& g = phases.gemm[f];
+      k[f] = block_k(g.geometry(), vector_shape<T>().limits);
+      first_row[f] = row;
+      for (int64_t i = 0; i < g.taps_h; ++i) {
+        for (int64_t j = 0; j < g.taps_w; ++j) {
+          const int64_t tap =
+              (phases.first_i[f] + i * phases.step_i) * phases.taps_w + phases.first_j[f] + j * phases.step_j;
+          rows_of_tap[tap] = {row + i * g.taps_w + j, g.taps()};
+        }
+      }
+      row += g.channels * g.taps();
+    }
+    const auto axis = [](int64_t first, int64_t size) { return PatchAxis{size, 1, 1, 0, 1, size, 1, 0, first}; };
+    patch = lay_out_patch(patch_order(false, any.channels, any.source_c, any.source_col, any.source_w),
+                          axis(phases.first_row, phases.rows), axis(phases.first_col, phases.cols), tiling.tile_images,
+                          any.channels, L, sizeof(T));
+  }
+
+  int64_t items() const { return tiling.items(phases); }
+
+  static void run(void* context, int64_t item) { static_cast<const PhasesCall*>(context)->work(item); }
+
+  void work(int64_t item) const {
+    // Images vary fastest: neighbouring items share weights.
+    const int64_t image0 = item % tiling.tiles_n * tiling.tile_images;
+    const int64_t images = min64(tiling.tile_images, any.batch - image0);
+    const int64_t group = item / tiling.tiles_n / tiling.chunks_m;
+    const int64_t m0 = item / tiling.tiles_n % tiling.chunks_m * tiling.chunk_vectors * L;
+    const int64_t channels_m = min64(tiling.chunk_vectors * L, any.m - m0);
+    const Panels panels = cut_panels(div_up(channels_m, L), tiling.panel_vectors);
+
+    char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
+    int64_t* const position_offsets = reinterpret_cast<int64_t*>(memory + layout.position_offsets);
+    int64_t* const tap_offsets = reinterpret_cast<int64_t*>(memory + layout.tap_offsets);
+    T* const zeros = reinterpret_cast<T*>(memory + layout.zeros);
+    T* const taps = reinterpret_cast<T*>(memory + layout.taps);
+    T* const panel = reinterpret_cast<T*>(memory + layout.panel);
+    T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
+    T* const total_tile = reinterpret_cast<T*>(memory + layout.total_tile);
+    T* const lost_tile = reinterpret_cast<T*>(memory + layout.lost_tile);
+    T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
+
+    const S* const source = static_cast<const S*>(any.source) + image0 * any.source_n + group * any.source_g();
+    const S* const weight = static_cast<const S*>(any.weight) + group * any.weight_g + m0 * any.weight_m;
+    Patch tile = patch;
+    tile.images = images;
+    pack_patch(tile,
+               Source<S>{source, any.source_n, any.source_c, any.source_row, any.source_col, any.source_h, any.source_w,
+                         any.source_g(), 1},
+               false, patch_data);
+    fill_zero(zeros, panels.size(0) * L);
+    fill_offsets(images, position_offsets, tap_offsets);
+
+    for (int64_t at = 0; at < panels.count; ++at) {
+      const int64_t vectors = panels.size(at), width = vectors * L, m = panels.start(at) * L;
+      const int64_t lanes = min64(width, channels_m - m);
+      pack_taps(weight + m * any.weight_m, lanes, width, taps, panel);
+      const int64_t* positions = position_offsets;
+      for (int f = 0; f < phases.count; ++f) {
+        const ConvGemm& g = phases.gemm[f];
+        const int64_t pixels = images * g.rows * g.cols;
+        for (int64_t c0 = 0; c0 < g.channels; c0 += k[f].segment_channels) {
+          const int64_t depth = min64(k[f].segment_channels, g.channels - c0) * g.taps();
+          const int64_t row = first_row[f] + c0 * g.taps(), number = k[f].segment_at(c0, 0, 0);
+          const bool begins_chunk = number % kSegmentsPerChunk == 0;
+          if (begins_chunk && number > 0) {
+            add_chunk(total_tile, lost_tile, c_tile, pixels * width, number == kSegmentsPerChunk);
+          }
+          gemm_panel<false, T>(pixels, vectors,
+                               {depth, k[f].chain, panel + row * width, width, patch_data, positions, tap_offsets + row,
+                                zeros, c_tile, width, !begins_chunk, nullptr});
+        }
+        if (k[f].has_chunks()) {
+          add_chunk(total_tile, lost_tile, c_tile, pixels * width, false);
+          finish_chunks(c_tile, total_tile, lost_tile, pixels * width);
+        }
+        positions += pixels;
+        store_lanes<S, T>(g, {group, 1, image0, 0, 0, images, g.rows, g.cols}, 0, pixels, c_tile, width,
+                          group * g.m + m0 + m, 1, lanes, zeros);
+      }
+    }
+  }
+
+  // The offsets of all phases, one after the other: of their pixels, and of the rows of their panels.
+  void fill_offsets(int64_t images, int64_t* position_offsets, int64_t* tap_offsets) const {
+    for (int f = 0; f < phases.count; ++f) {
+      const ConvGemm& g = phases.gemm[f];
+      for (int64_t n = 0; n < images; ++n) {
+        for (int64_t p = 0; p < g.rows; ++p) {
+          for (int64_t q = 0; q < g.cols; ++q) *position_offsets++ = patch.position_offset(n, p, q);
+        }
+      }
+      for (int64_t c = 0; c < g.channels; ++c) {
+        for (int64_t i = 0; i < g.taps_h; ++i) {
+          for (int64_t j = 0; j < g.taps_w; ++j) {
+            *tap_offsets++ =
+                patch.tap_offset(c, g.axis_h.source(0, i) - phases.first_row, g.axis_w.source(0, j) - phases.first_col);
+          }
+        }
+      }
+    }
+  }
+
+  // All taps of all channels of a panel. `taps`: room for those of one channel.
+  void pack_taps(const S* weight, int64_t lanes, int64_t width, T* taps, T* panel) const {
+    const int64_t last_ahead = any.channels - kStepsAhead;
+    const auto row = [&](int64_t tap, int64_t c) {
+      return panel + (rows_of_tap[tap].first + c * rows_of_tap[tap].step) * width;
+    };
+    if (any.weight_m == 1) {  // channels_last: each tap has its own lines
+      for (int64_t c = 0; c < any.channels; ++c) {
+        for (int64_t i = 0; i < phases.taps_h; ++i) {
+          for (int64_t j = 0; j < phases.taps_w; ++j) {
+            const S* const from = weight + c * any.weight_c + i * phases.weight_i + j * phases.weight_j;
+            if (c < last_ahead) prefetch_lanes(from + kStepsAhead * any.weight_c, 1, lanes);
+            T* const to = row(i * phases.taps_w + j, c);
+            copy_run(from, 1, lanes, to, false);
+            fill_zero(to + lanes, width - lanes);
+          }
+        }
+      }
+      return;
+    }
+    const bool rows_join = phases.taps_h == 1 || phases.weight_i == phases.weight_j * phases.taps_w;
+    const int64_t rows = rows_join ? 1 : phases.taps_h, run = phases.taps() / rows;
+    for (int64_t c = 0; c < any.channels; ++c) {
+      const S* const from = weight + c * any.weight_c;
+      if (c < last_ahead) prefetch_lanes(from + kStepsAhead * any.weight_c, any.weight_m, lanes);
+      for (int64_t i = 0; i < rows; ++i) {
+        pack_lanes(from + i * phases.weight_i, any.weight_m, phases.weight_j, lanes, run, taps + i * run * width, width,
+                   width, false);
+      }
+      for (int64_t tap = 0; tap < phases.taps(); ++tap) {
+        for (int64_t x = 0; x < width; x += L) Vec<T>::store(row(tap, c) + x, Vec<T>::load(taps + tap * width + x));
+      }
+    }
+  }
+};
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,126 @@
+// 1x1 convolutions from many planes to few, where reading the source takes the time (plan/candidates.cpp).
+//
+// Panels of pixels (drivers/pixels.h) read a few lines of every plane and then go on to the next few. Planes of a power
+// of two of bytes have those lines in one set of each cache, and far planes in a page each: what is asked for ahead is
+// gone before it is used. So a work item, a run of pixels, goes plane by plane, a few at a time, and keeps its chains
+// of multiply-adds and their sums in scratch, at most a quarter of L2. Nothing of the source is copied.
+//
+// The sums are the GEMM drivers', chain for chain and bit for bit: a chain that is put aside and taken up again has
+// lost nothing.
+#pragma once
+
+#include "../kernels/planes.h"
+#include "../kernels/vector_shape.h"
+#include "../pack/store.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+template <class S, class T>
+struct FewPlanesCall {
+  const ConvGemm& gemm;
+  const KBlocking k;
+  const FewPlanesTiling tiling;
+
+  FewPlanesCall(const ConvGemm& g, int num_threads)
+      : gemm(g),
+        k(block_k(g.geometry(), vector_shape<T>().limits)),
+        tiling(tile_few_planes(g, vector_shape<T>(), sizeof(S), num_threads)) {}
+
+  int64_t items() const { return tiling.items(gemm); }
+
+  static void run(void* context, int64_t item) { static_cast<const FewPlanesCall*>(context)->work(item); }
+
+  void work(int64_t item) const {
+    switch (gemm.m) {
+      case 1:
+        return sum<1>(item);
+      case 2:
+        return sum<2>(item);
+      case 3:
+        return sum<3>(item);
+      default:
+        return sum<4>(item);
+    }
+  }
+
+  template <int MR>
+  void sum(int64_t item) const {
+    const int64_t run = item % tiling.runs, image = item / tiling.runs % gemm.batch;
+    const int64_t group = item / tiling.runs / gemm.batch, x0 = run * tiling.run;
+    const S* const source = static_cast<const S*>(gemm.source) + image * gemm.source_n + group * gemm.source_g() + x0;
+    const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g;
+
+    const VectorShape shape = vector_shape<T>();
+    T weights[kMostPlanesAtOnce * MR], zeros[MR] = {}, bias[MR] = {};
+    if (gemm.bias != nullptr) {
+      const S* const from = static_cast<const S*>(gemm.bias) + group * gemm.m * gemm.bias_stride;
+      for (int r = 0; r < MR; ++r) bias[r] = widen_scalar(from[r * gemm.bias_stride]);
+    }
+    const bool bias_first = gemm.channels <= kBiasFirstProducts;
+
+    PlaneOperands<S, T> o{};
+    o.pixels = min64(tiling.run, gemm.cols - x0);
+    o.plane_pitch = gemm.source_c;
+    o.weights = weights;
+    o.start = bias_first ? bias : zeros;
+    const T* const added = bias_first ? zeros : bias;
+    o.row_pitch = padded_run(tiling, shape);
+    o.chains = static_cast<T*>(thread_scratch(scratch_bytes(gemm, tiling, shape)));
+    o.sums = o.chains + MR * o.row_pitch;
+    T* const totals = o.sums + MR * o.row_pitch;
+    T* const lost = totals + MR * o.row_pitch;
+    S* const result =
+        static_cast<S*>(gemm.destination) + image * gemm.destination_n + group * gemm.m * gemm.destination_m + x0;
+    // After the last planes come the first ones of the next run.
+    const int64_t next_run = max64(0, min64(o.pixels, gemm.cols - x0 - tiling.run));
+
+    for (int64_t c0 = 0; c0 < gemm.channels; c0 += k.segment_channels) {
+      const int64_t segment = min64(c0 + k.segment_channels, gemm.channels);
+      for (int64_t chain = c0; chain < segment; chain += k.chain) {
+        const int64_t chain_end = min64(chain + k.chain, segment);
+        const int64_t number = k.segment_at(c0, 0, 0);
+        const bool begins_chunk = chain == c0 && number % kSegmentsPerChunk == 0;
+        if (begins_chunk && number > 0) {
+          add_chunk(totals, lost, o.sums, MR * o.row_pitch, number == kSegmentsPerChunk);
+        }
+        o.adds = !begins_chunk;
+        for (int64_t c = chain; c < chain_end;) {
+          const int64_t planes = planes_at_once(chain_end - c);
+          for (int64_t s = 0; s < planes; ++s) {
+            for (int r = 0; r < MR; ++r) {
+              weights[s * MR + r] = widen_scalar(weight[r * gemm.weight_m + (c + s) * gemm.weight_c]);
+            }
+          }
+          o.planes = source + c * gemm.source_c;
+          o.first = c == chain;
+          o.chain_ends = c + planes == chain_end;
+          // As many planes again, some of these among them where fewer are left.
+          const int64_t next = min64(planes, gemm.channels - planes - c);
+          o.next = next > 0 ? next * gemm.source_c : tiling.run - c * gemm.source_c;
+          o.next_pixels = next > 0 ? o.pixels : next_run;
+          switch (planes) {
+            case kMostPlanesAtOnce:
+              plane_ukernel<S, T, MR, kMostPlanesAtOnce>(o);
+              break;
+            case kFewerPlanesAtOnce:
+              plane_ukernel<S, T, MR, kFewerPlanesAtOnce>(o);
+              break;
+            default:
+              plane_ukernel<S, T, MR, 1>(o);
+              break;
+          }
+          c += planes;
+        }
+      }
+    }
+    if (k.has_chunks()) {
+      add_chunk(totals, lost, o.sums, MR * o.row_pitch, false);
+      finish_chunks(o.sums, totals, lost, MR * o.row_pitch);
+    }
+    for (int r = 0; r < MR; ++r) {
+      store_row(o.sums + r * o.row_pitch, Vec<T>::broadcast(added + r), o.pixels, result + r * gemm.destination_m);
+    }
+  }
+};
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

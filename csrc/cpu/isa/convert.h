@@ -1,0 +1,215 @@
+// Between storage and compute types: numbers and vectors widened and rounded; conjugation, addition; runs of numbers.
+#pragma once
+
+#include "vec.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+CONV2D_INLINE float bits_to_float(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+CONV2D_INLINE uint32_t float_to_bits(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// Long enough to be functions: inlined for each lane they would be a third of the portable engine, which has no
+// instructions for float16.
+#if defined(CONV2D_NATIVE_VEC)
+#define CONV2D_HALF_FUNCTION CONV2D_INLINE
+#else
+#define CONV2D_HALF_FUNCTION inline __attribute__((noinline))
+#endif
+
+template <class T>
+CONV2D_INLINE T widen_scalar(T value) {
+  return value;
+}
+CONV2D_INLINE float widen_scalar(BFloat16 value) { return bits_to_float(uint32_t(value.bits) << 16); }
+CONV2D_HALF_FUNCTION float widen_scalar(Float16 value) {
+  const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
+  const uint32_t exponent = (value.bits >> 10) & 0x1fu, fraction = value.bits & 0x3ffu;
+  if (exponent == 0x1f) {  // infinity, or a NaN made quiet
+    return bits_to_float(sign | 0x7f800000u | (fraction << 13) | (fraction ? 0x00400000u : 0u));
+  }
+  if (exponent != 0) return bits_to_float(sign | ((exponent + 112) << 23) | (fraction << 13));
+  if (fraction == 0) return bits_to_float(sign);
+  // A subnormal is normal in float32: shift its leading one up to the implicit place. (Multiplying by 2^-24 would
+  // do, but not in a thread that flushes denormals.)
+  const int shift = __builtin_clz(fraction) - 21;
+  return bits_to_float(sign | (uint32_t(113 - shift) << 23) | ((fraction << (13 + shift)) & 0x7fffffu));
+}
+
+template <class S>
+struct Narrow {
+  static CONV2D_INLINE S from(S value) { return value; }
+};
+template <>
+struct Narrow<BFloat16> {
+  static CONV2D_INLINE BFloat16 from(float value) {
+    const uint32_t bits = float_to_bits(value);
+    if (value != value) return {uint16_t((bits | 0x00400000u) >> 16)};
+    return {uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+  }
+};
+template <>
+struct Narrow<Float16> {
+  static CONV2D_HALF_FUNCTION Float16 from(float value) {
+    const uint32_t bits = float_to_bits(value), magnitude = bits & 0x7fffffffu;
+    const uint16_t sign = uint16_t((bits >> 16) & 0x8000u);
+    if (magnitude > 0x7f800000u) return {uint16_t(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu))};
+    if (magnitude >= 0x477ff000u) return {uint16_t(sign | 0x7c00u)};  // rounds beyond 65504
+    if (magnitude < 0x33000001u) return {sign};                       // at most half the smallest subnormal
+    const uint32_t exponent = magnitude >> 23;
+    // Bits to drop: 13 for a normal result, more for a subnormal one.
+    const uint32_t drop = exponent >= 113 ? 13 : 126 - exponent;
+    const uint32_t significand = exponent >= 113 ? magnitude - (112u << 23) : (magnitude & 0x7fffffu) | 0x800000u;
+    const uint32_t kept = significand >> drop, rest = significand & ((1u << drop) - 1), half = 1u << (drop - 1);
+    return {uint16_t(sign | (kept + (rest > half || (rest == half && (kept & 1u)))))};
+  }
+};
+
+template <class T>
+CONV2D_INLINE T conjugate(T value) {
+  return value;
+}
+template <class R>
+CONV2D_INLINE Complex<R> conjugate(Complex<R> value) {
+  return {value.re, -value.im};
+}
+template <class T>
+CONV2D_INLINE T add_scalar(T a, T b) {
+  return T(a + b);
+}
+template <class R>
+CONV2D_INLINE Complex<R> add_scalar(Complex<R> a, Complex<R> b) {
+  return {a.re + b.re, a.im + b.im};
+}
+
+template <class T>
+constexpr bool kIsComplex = false;
+template <class R>
+constexpr bool kIsComplex<Complex<R>> = true;
+
+template <class T>
+CONV2D_INLINE void fill_zero(T* dst, int64_t n) {
+  if (n > 0) __builtin_memset(dst, 0, size_t(n) * sizeof(T));
+}
+
+// Whether there are the operations (transpose, unzip, zip) of which drivers, packers and stores beyond the generic ones
+// are made. The portable engine has none: it is there for results, not for speed, and each driver is minutes of
+// compiling. Which of them run changes no bit.
+template <class T>
+constexpr bool kHasTranspose = false;
+#if defined(CONV2D_NATIVE_VEC)
+template <>
+constexpr bool kHasTranspose<float> = true;
+template <>
+constexpr bool kHasTranspose<double> = true;
+#endif
+
+// A vector of the compute type from any storage type.
+template <class T>
+CONV2D_INLINE typename Vec<T>::reg load_as(const T* p) {
+  return Vec<T>::load(p);
+}
+#if defined(CONV2D_NATIVE_VEC)
+CONV2D_INLINE Vec<float>::reg load_as(const BFloat16* p) { return widen(p); }
+CONV2D_INLINE Vec<float>::reg load_as(const Float16* p) { return widen(p); }
+#else
+template <class S>
+CONV2D_INLINE Vec<float>::reg load_widened(const S* p) {
+  float values[Vec<float>::kLanes];
+  for (int i = 0; i < Vec<float>::kLanes; ++i) values[i] = widen_scalar(p[i]);
+  return Vec<float>::load(values);
+}
+CONV2D_INLINE Vec<float>::reg load_as(const BFloat16* p) { return load_widened(p); }
+CONV2D_INLINE Vec<float>::reg load_as(const Float16* p) { return load_widened(p); }
+#endif
+
+template <class T>
+CONV2D_INLINE typename Vec<T>::reg load_as_partial(const T* p, int n) {
+  return Vec<T>::load_partial(p, n);
+}
+template <class S>
+CONV2D_INLINE Vec<float>::reg load_partial_widened(const S* p, int n) {
+  float values[Vec<float>::kLanes] = {};
+  for (int i = 0; i < n; ++i) values[i] = widen_scalar(p[i]);
+  return Vec<float>::load(values);
+}
+CONV2D_INLINE Vec<float>::reg load_as_partial(const BFloat16* p, int n) { return load_partial_widened(p, n); }
+CONV2D_INLINE Vec<float>::reg load_as_partial(const Float16* p, int n) { return load_partial_widened(p, n); }
+
+// Keeps the compiler from loading a vector anew for each of its uses.
+template <class Reg>
+CONV2D_INLINE void load_once([[maybe_unused]] Reg& v) {
+#if defined(CONV2D_NATIVE_VEC)
+  __asm__("" : "+v"(v));
+#endif
+}
+
+template <class T>
+CONV2D_INLINE void store_as(T* p, typename Vec<T>::reg v) {
+  Vec<T>::store(p, v);
+}
+template <class T>
+CONV2D_INLINE void store_as_partial(T* p, typename Vec<T>::reg v, int n) {
+  Vec<T>::store_partial(p, v, n);
+}
+#if defined(CONV2D_NATIVE_VEC)
+CONV2D_INLINE void store_as(BFloat16* p, Vec<float>::reg v) { narrow(p, v); }
+CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { narrow(p, v); }
+CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
+CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
+#else
+template <class S>
+CONV2D_INLINE void store_narrowed(S* p, Vec<float>::reg v, int n) {
+  float values[Vec<float>::kLanes];
+  Vec<float>::store(values, v);
+  for (int i = 0; i < n; ++i) p[i] = Narrow<S>::from(values[i]);
+}
+CONV2D_INLINE void store_as(BFloat16* p, Vec<float>::reg v) { store_narrowed(p, v, Vec<float>::kLanes); }
+CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { store_narrowed(p, v, Vec<float>::kLanes); }
+CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
+CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
+#endif
+
+// dst[i] = src[i * step] for i in [0, n), widened, conjugated where asked and complex.
+template <class S, class T>
+CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool conj) {
+  if constexpr (sizeof(T) == sizeof(S)) {
+    if (!kIsComplex<T> || !conj) {
+      if (step == 1) {
+        // Rows of a patch are short: a call of memcpy would cost as much as the copy. The last block overlaps.
+        constexpr int64_t kBlock = 32 / int64_t(sizeof(T));
+        int64_t i = 0;
+        if (n < kBlock) {
+          for (; i < n; ++i) dst[i] = src[i];
+          return;
+        }
+        for (; i + 4 * kBlock <= n; i += 4 * kBlock) __builtin_memcpy(dst + i, src + i, 128);
+        for (; i + kBlock <= n; i += kBlock) __builtin_memcpy(dst + i, src + i, 32);
+        if (i < n) __builtin_memcpy(dst + n - kBlock, src + n - kBlock, 32);
+        return;
+      }
+      for (int64_t i = 0; i < n; ++i) dst[i] = src[i * step];
+      return;
+    }
+  } else if (step == 1) {
+    int64_t i = 0;
+#if defined(CONV2D_NATIVE_VEC)
+    for (; i + Vec<float>::kLanes <= n; i += Vec<float>::kLanes) Vec<float>::store(dst + i, widen(src + i));
+#endif
+    for (; i < n; ++i) dst[i] = widen_scalar(src[i]);
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const T value = widen_scalar(src[i * step]);
+    dst[i] = conj ? conjugate(value) : value;
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,41 @@
+// What an instruction set provides: its drivers, and what planning needs to know of it.
+#pragma once
+
+#include "../../tensor_view.h"
+#include "../base/executor.h"
+#include "../plan/candidates.h"
+
+namespace conv2d_ext::cpu {
+
+// One for each instruction set; a null engine means "not compiled into this build".
+struct Engine {
+  const char* isa;
+  const char* kernels;  // the instruction set that its kernels are compiled for: its own, or one that it includes
+  void (*run)(DType, const Task&, const Executor&);  // any task but kPairs and kPadding
+  void (*grad_bias)(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType, ConstTensorView, void*,
+                    const Executor&);
+  IsaShape (*shape)(DType);
+  int (*rows)(DType, int64_t vectors);  // MR of the GEMM micro-kernels that are so many vectors wide
+  // The engine of integers, whose vectors have 128 bits everywhere. nullptr: this one.
+  const Engine* (*integers)();
+  // The engine of products of bfloat16 pairs, which runs kPairs alone. Or nullptr.
+  const Engine* pairs;
+};
+const Engine* portable_engine();
+const Engine* avx2_engine();
+const Engine* avx512_engine();
+const Engine* avx512_bf16_engine();
+
+// Whether this machine runs an instruction set.
+bool machine_has(const char* isa);
+
+// The one in use; isa_name() says which. (It is apart, in select.cpp, for a test to put another in its place.)
+const Engine& engine();
+
+// The one of a dtype.
+const Engine& engine_for(DType dtype);
+IsaShape shape_for(DType dtype);
+// The one that a task runs on.
+const Engine& engine_for(DType dtype, const Task& task);
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,25 @@
+// The engine compiled for AVX2 + FMA + F16C.
+#include "shared_headers.h"
+
+#if defined(__x86_64__)
+#define CONV2D_ISA avx2
+#define CONV2D_NATIVE_VEC "vec_avx2.h"
+#define CONV2D_TARGET "avx2,fma,f16c"
+#include "target_begin.h"
+
+#include "run.h"
+
+#include "target_end.h"
+
+namespace conv2d_ext::cpu {
+const Engine* avx2_engine() {
+  static constexpr Engine kEngine{avx2::kIsaName, avx2::kIsaName, avx2::run_task, avx2::grad_bias,
+                                  avx2::shape_of, avx2::rows_of,  nullptr,        nullptr};
+  return &kEngine;
+}
+}  // namespace conv2d_ext::cpu
+#else
+namespace conv2d_ext::cpu {
+const Engine* avx2_engine() { return nullptr; }
+}  // namespace conv2d_ext::cpu
+#endif

@@ -1,0 +1,25 @@
+// The engine compiled for AVX-512 (F, BW, DQ, VL). Its integers are AVX2's.
+#include "shared_headers.h"
+
+#if defined(__x86_64__)
+#define CONV2D_ISA avx512
+#define CONV2D_NATIVE_VEC "vec_avx512.h"
+#define CONV2D_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#include "target_begin.h"
+
+#include "run.h"
+
+#include "target_end.h"
+
+namespace conv2d_ext::cpu {
+const Engine* avx512_engine() {
+  static constexpr Engine kEngine{avx512::kIsaName, avx512::kIsaName, avx512::run_task, avx512::grad_bias,
+                                  avx512::shape_of, avx512::rows_of,  avx2_engine,      nullptr};
+  return &kEngine;
+}
+}  // namespace conv2d_ext::cpu
+#else
+namespace conv2d_ext::cpu {
+const Engine* avx512_engine() { return nullptr; }
+}  // namespace conv2d_ext::cpu
+#endif

@@ -1,0 +1,54 @@
+// What the AVX-512 engine does otherwise on a CPU with AVX512_BF16: bfloat16 products are taken in pairs. Only these
+// kernels are compiled here; all others are those of engine_avx512.cpp.
+#include "shared_headers.h"
+
+#if defined(__x86_64__)
+#define CONV2D_ISA avx512_bf16
+#define CONV2D_NATIVE_VEC "vec_avx512.h"
+#define CONV2D_TARGET "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#define CONV2D_BFLOAT16_PAIRS
+#include "target_begin.h"
+
+#include "../drivers/gemm.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+inline void run_task(DType, const Task& task, const Executor& executor) {
+  ConvCall<BFloat16, float, false> call(*task.gemm, executor.num_threads);
+  run_items(executor, call.items(), &call, &ConvCall<BFloat16, float, false>::run);
+}
+inline IsaShape shape_of(DType) {
+  IsaShape shape{};
+  shape.vector = vector_shape<float>();
+  return shape;
+}
+inline int rows_of(DType, int64_t vectors) { return ukernels_for<float, false>(vectors).rows; }
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA
+
+#include "target_end.h"
+
+namespace conv2d_ext::cpu {
+const Engine* avx512_bf16_engine() {
+  static const Engine engine = [] {
+    static constexpr Engine kPairs{avx512_bf16::kIsaName,
+                                   avx512_bf16::kIsaName,
+                                   avx512_bf16::run_task,
+                                   nullptr,
+                                   avx512_bf16::shape_of,
+                                   avx512_bf16::rows_of,
+                                   nullptr,
+                                   nullptr};
+    Engine same = *avx512_engine();
+    same.isa = avx512_bf16::kIsaName;
+    same.pairs = &kPairs;
+    return same;
+  }();
+  return &engine;
+}
+}  // namespace conv2d_ext::cpu
+#else
+namespace conv2d_ext::cpu {
+const Engine* avx512_bf16_engine() { return nullptr; }
+}  // namespace conv2d_ext::cpu
+#endif

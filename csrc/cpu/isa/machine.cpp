@@ -1,0 +1,47 @@
+// What the machine has, and which engine takes what.
+#include "engine.h"
+
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace conv2d_ext::cpu {
+
+bool machine_has(const char* isa) {
+#if defined(__x86_64__)
+  if (std::strcmp(isa, "avx512_bf16") == 0) return __builtin_cpu_supports("avx512bf16") && machine_has("avx512");
+  if (std::strcmp(isa, "avx512") == 0) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && machine_has("avx2");
+  }
+  if (std::strcmp(isa, "avx2") == 0) {
+    // Not every compiler's __builtin_cpu_supports knows F16C.
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+    return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  }
+#endif
+  return std::strcmp(isa, "portable") == 0;
+}
+
+const Engine& engine_for(DType dtype) {
+  const Engine& widest = engine();
+  return is_integer(dtype) && widest.integers != nullptr ? *widest.integers() : widest;
+}
+
+IsaShape shape_for(DType dtype) {
+  const Engine& taken = engine_for(dtype);
+  IsaShape shape = taken.shape(dtype);
+  shape.has_pairs = dtype == DType::kBFloat16 && taken.pairs != nullptr;
+  if (shape.has_pairs) shape.pairs = taken.pairs->shape(dtype).vector;
+  return shape;
+}
+
+const Engine& engine_for(DType dtype, const Task& task) {
+  const Engine& taken = engine_for(dtype);
+  return task.driver == Driver::kPairs ? *taken.pairs : taken;
+}
+
+}  // namespace conv2d_ext::cpu

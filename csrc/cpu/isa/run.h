@@ -1,0 +1,162 @@
+// The body of every engine_<isa>.cpp: tasks to drivers, for each dtype, compiled for one instruction set.
+#pragma once
+
+#include "../drivers/depthwise.h"
+#include "../drivers/dot.h"
+#include "../drivers/gemm.h"
+#include "../drivers/grad_bias.h"
+#include "../drivers/grad_weight.h"
+#include "../drivers/phases.h"
+#include "../drivers/pixels.h"
+#include "../drivers/planes.h"
+#include "../drivers/rows.h"
+#include "../drivers/strided.h"
+#include "../kernels/vector_shape.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+// A test may compile fewer dtypes, to have them sooner: bits in the order of DType, integers all of one.
+#if !defined(CONV2D_COMPILED_DTYPES)
+#define CONV2D_COMPILED_DTYPES 127
+#endif
+constexpr bool is_compiled(DType dtype) {
+  return (CONV2D_COMPILED_DTYPES >> (is_integer(dtype) ? int(DType::kInt8) : int(dtype)) & 1) != 0;
+}
+
+template <class S>
+struct StorageOf {
+  using type = S;
+};
+
+template <DType kDType, class S, class Call>
+CONV2D_INLINE auto call_compiled(const Call& call) {
+  if constexpr (is_compiled(kDType)) {
+    return call(StorageOf<S>{});
+  } else {
+    __builtin_unreachable();
+    return decltype(call(StorageOf<S>{}))();
+  }
+}
+
+// call(StorageOf<S>{}), S a dtype's storage type. Signed integers are computed as unsigned ones: the same bits, and
+// wrap-around is defined. An engine whose integers are another one's has none (Engine::integers).
+template <class Call>
+auto with_storage(DType dtype, const Call& call) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return call_compiled<DType::kFloat32, float>(call);
+    case DType::kFloat64:
+      return call_compiled<DType::kFloat64, double>(call);
+    case DType::kBFloat16:
+      return call_compiled<DType::kBFloat16, BFloat16>(call);
+    case DType::kFloat16:
+      return call_compiled<DType::kFloat16, Float16>(call);
+    case DType::kComplex64:
+      return call_compiled<DType::kComplex64, Complex<float>>(call);
+    case DType::kComplex128:
+      return call_compiled<DType::kComplex128, Complex<double>>(call);
+    default:
+      break;
+  }
+  if constexpr (kHasIntegers) {
+    switch (dtype) {
+      case DType::kInt8:
+      case DType::kUInt8:
+        return call_compiled<DType::kInt8, uint8_t>(call);
+      case DType::kInt16:
+        return call_compiled<DType::kInt8, uint16_t>(call);
+      case DType::kInt32:
+        return call_compiled<DType::kInt8, uint32_t>(call);
+      default:
+        return call_compiled<DType::kInt8, uint64_t>(call);
+    }
+  }
+  __builtin_unreachable();
+}
+
+template <class Call>
+void run_all(Call&& call, int64_t items, const Executor& executor) {
+  using Driver = std::remove_reference_t<Call>;
+  run_items(executor, items, &call, &Driver::run);
+}
+
+template <class S>
+void run_task_of(const Task& task, const Executor& executor) {
+  using T = ComputeType<S>;
+  const int threads = executor.num_threads;
+  // Planning gives the portable engine, and other types, none of these (VectorShape::interleaves).
+  if constexpr (kHasTranspose<T>) {
+    switch (task.driver) {
+      case Driver::kRows:
+        return run_rows<S>(*task.rows, executor);
+      case Driver::kStrided:
+        return run_strided<S>(task.call->problem, task.call->a, task.call->b, task.call->result, executor);
+      case Driver::kPhases: {
+        PhasesCall<S, T> call(*task.phases, threads);
+        return run_all(call, call.items(), executor);
+      }
+      case Driver::kDepthwise: {
+        DepthwiseCall<S, T> call(*task.gemm, threads);
+        return run_all(call, call.tiling.items(), executor);
+      }
+      case Driver::kPlanes: {
+        FewPlanesCall<S, T> call(*task.gemm, threads);
+        return run_all(call, call.items(), executor);
+      }
+      case Driver::kPixels: {
+        PixelCall<S, T> call(*task.gemm, threads);
+        return run_all(call, call.items(), executor);
+      }
+      case Driver::kWeightDepthwise:
+        return run_grad_weight<S, T, WeightLanes::kInnerGroups>(*task.call, executor);
+      default:
+        break;
+    }
+  }
+  if constexpr (kIsFloating<S>) {
+    if (task.driver == Driver::kDot) return run_dot<S>(*task.gemm, executor);
+  }
+  switch (task.driver) {
+    case Driver::kGroups: {
+      ConvCall<S, T, true> call(*task.gemm, threads);
+      return run_all(call, call.items(), executor);
+    }
+    case Driver::kGemm: {
+      ConvCall<S, T, false> call(*task.gemm, threads);
+      return run_all(call, call.items(), executor);
+    }
+    case Driver::kWeightGroups:
+      return run_grad_weight<S, T, WeightLanes::kGroups>(*task.call, executor);
+    default:
+      return run_grad_weight<S, T, WeightLanes::kChannels>(*task.call, executor);
+  }
+}
+
+inline void run_task(DType dtype, const Task& task, const Executor& executor) {
+  with_storage(dtype, [&](auto storage) { run_task_of<typename decltype(storage)::type>(task, executor); });
+}
+
+inline void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype,
+                      ConstTensorView grad_output, void* result, const Executor& executor) {
+  with_storage(dtype, [&](auto storage) {
+    run_grad_bias<typename decltype(storage)::type>(batch, out_channels, out_h, out_w, grad_output, result, executor);
+  });
+}
+
+inline IsaShape shape_of(DType dtype) {
+  return with_storage(dtype, [](auto storage) {
+    using S = typename decltype(storage)::type;
+    IsaShape shape{};
+    shape.vector = vector_shape<ComputeType<S>>();
+    if constexpr (kIsFloating<S>) shape.dot = dot_shape<S>();
+    return shape;
+  });
+}
+
+inline int rows_of(DType dtype, int64_t vectors) {
+  return with_storage(dtype, [&](auto storage) {
+    return ukernels_for<ComputeType<typename decltype(storage)::type>, false>(vectors).rows;
+  });
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

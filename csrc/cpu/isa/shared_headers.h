@@ -1,0 +1,33 @@
+// Everything that is shared between instruction sets, and the system's headers: to be included before
+// target_begin.h, so that nothing of them is compiled for one instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#if defined(__x86_64__)
+// GCC 12 warns of variables in its own header that are meant to be undefined.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
+
+#include "../base/executor.h"
+#include "../base/limits.h"
+#include "../base/numeric.h"
+#include "../base/scratch.h"
+#include "../plan/candidates.h"
+#include "../plan/patch_axis.h"
+#include "../plan/tile_depthwise.h"
+#include "../plan/tile_gemm.h"
+#include "../plan/tile_one_pixel.h"
+#include "../plan/tile_phases.h"
+#include "../plan/tile_pixels.h"
+#include "../plan/tile_planes.h"
+#include "engine.h"
+
+#define CONV2D_INLINE inline __attribute__((always_inline))
+#define CONV2D_INLINE_LAMBDA __attribute__((always_inline))

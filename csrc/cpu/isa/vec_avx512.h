@@ -1,0 +1,200 @@
+// Vectors of AVX-512 (F, BW, DQ, VL). What a Vec<T> is: see vec_portable.h.
+//
+// With CONV2D_BFLOAT16_PAIRS they are those of AVX512_BF16: an operand of float32 sums is a pair of bfloat16, and
+//   fma(a, b, c)  =  a.first * b.first + (a.second * b.second + c),
+// two fused multiply-adds one after the other, each rounded to nearest even, with denormal numbers (operands,
+// intermediate and final sums) taken as zeros whatever the thread's setting. That is Intel's definition of VDPBF16PS;
+// Zen 5 was seen to follow it to the bit.
+#pragma once
+
+#include "shared_headers.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+#if defined(CONV2D_BFLOAT16_PAIRS)
+constexpr const char* kIsaName = "avx512_bf16";
+#else
+constexpr const char* kIsaName = "avx512";
+#endif
+constexpr bool kFusedMultiplyAdd = true;
+constexpr bool kHasIntegers = false;
+constexpr bool kLoopsInRounds = false;  // not measured
+
+template <class T>
+struct Vec;
+
+template <>
+struct Vec<float> {
+  using reg = __m512;
+  static constexpr int kLanes = 16;
+  static constexpr int kMaxVectors = 4;  // 6 x 4 accumulators + 4 weights + 1 broadcast of 32 registers
+  static CONV2D_INLINE reg zero() { return _mm512_setzero_ps(); }
+  static CONV2D_INLINE reg load(const float* p) { return _mm512_loadu_ps(p); }
+  static CONV2D_INLINE void store(float* p, reg v) { _mm512_storeu_ps(p, v); }
+  static CONV2D_INLINE reg broadcast(const float* p) { return _mm512_set1_ps(*p); }
+  static CONV2D_INLINE reg add(reg a, reg b) { return _mm512_add_ps(a, b); }
+#if defined(CONV2D_BFLOAT16_PAIRS)
+  // Pairs travel in registers of the same width; nothing computes with their bits as float32.
+  static CONV2D_INLINE reg load(const BFloat16Pair* p) { return _mm512_loadu_ps(p); }
+  static CONV2D_INLINE reg broadcast(const BFloat16Pair* p) {
+    int bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
+  }
+  static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_dpbf16_ps(c, __m512bh(a), __m512bh(b)); }
+#else
+  static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
+#endif
+  static CONV2D_INLINE __mmask16 mask(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+  static CONV2D_INLINE reg load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
+  static CONV2D_INLINE void store_partial(float* p, reg v, int n) { _mm512_mask_storeu_ps(p, mask(n), v); }
+  static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
+    const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    even = _mm512_permutex2var_ps(a, first, b);
+    odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
+  }
+  static CONV2D_INLINE void zip(reg even, reg odd, reg& a, reg& b) {
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    a = _mm512_permutex2var_ps(even, first, odd);
+    b = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
+  }
+  static CONV2D_INLINE void transpose(reg (&r)[16]) {
+    reg t[16];
+    // 4 x 4 blocks within each 128-bit lane ...
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+      const reg a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
+      const reg c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
+      t[i] = _mm512_shuffle_ps(a, c, 0x44);
+      t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+      t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+      t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+    }
+    // ... then the 128-bit lanes as a 4 x 4 block.
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const reg a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
+      const reg c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88),
+                d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+      r[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+      r[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
+      r[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
+      r[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+  }
+  static CONV2D_INLINE reg sum_each(reg (&r)[16]) {
+    reg t[8], u[4], v[2];
+    // Halves, then quarters, of r[i], r[i + 4], r[i + 8] and r[i + 12], which then lie in the quarters of one vector
+    // ...
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const reg a = r[i + 8 * half], b = r[i + 8 * half + 4];
+        t[2 * i + half] = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+      }
+      u[i] =
+          add(_mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0x88), _mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0xdd));
+    }
+    // ... then pairs, and single lanes, of two vectors at a time.
+    v[0] = add(_mm512_shuffle_ps(u[0], u[1], 0x44), _mm512_shuffle_ps(u[0], u[1], 0xee));
+    v[1] = add(_mm512_shuffle_ps(u[2], u[3], 0x44), _mm512_shuffle_ps(u[2], u[3], 0xee));
+    return add(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+  }
+};
+
+template <>
+struct Vec<double> {
+  using reg = __m512d;
+  static constexpr int kLanes = 8;
+  static constexpr int kMaxVectors = 4;
+  static CONV2D_INLINE reg zero() { return _mm512_setzero_pd(); }
+  static CONV2D_INLINE reg load(const double* p) { return _mm512_loadu_pd(p); }
+  static CONV2D_INLINE void store(double* p, reg v) { _mm512_storeu_pd(p, v); }
+  static CONV2D_INLINE reg broadcast(const double* p) { return _mm512_set1_pd(*p); }
+  static CONV2D_INLINE reg add(reg a, reg b) { return _mm512_add_pd(a, b); }
+  static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_pd(a, b, c); }
+  static CONV2D_INLINE __mmask8 mask(int n) { return static_cast<__mmask8>((1u << n) - 1u); }
+  static CONV2D_INLINE reg load_partial(const double* p, int n) { return _mm512_maskz_loadu_pd(mask(n), p); }
+  static CONV2D_INLINE void store_partial(double* p, reg v, int n) { _mm512_mask_storeu_pd(p, mask(n), v); }
+  static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
+    const __m512i first = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+    even = _mm512_permutex2var_pd(a, first, b);
+    odd = _mm512_permutex2var_pd(a, _mm512_add_epi64(first, _mm512_set1_epi64(1)), b);
+  }
+  static CONV2D_INLINE void zip(reg even, reg odd, reg& a, reg& b) {
+    const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    a = _mm512_permutex2var_pd(even, first, odd);
+    b = _mm512_permutex2var_pd(even, _mm512_add_epi64(first, _mm512_set1_epi64(4)), odd);
+  }
+  static CONV2D_INLINE void transpose(reg (&r)[8]) {
+    reg t[8];
+    // 2 x 2 blocks within each 128-bit lane ...
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+      t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
+    }
+    // ... then the 128-bit lanes as a 4 x 4 block.
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const reg a = _mm512_shuffle_f64x2(t[i], t[i + 2], 0x88), b = _mm512_shuffle_f64x2(t[i], t[i + 2], 0xdd);
+      const reg c = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0x88), d = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0xdd);
+      r[i] = _mm512_shuffle_f64x2(a, c, 0x88);
+      r[i + 2] = _mm512_shuffle_f64x2(b, d, 0x88);
+      r[i + 4] = _mm512_shuffle_f64x2(a, c, 0xdd);
+      r[i + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
+    }
+  }
+  static CONV2D_INLINE reg sum_each(reg (&r)[8]) {
+    reg t[4], u[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const reg a = r[i + 4 * half], b = r[i + 4 * half + 2];
+        t[2 * i + half] = add(_mm512_shuffle_f64x2(a, b, 0x44), _mm512_shuffle_f64x2(a, b, 0xee));
+      }
+      u[i] =
+          add(_mm512_shuffle_f64x2(t[2 * i], t[2 * i + 1], 0x88), _mm512_shuffle_f64x2(t[2 * i], t[2 * i + 1], 0xdd));
+    }
+    return add(_mm512_unpacklo_pd(u[0], u[1]), _mm512_unpackhi_pd(u[0], u[1]));
+  }
+};
+
+// 16-bit storage, widened and rounded a vector at a time. Rounding is to nearest even; NaNs stay NaNs.
+CONV2D_INLINE __m512 widen(const BFloat16* p) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+CONV2D_INLINE __m512 widen(const Float16* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+CONV2D_INLINE void narrow(Float16* p, __m512 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+CONV2D_INLINE __m256i narrow_to_bfloat16(__m512 v) {
+#if defined(CONV2D_BFLOAT16_PAIRS)
+  // The instruction would flush denormal numbers.
+  constexpr int kDenormal = 0x20;
+  if (__builtin_expect(_mm512_fpclass_ps_mask(v, kDenormal) == 0, 1)) return __m256i(_mm512_cvtneps_pbh(v));
+#endif
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
+  const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
+}
+CONV2D_INLINE void narrow(BFloat16* p, __m512 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_to_bfloat16(v));
+}
+// The first n lanes.
+CONV2D_INLINE void narrow_partial(BFloat16* p, __m512 v, int n) {
+  _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), narrow_to_bfloat16(v));
+}
+CONV2D_INLINE void narrow_partial(Float16* p, __m512 v, int n) {
+  _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,174 @@
+// Vec<T>: the vector operations that micro-kernels, packers and epilogues are written in.
+//
+//   reg                           a native vector of kLanes elements (arrays of it stay in registers)
+//   kMaxVectors                   vectors in the widest panel a micro-kernel takes
+//   zero load store broadcast     load and store take any alignment
+//   add, fma(a, b, c) = a * b + c rounded once where the instruction set has a fused multiply-add
+//   multiply_into(c, a, b)        c = fma(a, b, c) in one instruction that the compiler can't rearrange (AVX2's float
+//   and
+//                                 double)
+//   load_partial, store_partial   the first n lanes, 0 <= n <= kLanes; nothing else is touched
+//   transpose                     of kLanes vectors, in registers (float and double)
+//   unzip, zip                    the elements of two vectors in a row, those of even and of odd number; the inverse
+//   sum_each(r)                   element i: the sum of r[i]'s lanes, where lane l is added to lane l + kLanes / 2, of
+//                                 these sums l to l + kLanes / 4, and so on (float and double)
+//
+// This file: 128-bit vectors by the compiler's vector extension, for every element type and any architecture.
+// Without a hardware fused multiply-add (x86-64 before AVX2), fma rounds twice; with one (aarch64) once.
+#pragma once
+
+#include "vec.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+// What the elements of packed panels and patches are: T itself, or (where a step of k takes two products) a pair.
+template <class T>
+struct OperandOf {
+  using type = T;
+};
+#if defined(CONV2D_BFLOAT16_PAIRS)
+template <>
+struct OperandOf<float> {
+  using type = BFloat16Pair;
+};
+#endif
+template <class T>
+using Operand = typename OperandOf<T>::type;
+template <class T>
+constexpr bool kTakesPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
+
+#if !defined(CONV2D_NATIVE_VEC)
+constexpr const char* kIsaName = "portable";
+constexpr bool kHasIntegers = true;
+constexpr bool kLoopsInRounds = false;
+#if defined(__ARM_FEATURE_FMA)
+constexpr bool kFusedMultiplyAdd = true;
+#else
+constexpr bool kFusedMultiplyAdd = false;
+#endif
+template <class T>
+struct Vec;
+#endif
+
+template <class T>
+struct VecBits128 {
+  typedef T reg __attribute__((vector_size(16)));
+  static constexpr int kLanes = 16 / sizeof(T);
+  static constexpr int kMaxVectors = 1;  // 6 accumulators, 1 weight, 1 broadcast: leaves room on 16 registers
+  static CONV2D_INLINE reg zero() { return reg{}; }
+  static CONV2D_INLINE reg load(const T* p) {
+    reg v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+  }
+  static CONV2D_INLINE void store(T* p, reg v) { __builtin_memcpy(p, &v, sizeof v); }
+  static CONV2D_INLINE reg broadcast(const T* p) {
+    reg v;
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) v[i] = *p;
+    return v;
+  }
+  static CONV2D_INLINE reg add(reg a, reg b) { return a + b; }
+  static CONV2D_INLINE reg fma(reg a, reg b, reg c) {
+#if defined(__ARM_FEATURE_FMA)
+    if constexpr (T(0.5) != T(0)) {
+      reg v;
+#pragma GCC unroll 4
+      for (int i = 0; i < kLanes; ++i) {
+        v[i] = sizeof(T) == 4 ? T(__builtin_fmaf(float(a[i]), float(b[i]), float(c[i])))
+                              : T(__builtin_fma(double(a[i]), double(b[i]), double(c[i])));
+      }
+      return v;
+    }
+#endif
+    return a * b + c;
+  }
+  static CONV2D_INLINE reg load_partial(const T* p, int n) {
+    reg v{};
+    for (int i = 0; i < n; ++i) v[i] = p[i];
+    return v;
+  }
+  static CONV2D_INLINE void store_partial(T* p, reg v, int n) {
+    for (int i = 0; i < n; ++i) p[i] = v[i];
+  }
+  static CONV2D_INLINE reg sum_each(reg (&r)[kLanes]) {
+    reg sums{};
+    for (int i = 0; i < kLanes; ++i) {
+      T lanes[kLanes];
+      store(lanes, r[i]);
+      for (int n = kLanes / 2; n > 0; n /= 2) {
+        for (int l = 0; l < n; ++l) lanes[l] = T(lanes[l] + lanes[l + n]);
+      }
+      sums[i] = lanes[0];
+    }
+    return sums;
+  }
+};
+
+#if !defined(CONV2D_NATIVE_VEC)
+template <>
+struct Vec<float> : VecBits128<float> {};
+template <>
+struct Vec<double> : VecBits128<double> {};
+#endif
+template <>
+struct Vec<uint8_t> : VecBits128<uint8_t> {};
+template <>
+struct Vec<uint16_t> : VecBits128<uint16_t> {};
+template <>
+struct Vec<uint32_t> : VecBits128<uint32_t> {};
+template <>
+struct Vec<uint64_t> : VecBits128<uint64_t> {};
+
+// Complex numbers: a vector of real and a vector of imaginary parts. In a panel or C tile each group of kLanes
+// elements is stored in that split form (kLanes real parts, then kLanes imaginary parts); elsewhere, and where
+// broadcast reads, elements are stored as pairs.
+template <class R>
+struct Vec<Complex<R>> {
+  using V = Vec<R>;
+  struct reg {
+    typename V::reg re, im;
+  };
+  static constexpr int kLanes = V::kLanes;
+  static constexpr int kMaxVectors = 1;  // 6 x 2 accumulators, 2 weights, 2 broadcasts of 16 registers
+  static CONV2D_INLINE R* parts(Complex<R>* p) { return reinterpret_cast<R*>(p); }
+  static CONV2D_INLINE const R* parts(const Complex<R>* p) { return reinterpret_cast<const R*>(p); }
+  static CONV2D_INLINE reg zero() { return {V::zero(), V::zero()}; }
+  static CONV2D_INLINE reg load(const Complex<R>* p) { return {V::load(parts(p)), V::load(parts(p) + kLanes)}; }
+  static CONV2D_INLINE void store(Complex<R>* p, reg v) {
+    V::store(parts(p), v.re);
+    V::store(parts(p) + kLanes, v.im);
+  }
+  static CONV2D_INLINE reg broadcast(const Complex<R>* p) { return {V::broadcast(&p->re), V::broadcast(&p->im)}; }
+  static CONV2D_INLINE reg add(reg a, reg b) { return {V::add(a.re, b.re), V::add(a.im, b.im)}; }
+  static CONV2D_INLINE reg fma(reg a, reg b, reg c) {
+    c.re = V::fma(a.re, b.re, c.re);
+    c.im = V::fma(a.re, b.im, c.im);
+    c.re = V::fma(-a.im, b.im, c.re);
+    c.im = V::fma(a.im, b.re, c.im);
+    return c;
+  }
+};
+
+// One lane of a stored group of kLanes elements.
+template <class T>
+CONV2D_INLINE void set_lane(T* group, int lane, T value) {
+  group[lane] = value;
+}
+template <class R>
+CONV2D_INLINE void set_lane(Complex<R>* group, int lane, Complex<R> value) {
+  R* parts = reinterpret_cast<R*>(group);
+  parts[lane] = value.re;
+  parts[Vec<R>::kLanes + lane] = value.im;
+}
+template <class T>
+CONV2D_INLINE T get_lane(const T* group, int lane) {
+  return group[lane];
+}
+template <class R>
+CONV2D_INLINE Complex<R> get_lane(const Complex<R>* group, int lane) {
+  const R* parts = reinterpret_cast<const R*>(group);
+  return {parts[lane], parts[Vec<R>::kLanes + lane]};
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,8 +1,0 @@
-// Ends what isa_target.h began.
-#pragma once
-
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif

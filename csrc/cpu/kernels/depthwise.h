@@ -1,0 +1,110 @@
+// The micro-kernels of depthwise problems whose channels are innermost.
+#pragma once
+
+#include "../isa/convert.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+// A micro-kernel's operands: `blocks` blocks of MR neighbouring pixels, in all vectors of a block of groups.
+template <class T>
+struct DepthwiseOperands {
+  const T* source;  // the first pixel's first tap, the first group
+  int64_t position, tap_row, tap_col;
+  int64_t taps_h;
+  const T* weights;       // [vector][i][j][lane]
+  const T *start, *bias;  // [vector][lane], added first and last
+  int64_t vectors;
+  int64_t last_lane;  // of the first group of the last vector; the others are whole vectors from zero on
+  T* dst;
+  int64_t dst_step;
+  int64_t blocks;
+};
+
+// The micro-kernel family depthwise_ukernel_<dtype>_<MR>x<KW>s<STEP>__<isa>: rows of KW taps, positions STEP taps
+// apart. Each column of the source is loaded once and meets every (pixel, tap) pair it belongs to. Columns ascend, so
+// each pixel meets its taps in ascending order.
+//
+// Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16. Bound: MR * KW FMAs (2 a cycle)
+// against KW + (MR - 1) * STEP + KW loads (2 a cycle).
+template <class T, int MR, int KW, int STEP>
+void depthwise_ukernel(const DepthwiseOperands<T>& operands) {
+  using V = Vec<T>;
+  using reg = typename V::reg;
+  const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col, dst_step = operands.dst_step;
+  const int64_t depth = operands.taps_h * KW * V::kLanes, last = operands.vectors - 1;
+  const T* block_source = operands.source;
+  T* block_dst = operands.dst;
+  for (int64_t block = operands.blocks; block > 0; --block) {
+    const T* weights = operands.weights;
+    for (int64_t v = 0; v <= last; ++v) {
+      const int64_t lane = v < last ? v * V::kLanes : operands.last_lane;
+      reg acc[MR];
+#pragma GCC unroll 8
+      for (int q = 0; q < MR; ++q) acc[q] = V::load(operands.start + v * V::kLanes);
+      const T* row = block_source + lane;
+      for (const T* const weights_end = weights + depth; weights != weights_end;
+           row += tap_row, weights += KW * V::kLanes) {
+        reg w[KW];
+#pragma GCC unroll 8
+        for (int j = 0; j < KW; ++j) w[j] = V::load(weights + j * V::kLanes);
+        const T* column = row;
+#pragma GCC unroll 32
+        for (int x = 0; x < (MR - 1) * STEP + KW; ++x) {
+          reg s = V::load(column);
+#if defined(CONV2D_NATIVE_VEC)
+          // Loaded once: compilers would rather make the load a part of each multiply-add.
+          __asm__("" : "+v"(s));
+#endif
+#pragma GCC unroll 8
+          for (int j = 0; j < KW; ++j) {
+            const int q = (x - j) / STEP;
+            if (x >= j && q * STEP == x - j && q < MR) acc[q] = V::fma(w[j], s, acc[q]);
+          }
+          column += tap_col;
+          // Kept as one pointer that advances: as many multiples of tap_col would not fit the registers.
+          __asm__("" : "+r"(column));
+        }
+      }
+      const reg bias = V::load(operands.bias + v * V::kLanes);
+      T* dst = block_dst + lane;
+#pragma GCC unroll 8
+      for (int q = 0; q < MR; ++q, dst += dst_step) V::store(dst, V::add(acc[q], bias));
+    }
+    block_source += MR * operands.position;
+    block_dst += MR * dst_step;
+  }
+}
+
+template <class T>
+using DepthwiseUkernel = void (*)(const DepthwiseOperands<T>&);
+
+// The micro-kernels of one kind of row: for 7, 4 and 1 pixels.
+template <class T>
+struct DepthwiseUkernels {
+  DepthwiseUkernel<T> by_seven, by_four, one;
+};
+template <class T, int KW, int STEP>
+constexpr DepthwiseUkernels<T> kDepthwiseUkernels = {depthwise_ukernel<T, kDepthwisePixels, KW, STEP>,
+                                                     depthwise_ukernel<T, 4, KW, STEP>,
+                                                     depthwise_ukernel<T, 1, KW, STEP>};
+
+// For rows that has_depthwise_ukernel (plan/tile_depthwise.h).
+template <class T>
+const DepthwiseUkernels<T>& depthwise_ukernels(int64_t taps_w, int64_t step) {
+  switch (taps_w) {
+    case 1:
+      return kDepthwiseUkernels<T, 1, 1>;
+    case 2:
+      return kDepthwiseUkernels<T, 2, 1>;
+    case 3:
+      return step == 1 ? kDepthwiseUkernels<T, 3, 1> : kDepthwiseUkernels<T, 3, 2>;
+    case 4:
+      return kDepthwiseUkernels<T, 4, 1>;
+    case 5:
+      return step == 1 ? kDepthwiseUkernels<T, 5, 1> : kDepthwiseUkernels<T, 5, 2>;
+    default:
+      return step == 1 ? kDepthwiseUkernels<T, 7, 1> : kDepthwiseUkernels<T, 7, 2>;
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,122 @@
+// The micro-kernels of grad_weight for depthwise problems whose channels are innermost.
+//
+//   C[i][j][lane]  =  (C if accumulate) + sum over pixels k of A[k][lane] * B[k_offset[k] + i * tap_row + j * tap_col]
+//
+// gemm_ukernel's sums in its order (chains of pixels, each from zero), with a row or more of taps as the rows: their
+// addresses follow from one table entry, and TI * TJ chains keep the FMA units busy.
+#pragma once
+
+#include "gemm.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+template <class T>
+struct DepthwiseWeightOperands {
+  int64_t depth, chain;
+  const T* a;  // grad_output's pixels, a_pitch apart
+  int64_t a_pitch;
+  const T* b;  // the patch, at the first tap
+  const int64_t* k_offset;
+  int64_t tap_row, tap_col;
+  T* c;
+  bool accumulate;
+};
+
+template <class T, int TI, int TJ>
+void depthwise_weight_ukernel(const DepthwiseWeightOperands<T>& operands) {
+  using V = Vec<T>;
+  using reg = typename V::reg;
+  const T* a = operands.a;
+  const int64_t* k_offset = operands.k_offset;
+  const int64_t* const k_end = k_offset + operands.depth;
+  const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col;
+  bool accumulate = operands.accumulate;
+  while (k_offset != k_end) {
+    const int64_t* const chain_end = k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end;
+    reg acc[TI][TJ];
+#pragma GCC unroll 8
+    for (int i = 0; i < TI; ++i) {
+#pragma GCC unroll 8
+      for (int j = 0; j < TJ; ++j) acc[i][j] = V::zero();
+    }
+    for (const int64_t a_pitch = operands.a_pitch; k_offset != chain_end; ++k_offset, a += a_pitch) {
+      const reg av = V::load(a);
+      const T* row = operands.b + *k_offset;
+#pragma GCC unroll 8
+      for (int i = 0; i < TI; ++i, row += tap_row) {
+        const T* tap = row;
+#pragma GCC unroll 8
+        for (int j = 0; j < TJ; ++j) {
+          acc[i][j] = V::fma(av, V::load(tap), acc[i][j]);
+          tap += tap_col;
+          __asm__("" : "+r"(tap));  // as in depthwise_ukernel
+        }
+      }
+    }
+    T* c = operands.c;
+#pragma GCC unroll 8
+    for (int i = 0; i < TI; ++i) {
+#pragma GCC unroll 8
+      for (int j = 0; j < TJ; ++j, c += V::kLanes) V::store(c, accumulate ? V::add(V::load(c), acc[i][j]) : acc[i][j]);
+    }
+    accumulate = true;
+  }
+}
+
+template <class T>
+using DepthwiseWeightUkernel = void (*)(const DepthwiseWeightOperands<T>&);
+
+// The micro-kernel for as many of `rows` rows of taps as fit one, and how many those are.
+template <class T, int TJ>
+CONV2D_INLINE int64_t choose_depthwise_weight_ukernel(int64_t rows, DepthwiseWeightUkernel<T>& ukernel) {
+  constexpr int64_t kMost = depthwise_weight_rows(TJ, Vec<T>::kMaxVectors * kMR);
+  if constexpr (kMost >= 4) {
+    if (rows >= 4) {
+      ukernel = depthwise_weight_ukernel<T, 4, TJ>;
+      return 4;
+    }
+  }
+  if constexpr (kMost >= 3) {
+    if (rows >= 3) {
+      ukernel = depthwise_weight_ukernel<T, 3, TJ>;
+      return 3;
+    }
+  }
+  if constexpr (kMost >= 2) {
+    if (rows >= 2) {
+      ukernel = depthwise_weight_ukernel<T, 2, TJ>;
+      return 2;
+    }
+  }
+  ukernel = depthwise_weight_ukernel<T, 1, TJ>;
+  return 1;
+}
+
+// C for all taps of a vector of groups, from `lane` on.
+template <class T>
+void depthwise_weight_panel(int64_t tap_rows, int64_t tap_cols, const int64_t* element_offsets, const T* zeros,
+                            DepthwiseWeightOperands<T> operands, int64_t lane, const T* a, int64_t a_pitch, T* c) {
+  constexpr int L = Vec<T>::kLanes;
+  operands.a = a;
+  operands.a_pitch = a_pitch;
+  operands.b += lane;
+  operands.c = c;
+  if (!has_depthwise_weight_ukernel(tap_cols)) {
+    gemm_panel<true, T>(tap_rows * tap_cols, 1,
+                        {operands.depth, operands.chain, a, a_pitch, operands.b - element_offsets[0], element_offsets,
+                         operands.k_offset, zeros, c, L, operands.accumulate});
+    return;
+  }
+  for (int64_t i = 0; i < tap_rows;) {
+    DepthwiseWeightUkernel<T> ukernel;
+    const int64_t rows = tap_cols == 3   ? choose_depthwise_weight_ukernel<T, 3>(tap_rows - i, ukernel)
+                         : tap_cols == 5 ? choose_depthwise_weight_ukernel<T, 5>(tap_rows - i, ukernel)
+                                         : choose_depthwise_weight_ukernel<T, 7>(tap_rows - i, ukernel);
+    ukernel(operands);
+    operands.b += rows * operands.tap_row;
+    operands.c += rows * tap_cols * L;
+    i += rows;
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

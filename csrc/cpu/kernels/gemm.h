@@ -1,0 +1,224 @@
+// The micro-kernel family gemm_ukernel_<dtype>_<MR>x<NR>__<isa>, from one template.
+//
+//   C[j][0:NR]  =  (C[j][0:NR] if accumulate) + (start[0:NR] + sum over k of A[k][0:NR] * B[j_offset[j] + k_offset[k]])
+//
+// for 0 <= j < MR.
+//
+// A: `depth` rows of NR elements, `a_pitch` apart: packed weights (forward, grad_input) or packed grad_output pixels
+//    (grad_weight). NR = vectors * lanes of the instruction set.
+// B: a source patch, or the source itself. The two offset tables are im2col itself: j_offset places an output pixel (a
+//    weight element in grad_weight), k_offset a tap of a channel (an output pixel). The column matrix exists only as
+//    these sums.
+// C: rows of NR elements, `c_pitch` apart, in scratch or (channels_last) in the result.
+//
+// start: NR elements, zeros or (where K is a single chain) a bias. bias: NR elements, added to C after the last chain,
+// or nullptr where a store adds them, or further segments follow.
+//
+// Order of summation: k is cut into chains of `chain` products; for each element a chain is summed by fused
+// multiply-adds, ascending, from `start`; chains are added to C in order. That is the whole order inside a segment, the
+// same for every MR, NR and instruction set with fused operations. The additions to C cost little because the next
+// chain's multiply-adds don't wait for them.
+//
+// With kLanesAreGroups the vector's lanes are not NR result channels of one group but the same channel of as many
+// groups (depthwise and grouped problems): B then holds a vector for each element, and is loaded instead of broadcast.
+//
+// Registers: MR * vectors accumulators, `vectors` weights, one broadcast. AVX2 float 6x16: 12 + 2 + 1 of 16; AVX-512
+// float 6x64: 24 + 4 + 1 of 32. Bound: each k issues MR * vectors FMAs (2 a cycle) against vectors + MR loads (2 a
+// cycle) and one offset load, so the FMA units are the limit from MR * vectors >= 8 (latency 4 x 2 units) on.
+#pragma once
+
+#include "../isa/convert.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+constexpr int kMR = 6;
+
+// Rows of a micro-kernel. A panel of one vector takes more of them, to have more than eight accumulators, up to where
+// their pointers fill the general registers. The dot products of pairs have a latency of 6 cycles (Zen 5), not 4: two
+// units want 12 chains.
+template <class T, int NV>
+constexpr int kRows = NV == 1 && Vec<T>::kMaxVectors > 1 ? 9
+                      : !kTakesPairs<T> || NV >= 4       ? kMR
+                      : NV == 3                          ? 8
+                                                         : 9;
+
+// Whether a micro-kernel's loop takes four steps of k a round. Rounds spare instructions beside the multiply-adds, and
+// branch prediction sees the end of a chain of few rounds coming. On Zen 3 that is 1 to 2 % on a core of its own, and
+// 4 to 6 % on one whose other hardware thread is busy.
+template <class T>
+constexpr bool kInRounds = kLoopsInRounds && (std::is_same_v<T, float> || std::is_same_v<T, double>);
+
+// acc += a * b, fused. In rounds by a fixed instruction: else GCC lets accumulators wander from step to step, and
+// spills.
+template <class T>
+CONV2D_INLINE void multiply_add(typename Vec<T>::reg& acc, typename Vec<T>::reg a, typename Vec<T>::reg b) {
+  if constexpr (kInRounds<T>) {
+    Vec<T>::multiply_into(acc, a, b);
+  } else {
+    acc = Vec<T>::fma(a, b, acc);
+  }
+}
+
+// Ends a step of a round: no load of one step moves into another, where it would not find a register, and `pointer`
+// stays one that advances.
+template <class T, class P>
+CONV2D_INLINE void end_step(const P*& pointer) {
+  if constexpr (kInRounds<T>) __asm__ volatile("" : "+r"(pointer) : : "memory");
+}
+
+template <class T>
+struct GemmOperands {
+  int64_t depth, chain;
+  const Operand<T>* a;
+  int64_t a_pitch;  // NR, but for a single vector of groups
+  const Operand<T>* b;
+  const int64_t* j_offset;
+  const int64_t* k_offset;
+  const T* start;
+  T* c;
+  int64_t c_pitch;
+  bool accumulate;
+  const T* bias = nullptr;  // NR elements that are added after the last chain
+};
+
+template <class T, int MR, int NV, bool kLanesAreGroups>
+void gemm_ukernel(const GemmOperands<T>& operands) {
+  using V = Vec<T>;
+  using reg = typename V::reg;
+  const Operand<T>* bj[MR];
+#pragma GCC unroll 16
+  for (int j = 0; j < MR; ++j) {
+    bj[j] = operands.b + operands.j_offset[j];
+    // Kept as a pointer: folded back into b + j_offset[j], each broadcast would cost an address computation more.
+    __asm__("" : "+r"(bj[j]));
+  }
+  const Operand<T>* a = operands.a;
+  const int64_t* k_offset = operands.k_offset;
+  const int64_t* const k_end = k_offset + operands.depth;
+  bool accumulate = operands.accumulate;
+  // Rows of the panel that follow one another are addressed by constants.
+  constexpr bool kDensePanel = !(kLanesAreGroups && NV == 1);
+  const int64_t a_pitch = kDensePanel ? NV * V::kLanes : operands.a_pitch;
+
+  while (k_offset != k_end) {
+    const int64_t* const chain_end = k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end;
+    reg acc[MR][NV];
+#pragma GCC unroll 16
+    for (int j = 0; j < MR; ++j) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) acc[j][v] = V::load(operands.start + v * V::kLanes);
+    }
+
+    const auto step = [&](int at) CONV2D_INLINE_LAMBDA {
+      const int64_t offset = k_offset[at];
+      const Operand<T>* const row = a + (kDensePanel ? at * a_pitch : 0);
+      reg av[NV];
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) av[v] = V::load(row + v * V::kLanes);
+#pragma GCC unroll 16
+      for (int j = 0; j < MR; ++j) {
+        const reg bv = kLanesAreGroups ? V::load(bj[j] + offset) : V::broadcast(bj[j] + offset);
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) multiply_add<T>(acc[j][v], av[v], bv);
+      }
+      if (!kDensePanel) a += a_pitch;
+      end_step<T>(a);
+    };
+    if constexpr (kInRounds<T>) {
+      for (const int64_t* const end = k_offset + ((chain_end - k_offset) & ~int64_t{3}); k_offset != end;) {
+        step(0);
+        step(1);
+        step(2);
+        step(3);
+        k_offset += 4;
+        if (kDensePanel) a += 4 * a_pitch;
+      }
+    }
+    while (k_offset != chain_end) {
+      step(0);
+      ++k_offset;
+      if (kDensePanel) a += a_pitch;
+    }
+
+    T* c = operands.c;
+    const T* const bias = k_offset == k_end ? operands.bias : nullptr;
+#pragma GCC unroll 16
+    for (int j = 0; j < MR; ++j, c += operands.c_pitch) {
+      if (accumulate) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) acc[j][v] = V::add(V::load(c + v * V::kLanes), acc[j][v]);
+      }
+      if (bias != nullptr) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) acc[j][v] = V::add(acc[j][v], V::load(bias + v * V::kLanes));
+      }
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) V::store(c + v * V::kLanes, acc[j][v]);
+    }
+    accumulate = true;
+  }
+}
+
+template <class T>
+using GemmUkernel = void (*)(const GemmOperands<T>&);
+
+// The micro-kernels of one panel width, by rows - 1.
+template <class T, int NV, bool G, class Rows>
+struct UkernelRow;
+template <class T, int NV, bool G, int... kRow>
+struct UkernelRow<T, NV, G, std::integer_sequence<int, kRow...>> {
+  static constexpr GemmUkernel<T> by_rows[] = {gemm_ukernel<T, kRow + 1, NV, G>...};
+};
+template <class T>
+struct Ukernels {
+  const GemmUkernel<T>* by_rows;
+  int rows;
+};
+template <class T, int NV, bool G>
+CONV2D_INLINE Ukernels<T> ukernels_of() {
+  constexpr int rows = kRows<T, NV>;
+  return {UkernelRow<T, NV, G, std::make_integer_sequence<int, rows>>::by_rows, rows};
+}
+template <class T, bool G>
+CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors) {
+  constexpr int max = Vec<T>::kMaxVectors;
+  if constexpr (max >= 4) {
+    if (vectors == 4) return ukernels_of<T, 4, G>();
+    if (vectors == 3) return ukernels_of<T, 3, G>();
+  }
+  if constexpr (max >= 2) {
+    if (vectors == 2) return ukernels_of<T, 2, G>();
+  }
+  return ukernels_of<T, 1, G>();
+}
+
+// Rows of the packed panel that all rows of C use before the next ones, as whole chains: so many stay in L1 beside what
+// is read of the patch (8 KiB of float32 on AVX2; on AVX-512 32 KiB, which was not measured). C is added to at the end
+// of every chain, so that more passes over it cost no more additions. On Zen 3, 2 to 4 % for 3x3 kernels against passes
+// of 252.
+constexpr int64_t kPassDepth = 128;
+
+// C (rows x NR) for any number of rows, in near-equal blocks of as many as the micro-kernel takes: a rest of one or two
+// rows would leave the FMA units waiting for its few chains.
+template <bool G, class T>
+CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands) {
+  const Ukernels<T> ukernels = ukernels_for<T, G>(vectors);
+  const Panels blocks = cut_panels(rows, ukernels.rows);
+  const int64_t chain = max64(1, operands.chain), pass = max64(1, kPassDepth / chain) * chain;
+  for (int64_t k = 0; k < operands.depth; k += pass) {
+    GemmOperands<T> now = operands;
+    now.depth = min64(pass, operands.depth - k);
+    now.a += k * now.a_pitch;
+    now.k_offset += k;
+    now.accumulate = operands.accumulate || k > 0;
+    if (k + now.depth < operands.depth) now.bias = nullptr;
+    for (int64_t block = 0; block < blocks.count; ++block) {
+      const int64_t block_rows = blocks.size(block);
+      ukernels.by_rows[block_rows - 1](now);
+      now.j_offset += block_rows;
+      now.c += block_rows * now.c_pitch;
+    }
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,156 @@
+// Strided memory as rows of vectors, and pixels whose channels lie together as planes.
+#pragma once
+
+#include "../isa/convert.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+// dst[k * dst_pitch + lane] = src[lane * lane_step + k] for `depth` contiguous k, by kLanes x kLanes blocks in
+// registers. `lanes` <= width; the lanes beyond become zero. Where depth is no multiple of kLanes, the last block
+// overlaps the one before it.
+template <class S, class T>
+CONV2D_INLINE void pack_transposed(const S* src, int64_t lane_step, int64_t lanes, int64_t depth, T* dst,
+                                   int64_t dst_pitch, int64_t width) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  for (int64_t lane = 0; lane < width; lane += L) {
+    const int64_t valid = min64(lanes - lane, L);
+    const S* const s = src + lane * lane_step;
+    T* const d = dst + lane;
+    if (valid <= 0) {
+      for (int64_t k = 0; k < depth; ++k) V::store(d + k * dst_pitch, V::zero());
+      continue;
+    }
+    for (int64_t k0 = 0; k0 < depth; k0 += L) {
+      const int64_t k = depth - k0 >= L ? k0 : max64(depth - L, 0);
+      typename V::reg r[L];
+      if (depth < L) {
+        for (int i = 0; i < L; ++i) r[i] = i < valid ? load_as_partial(s + i * lane_step, int(depth)) : V::zero();
+      } else if (valid == L) {
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) {
+          r[i] = load_as(s + i * lane_step + k);
+          __builtin_prefetch(s + i * lane_step + k + depth);
+        }
+      } else {
+        for (int i = 0; i < L; ++i) r[i] = i < valid ? load_as(s + i * lane_step + k) : V::zero();
+      }
+      V::transpose(r);
+      const int64_t n = min64(depth, L);
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        if (i < n) V::store(d + (k + i) * dst_pitch, r[i]);
+      }
+    }
+  }
+}
+
+// Steps of k ahead of which the packers ask for lanes that hardware prefetchers don't see coming.
+constexpr int64_t kStepsAhead = 8;
+
+// Asks for the lines of `lanes` elements that are lane_step apart.
+template <class S>
+CONV2D_INLINE void prefetch_lanes(const S* src, int64_t lane_step, int64_t lanes) {
+  const int64_t apart = max64(int64_t(64 / sizeof(S)), lane_step);
+  for (int64_t i = 0; i < lanes * lane_step; i += apart) __builtin_prefetch(src + i);
+}
+
+// The same for any strides: dst[k * dst_pitch + lane] = src[lane * lane_step + k * k_step].
+template <class S, class T>
+CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, int64_t lanes, int64_t depth, T* dst,
+                              int64_t dst_pitch, int64_t width, bool conj) {
+  constexpr int L = Vec<T>::kLanes;
+  if constexpr (kHasTranspose<T>) {
+    if (lane_step == 1) {
+      for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
+        copy_run(src, 1, lanes, dst, false);
+        fill_zero(dst + lanes, width - lanes);
+      }
+      return;
+    }
+    if (k_step == 1 && depth >= L / 4) {
+      pack_transposed(src, lane_step, lanes, depth, dst, dst_pitch, width);
+      return;
+    }
+  }
+  if constexpr (kHasTranspose<T>) {
+    // Steps of k that lie pages apart: what is needed is asked for early, so that the page tables are searched
+    // meanwhile.
+    const int64_t whole = lanes / L * L, last_ahead = k_step >= int64_t(64 / sizeof(S)) ? depth - kStepsAhead : 0;
+    for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
+      if (k < last_ahead) prefetch_lanes(src + kStepsAhead * k_step, lane_step, lanes);
+      const S* s = src;
+      for (int64_t lane = 0; lane < whole; lane += L, s += L * lane_step) {
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) dst[lane + i] = widen_scalar(s[i * lane_step]);
+      }
+      for (int64_t lane = whole; lane < width; ++lane) {
+        dst[lane] = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};
+      }
+    }
+    return;
+  }
+  for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
+    for (int64_t lane = 0; lane < width; ++lane) {
+      const T value = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};
+      set_lane(dst + lane / L * L, int(lane % L), conj ? conjugate(value) : value);
+    }
+  }
+}
+
+// How far ahead pack_planes asks for source memory.
+constexpr int64_t kPrefetchedBytes = 8192;
+
+// dst[c * dst_pitch + x] = src[x * step + c] for x < count and `channels` contiguous c: pixels whose channels lie
+// together become planes. Nothing but these elements is written: at the end of a plane the next row or plane follows.
+template <class S, class T>
+CONV2D_INLINE void pack_planes(const S* src, int64_t step, int64_t count, int64_t channels, T* dst, int64_t dst_pitch) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  // A block takes lines from many pixels, which hardware prefetchers follow badly.
+  const int64_t ahead = step > 0 ? max64(L, div_up(kPrefetchedBytes / int64_t(sizeof(S)), step)) * step : 0;
+  if (count >= L && channels >= L) {
+    // Whole blocks only: the last one overlaps the one before it, in either direction.
+    for (int64_t x0 = 0; x0 < count; x0 += L) {
+      const int64_t x = min64(x0, count - L);
+      for (int64_t c0 = 0; c0 < channels; c0 += L) {
+        const int64_t c = min64(c0, channels - L);
+        const S* const s = src + x * step + c;
+        typename V::reg r[L];
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) {
+          r[i] = load_as(s + i * step);
+          __builtin_prefetch(s + i * step + ahead);
+        }
+        V::transpose(r);
+        T* const d = dst + c * dst_pitch + x;
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) V::store(d + i * dst_pitch, r[i]);
+      }
+    }
+    return;
+  }
+  const int pixels = int(min64(count, L)), planes = int(min64(channels, L));
+  for (int64_t x0 = 0; x0 < count; x0 += L) {
+    const int64_t x = min64(x0, count - pixels);
+    // A pixel of few channels is loaded with what follows it, as far as that belongs to the run.
+    const int64_t readable = (count - 1 - x) * step + channels;
+    for (int64_t c0 = 0; c0 < channels; c0 += L) {
+      const int64_t c = min64(c0, channels - planes);
+      const S* const s = src + x * step;
+      typename V::reg r[L];
+      for (int i = 0; i < L; ++i) {
+        const int64_t at = i * step + c;
+        r[i] = i >= pixels ? V::zero() : at + L <= readable ? load_as(s + at) : load_as_partial(s + at, planes);
+      }
+      V::transpose(r);
+      T* const d = dst + c * dst_pitch + x;
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        if (i < planes) V::store_partial(d + i * dst_pitch, r[i], pixels);
+      }
+    }
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

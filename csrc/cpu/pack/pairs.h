@@ -1,0 +1,194 @@
+// Packers for sums whose step takes a pair of products (AVX512_BF16): the second of a pair is the next channel. A lone
+// last channel is paired with zeros in both operands, whose product is zero whatever the other channel holds.
+#pragma once
+
+#include "../isa/convert.h"
+#include "patch.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+CONV2D_INLINE __mmask32 word_mask(int64_t n) { return static_cast<__mmask32>(n >= 32 ? ~0u : (1u << n) - 1u); }
+CONV2D_INLINE __mmask16 pair_mask(int64_t n) { return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << n) - 1u); }
+// Both halves of element i: i. (Word i of a vector goes to both halves of pair i.)
+CONV2D_INLINE __m512i twice_iota() {
+  return _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                            _mm512_set1_epi32(0x00010001));
+}
+
+// dst[i] = (first[i * step], second[i * step]) for i in [0, n); zero for `second` where it is nullptr.
+CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int64_t step, int64_t n,
+                              BFloat16Pair* dst) {
+  const __mmask32 has_second = second != nullptr ? ~__mmask32(0) : __mmask32(0);
+  if (second == nullptr) second = first;
+  if (step == 1) {
+    const __m512i low = _mm512_add_epi32(twice_iota(), _mm512_set1_epi32(32 << 16));
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
+    for (int64_t i = 0; i < n; i += 32) {
+      const __mmask32 mask = word_mask(n - i);
+      const __m512i a = _mm512_maskz_loadu_epi16(mask, first + i);
+      const __m512i b = _mm512_maskz_loadu_epi16(mask & has_second, second + i);
+      _mm512_mask_storeu_epi32(dst + i, pair_mask(n - i), _mm512_permutex2var_epi16(a, low, b));
+      if (n - i > 16) {
+        _mm512_mask_storeu_epi32(dst + i + 16, pair_mask(n - i - 16), _mm512_permutex2var_epi16(a, high, b));
+      }
+    }
+  } else if (step == 2) {
+    for (int64_t i = 0; i < n; i += 16) {
+      // Up to the last element that is wanted: the one after it may not exist.
+      const __mmask32 mask = word_mask(min64(2 * (n - i) - 1, 31)) & 0x55555555u;
+      const __m512i a = _mm512_maskz_loadu_epi16(mask, first + 2 * i);
+      const __m512i b = _mm512_maskz_loadu_epi16(mask & has_second, second + 2 * i);
+      _mm512_mask_storeu_epi32(dst + i, pair_mask(n - i), _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      const uint32_t high = has_second ? second[i * step].bits : 0u;
+      dst[i].bits = first[i * step].bits | high << 16;
+    }
+  }
+}
+
+// n contiguous channels of a pixel; a pair's missing channel becomes zero.
+CONV2D_INLINE void copy_channels(const BFloat16* src, int64_t n, BFloat16Pair* dst) {
+  for (int64_t i = 0; i < n; i += 32) {
+    _mm512_mask_storeu_epi32(dst + i / 2, pair_mask(div_up(n - i, 2)),
+                             _mm512_maskz_loadu_epi16(word_mask(n - i), src + i));
+  }
+}
+
+// `count` pixels of n < 32 channels, n odd, that lie together: as many as a vector takes, with their padding, at a
+// time.
+CONV2D_INLINE void copy_odd_channels(const BFloat16* src, int64_t n, int64_t count, BFloat16Pair* dst) {
+  const int64_t pixels = 32 / (n + 1);
+  uint16_t words[32] = {};
+  uint32_t real = 0;
+  for (int64_t x = 0; x < pixels; ++x) {
+    for (int64_t c = 0; c < n; ++c) {
+      words[x * (n + 1) + c] = uint16_t(x * n + c);
+      real |= 1u << (x * (n + 1) + c);
+    }
+  }
+  const __m512i index = _mm512_loadu_si512(words);
+  for (int64_t x = 0; x < count; x += pixels, src += pixels * n, dst += pixels * (n + 1) / 2) {
+    const int64_t now = min64(pixels, count - x);
+    _mm512_mask_storeu_epi32(
+        dst, pair_mask(now * (n + 1) / 2),
+        _mm512_maskz_permutexvar_epi16(real, index, _mm512_maskz_loadu_epi16(word_mask(now * n), src)));
+  }
+}
+
+// source.channel leads from pair to pair.
+template <>
+struct PixelCopier<BFloat16, BFloat16Pair> {
+  static CONV2D_INLINE void copy(const Patch& patch, const Source<BFloat16>& source, int64_t plane, const BFloat16* src,
+                                 int64_t step, int64_t count, BFloat16Pair* dst, bool) {
+    if (patch.order == PatchOrder::kPlanar) {
+      const bool lone = source.lone && plane == patch.channels - 1;
+      copy_pairs(src, lone ? nullptr : src + source.channel / 2, step, count, dst);
+    } else {
+      const int64_t channels = 2 * patch.channels - (source.lone ? 1 : 0);
+      if (step == channels && !source.lone && patch.col_pitch == patch.channels) {
+        __builtin_memcpy(dst, src, size_t(count * patch.channels) * sizeof(BFloat16Pair));
+      } else if (step == channels && channels < 16) {  // which lie without gaps in the patch, too
+        copy_odd_channels(src, channels, count, dst);
+      } else {
+        for (int64_t x = 0; x < count; ++x) copy_channels(src + x * step, channels, dst + x * patch.col_pitch);
+      }
+    }
+  }
+};
+
+// dst[k * dst_pitch + lane] = load(lane, k, ...)[k - ...] for `depth` rows and `lanes` lanes, zeros up to `width`: by
+// blocks of 16 x 16 in registers. load(lane, k, n) gives n <= 16 pairs of one lane, from k on.
+template <class Load>
+CONV2D_INLINE void pack_transposed_pairs(int64_t lanes, int64_t depth, BFloat16Pair* dst, int64_t dst_pitch,
+                                         int64_t width, Load load) {
+  using V = Vec<float>;
+  constexpr int L = V::kLanes;
+  for (int64_t lane = 0; lane < width; lane += L) {
+    const int64_t valid = min64(lanes - lane, L);
+    for (int64_t k = 0; k < depth; k += L) {
+      const int64_t n = min64(depth - k, L);
+      V::reg r[L];
+      if (valid == L) {
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) r[i] = _mm512_castsi512_ps(load(lane + i, k, n));
+      } else {
+        for (int i = 0; i < L; ++i) r[i] = i < valid ? _mm512_castsi512_ps(load(lane + i, k, n)) : V::zero();
+      }
+      V::transpose(r);
+      BFloat16Pair* const d = dst + k * dst_pitch + lane;
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        if (i < n) _mm512_storeu_ps(d + i * dst_pitch, r[i]);
+      }
+    }
+  }
+}
+
+// One K segment of weights as [k][width] pairs, k = (pair of channels, i, j); see pack_weight. `lone`: the last pair
+// has one channel.
+inline void pack_weight_pairs(const ConvGemm& gemm, const BFloat16* weight, int64_t lanes, int64_t pairs, bool lone,
+                              int64_t tap_rows, int64_t tap_cols, BFloat16Pair* dst, int64_t width) {
+  const int64_t lane_step = gemm.weight_m, pair_step = gemm.weight_c, second = gemm.weight_c / 2;
+  const int64_t taps = tap_rows * tap_cols;
+  const auto tap_offset = [&](int64_t t) { return t / tap_cols * gemm.weight_i + t % tap_cols * gemm.weight_j; };
+
+  if (lane_step == 1) {
+    for (int64_t c = 0; c < pairs; ++c) {
+      const bool alone = lone && c == pairs - 1;
+      for (int64_t t = 0; t < taps; ++t, dst += width) {
+        const BFloat16* const src = weight + c * pair_step + tap_offset(t);
+        copy_pairs(src, alone ? nullptr : src + second, 1, lanes, dst);
+        fill_zero(dst + lanes, width - lanes);
+      }
+    }
+    return;
+  }
+  if (second == 1) {
+    // Channels lie together, and so do pairs: one tap after the other, its pairs `taps` rows of the panel apart.
+    const int64_t words = 2 * pairs - (lone ? 1 : 0);
+    for (int64_t t = 0; t < taps; ++t) {
+      const BFloat16* const src = weight + tap_offset(t);
+      pack_transposed_pairs(lanes, pairs, dst + t * width, taps * width, width, [&](int64_t lane, int64_t k, int64_t) {
+        return _mm512_maskz_loadu_epi16(word_mask(words - 2 * k), src + lane * lane_step + 2 * k);
+      });
+    }
+    return;
+  }
+  // Up to 16 taps of a channel at a time, as many as lie within one vector.
+  for (int64_t t0 = 0, n = 0; t0 < taps; t0 += n) {
+    uint32_t words[16] = {};
+    int64_t span = 0;
+    for (n = 0; n < 16 && t0 + n < taps; ++n) {
+      const int64_t offset = tap_offset(t0 + n) - tap_offset(t0);
+      if (offset < 0 || offset >= 32) break;
+      words[n] = uint32_t(offset) * 0x00010001u;
+      span = max64(span, offset + 1);
+    }
+    __m512i index = _mm512_loadu_si512(words);
+    const BFloat16* const block = weight + tap_offset(t0);
+    BFloat16Pair* const rows = dst + t0 * width;
+    const bool adjacent = second > 0 && second + span <= 32;
+    if (adjacent) index = _mm512_add_epi32(index, _mm512_set1_epi32(int(second << 16)));
+    for (int64_t c = 0; c < pairs; ++c) {
+      const BFloat16* const src = block + c * pair_step;
+      const bool alone = lone && c == pairs - 1;
+      if (adjacent || alone) {
+        const __mmask32 mask = word_mask(alone ? span : second + span), halves = alone ? 0x55555555u : ~0u;
+        pack_transposed_pairs(lanes, n, rows + c * taps * width, width, width, [&](int64_t lane, int64_t, int64_t) {
+          return _mm512_maskz_permutexvar_epi16(halves, index, _mm512_maskz_loadu_epi16(mask, src + lane * lane_step));
+        });
+      } else {
+        const __mmask32 mask = word_mask(span);
+        pack_transposed_pairs(lanes, n, rows + c * taps * width, width, width, [&](int64_t lane, int64_t, int64_t) {
+          const BFloat16* const s = src + lane * lane_step;
+          const __m512i a = _mm512_permutexvar_epi16(index, _mm512_maskz_loadu_epi16(mask, s));
+          return _mm512_mask_permutexvar_epi16(a, 0xaaaaaaaau, index, _mm512_maskz_loadu_epi16(mask, s + second));
+        });
+      }
+    }
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,371 @@
+#include "candidates.h"
+
+#include "../base/limits.h"
+#include "tile_depthwise.h"
+#include "tile_planes.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+using limits::few_planes::kLeastPlaneBytes;
+using limits::few_planes::kLeastSourceBytes;
+using limits::few_planes::kLeastWidenedPlaneBytes;
+using limits::one_pixel::kFarWeights;
+using limits::one_pixel::kMaxRowImages;
+using limits::one_pixel::kMaxRowImagesFar;
+
+const char* const kNotCompiled = "these kernels are not compiled for this dtype and instruction set";
+
+// A sum so short that the transposition of results takes a good part of the time.
+constexpr int64_t kShortSum = 64;
+
+// ---- candidates for a GEMM ----------------------------------------------------------------------------------------
+// Each returns nullptr where it accepts, else why not.
+
+const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vector) {
+  if (!vector.interleaves || !is_floating(dtype)) return kNotCompiled;
+  if (!g.is_gradient || g.taps() != 1 || g.rows != 1 || g.cols != 1 || g.source_h != 1 || g.source_w != 1) {
+    return "not the gradient of one output pixel";
+  }
+  if (g.weight_m != 1 || g.destination_m != 1 || g.channels == 0) return "the weight's rows don't lie as the result's";
+  const bool far = g.channels * g.m >= kFarWeights;
+  return g.batch <= (far ? kMaxRowImagesFar : kMaxRowImages) ? nullptr : "from this batch on packing the weight pays";
+}
+
+const char* refuse_depthwise(const ConvGemm& g, const VectorShape& vector) {
+  if (!vector.interleaves) return kNotCompiled;
+  if (g.m != 1 || g.channels != 1) return "a group has several channels";
+  if (g.groups < vector.lanes) return "fewer groups than a vector has lanes";
+  if (g.source_c != 1 || g.destination_m != 1) return "groups don't lie side by side";
+  const bool one_segment = g.taps() > 0 && g.taps() <= kMaxSegment && g.source_h > 0 && g.source_w > 0;
+  return one_segment ? nullptr : "the taps make several segments, or none";
+}
+
+const char* refuse_groups(const ConvGemm& g, const VectorShape& vector) {
+  return lanes_are_groups(g, vector) ? nullptr : "vectors over a group's channels have more lanes at work";
+}
+
+const char* refuse_planes(const ConvGemm& g, const VectorShape& vector, int64_t storage_size) {
+  if (!vector.interleaves) return kNotCompiled;
+  if (g.m > kMostFewPlanes || g.channels < 2) return "more than four result channels, or one source channel";
+  if (!reads_whole_planes(g) || g.destination_col != 1 || g.result_taps() != 1) {
+    return "not a 1x1 kernel on whole planes";
+  }
+  const int64_t plane_bytes = g.cols * storage_size;
+  const bool large = storage_size != vector.element_size
+                         ? plane_bytes >= kLeastWidenedPlaneBytes
+                         : plane_bytes >= kLeastPlaneBytes && g.channels * plane_bytes >= kLeastSourceBytes;
+  return large ? nullptr : "small planes do as well with panels of pixels";
+}
+
+const char* refuse_pixels(const ConvGemm& g, const VectorShape& vector) {
+  if (!vector.interleaves) return kNotCompiled;
+  // Along a row the pixels of a patch are neighbours unless there are taps that a stride skips between.
+  const bool neighbours = g.axis_w.step == 1 || g.taps_w == 1;
+  const int64_t depth = g.channels * g.taps();
+  if (!neighbours) return "pixels of a row are not neighbours in the patch";
+  if (vector.max_vectors < 2 || depth == 0 || g.result_taps() != 1) return "no products, or the result is taps";
+  const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
+  const bool pointwise = g.taps() == 1;
+  const double over_pixels = filled(pointwise ? g.rows * g.cols : g.cols);
+  // A single vector of result channels leaves six chains of additions where the FMA units want eight.
+  const double over_channels = filled(g.m) * (g.m <= vector.lanes ? 0.75 : 1.0);
+  const char* const kDearer = "vectors over result channels are estimated to be faster";
+  if (g.source_c == 1 && g.channels > 1 && g.source_col != 1) {
+    // Where a pixel's channels lie together, as in channels_last, a planar patch is a transposition: it takes the time
+    // of one product for about 8 bytes of a vector, and all taps share it. Measured for 1x1 and 3x3 kernels.
+    const double transposition = double(vector.lanes * vector.element_size) / 8.0 / filled(g.channels);
+    const double here = double(g.m) / (over_pixels * 0.85) + transposition / double(g.taps());
+    return here < double(g.m) / over_channels ? nullptr : kDearer;
+  }
+  // Vectors over pixels pack no weights and transpose no results, which counts where sums are short or a weight is
+  // used for few pixels; with several taps they load across cache lines, and reload what neighbouring taps share.
+  const double advantage = pointwise || depth <= kShortSum ? 1.1 : 0.9;
+  return over_pixels * advantage > over_channels ? nullptr : kDearer;
+}
+
+const char* accept(const ConvGemm&, const VectorShape&) { return nullptr; }
+
+struct GemmCandidate {
+  Driver driver;
+  const char* (*refuse)(const ConvGemm&, DType, const VectorShape&);
+};
+// Of a GEMM whose rows are joined where they can be.
+constexpr GemmCandidate kGemmCandidates[] = {
+    {Driver::kDepthwise, [](const ConvGemm& g, DType, const VectorShape& v) { return refuse_depthwise(g, v); }},
+    {Driver::kGroups, [](const ConvGemm& g, DType, const VectorShape& v) { return refuse_groups(g, v); }},
+    {Driver::kPlanes, [](const ConvGemm& g, DType d, const VectorShape& v) { return refuse_planes(g, v, size_of(d)); }},
+    {Driver::kPixels, [](const ConvGemm& g, DType, const VectorShape& v) { return refuse_pixels(g, v); }},
+    {Driver::kGemm, [](const ConvGemm& g, DType, const VectorShape& v) { return accept(g, v); }},
+};
+
+class Tasks {
+ public:
+  Tasks(const Call& call, const IsaShape& isa, Refusals* refusals, const TaskVisitor& visitor)
+      : call_(call), isa_(isa), refusals_(refusals), visitor_(visitor) {}
+
+  // Whether a candidate accepts.
+  bool takes(Driver driver, const char* refusal) const {
+    if (refusal != nullptr && refusals_ != nullptr) refusals_->add(driver, refusal);
+    return refusal == nullptr;
+  }
+  void visit(Task task) const {
+    task.call = &call_;
+    visitor_.visit(visitor_.context, task);
+  }
+  void visit_gemm(Driver driver, const ConvGemm& gemm) const {
+    Task task{driver, nullptr};
+    task.gemm = &gemm;
+    visit(task);
+  }
+
+  // A GEMM of forward or grad_input, to the first that accepts it.
+  void visit_candidate(const ConvGemm& gemm) const {
+    const int before = refusals_ != nullptr ? refusals_->count : 0;
+    give(gemm);
+    if (refusals_ != nullptr) refusals_->count = before;
+  }
+
+ private:
+  void give(const ConvGemm& gemm) const {
+    if (gemm.is_gradient && takes(Driver::kRows, refuse_rows(gemm, call_.dtype, isa_.vector))) {
+      RowProducts rows = row_products(gemm, isa_.vector.limits);
+      rows.factor = gemm.source;
+      rows.rows = gemm.weight;
+      rows.result = gemm.destination;
+      Task task{Driver::kRows, nullptr};
+      task.gemm = &gemm;
+      task.rows = &rows;
+      return visit(task);
+    }
+    if (isa_.has_pairs) {
+      const bool pairs = takes_pairs(gemm.geometry(), isa_.vector);
+      if (takes(Driver::kPairs, pairs ? nullptr : "few channels, a patch layer, one pixel, or vectors over groups")) {
+        return visit_gemm(Driver::kPairs, in_pairs(gemm));
+      }
+    }
+    const ConvGemm joined = join_rows_of_planes(gemm);
+    for (const GemmCandidate& candidate : kGemmCandidates) {
+      if (takes(candidate.driver, candidate.refuse(joined, call_.dtype, isa_.vector))) {
+        return visit_gemm(candidate.driver, joined);
+      }
+    }
+  }
+
+  const Call& call_;
+  const IsaShape& isa_;
+  Refusals* const refusals_;
+  const TaskVisitor& visitor_;
+};
+
+const void* at(const void* data, int64_t offset, int64_t size) {
+  return data == nullptr ? nullptr : static_cast<const char*>(data) + offset * size;
+}
+void* at(void* data, int64_t offset, int64_t size) {
+  return data == nullptr ? nullptr : static_cast<char*>(data) + offset * size;
+}
+
+void visit_forward(const Call& call, const Tasks& tasks) {
+  const ConvGemm whole = forward_gemm(call.problem, call.a, call.b, call.bias, call.bias_stride, call.result);
+  if (sums_as_dots(whole.geometry(), call.dtype)) {
+    tasks.visit_gemm(Driver::kDot, whole);
+    return;
+  }
+  if (!forward_cuts_bands(call.problem)) {
+    tasks.visit_candidate(whole);
+    return;
+  }
+  const int64_t size = size_of(call.dtype);
+  for_each_forward_gemm(call.problem, whole, [&](ConvGemm& band, const GemmOffsets& offsets) {
+    band.weight = at(call.b.data, offsets.weight, size);
+    band.destination = at(call.result.data, offsets.destination, size);
+    tasks.visit_candidate(band);
+  });
+  tasks.visit({Driver::kPadding, &call});
+}
+
+const char* refuse_strided(const Conv2dProblem& p, const int64_t* result, const VectorShape& vector) {
+  if (!vector.interleaves) return kNotCompiled;
+  if (p.in_channels_per_group() != 1 || p.out_channels_per_group() != 1) return "not depthwise";
+  if (p.stride_w != 2 || result[3] != 1 || p.kernel_w < 2 || p.dilation_w % 2 == 0) {
+    return "the stride along the row is not 2, or pixels are not neighbours";
+  }
+  if (p.in_w < vector.lanes || p.out_pixels() < 2) return "rows shorter than a vector, or one output";
+  const int64_t row_phases = grad_input_tap_step(p.stride_h, p.dilation_h);
+  if (row_phases != p.stride_h || p.kernel_h < row_phases) return "a phase of the rows has no tap";
+  // All taps of a phase have to make one chain, and none of them may be left out.
+  ImageGemm phase{};
+  phase.channels = 1;
+  phase.taps_h = div_up(p.kernel_h, row_phases);
+  phase.taps_w = div_up(p.kernel_w, 2);
+  phase.is_gradient = true;
+  if (block_k(phase, vector.limits).chain < phase.taps()) return "a phase's taps make several chains";
+  // Tiles end beyond the last row and column, which must not lead beyond 2^63.
+  constexpr int64_t kMostSide = int64_t{1} << 62;
+  const int64_t most = limits::depthwise::kMaxStridedPatchBytes / vector.element_size;
+  const char* const kTooLarge = "its patch would not fit a thread's scratch";
+  if (p.in_h + p.pad_top + p.pad_bottom > kMostSide || p.in_w + p.pad_left + p.pad_right > kMostSide ||
+      p.kernel_h > most) {
+    return kTooLarge;
+  }
+  const StridedTiling t = tile_strided(p, vector, 1);
+  if (saturating_mul(t.patch_rows, t.patch_pitch) > most) return kTooLarge;
+  return grad_input_cuts_bands(p) ? "taps are left out in bands" : nullptr;
+}
+
+void visit_grad_input(const Call& call, const IsaShape& isa, const Tasks& tasks) {
+  const Conv2dProblem& p = call.problem;
+  const int64_t size = size_of(call.dtype);
+  if (tasks.takes(Driver::kStrided, refuse_strided(p, call.result.stride, isa.vector))) {
+    tasks.visit({Driver::kStrided, &call});
+    return;
+  }
+  JoinedPhases phases;
+  // Products in pairs have an order of their own.
+  const char* const refusal =
+      isa.has_pairs ? "bfloat16 products are taken in pairs"
+                    : join_phases(p, isa.vector, call.a.stride, call.b.stride, call.result.stride, phases);
+  if (tasks.takes(Driver::kPhases, refusal)) {
+    for (int f = 0; f < phases.count; ++f) {
+      phases.gemm[f].source = call.a.data;
+      phases.gemm[f].weight = call.b.data;
+      phases.gemm[f].destination = at(call.result.data, phases.destination[f], size);
+    }
+    Task task{Driver::kPhases, &call};
+    task.phases = &phases;
+    tasks.visit(task);
+    return;
+  }
+  for_each_grad_input_gemm(p, call.a.stride, call.b.stride, call.result.stride,
+                           [&](ConvGemm& g, const GemmOffsets& offsets) {
+                             g.source = at(call.a.data, offsets.source, size);
+                             g.weight = at(call.b.data, offsets.weight, size);
+                             g.destination = at(call.result.data, offsets.destination, size);
+                             tasks.visit_candidate(g);
+                           });
+}
+
+const char* refuse_weight_rows(const Call& call, const VectorShape& vector) {
+  const Conv2dProblem& p = call.problem;
+  const int64_t *const input = call.b.stride, *const grad_weight = call.result.stride;
+  if (!vector.interleaves || !is_floating(call.dtype)) return kNotCompiled;
+  if (p.out_h != 1 || p.out_w != 1 || p.batch == 0) return "not the gradient of one output pixel";
+  if (p.batch > kMaxRowImages) return "from this batch on packing pays";
+  const MetTaps met_h = met_taps(p.rows(), p.kernel_h, p.in_h), met_w = met_taps(p.cols(), p.kernel_w, p.in_w);
+  if (met_h.count != p.kernel_h || met_w.count != p.kernel_w) return "taps lie in the padding";
+  const SharedDimensions lanes = join_dimensions({p.in_channels_per_group(), grad_weight[1], input[1]},
+                                                 {p.kernel_h, grad_weight[2], input[2] * p.dilation_h},
+                                                 {p.kernel_w, grad_weight[3], input[3] * p.dilation_w});
+  const bool alike = lanes.count == 1 && lanes.dimension[0].stride_a == 1 && lanes.dimension[0].stride_b == 1;
+  return alike ? nullptr : "the patch doesn't lie in the input as it does in the weight";
+}
+
+const char* refuse_weight_depthwise(const Call& call, const VectorShape& vector) {
+  const Conv2dProblem& p = call.problem;
+  if (!vector.interleaves) return kNotCompiled;
+  if (p.out_channels_per_group() != 1 || p.in_channels_per_group() != 1) return "a group has several channels";
+  if (p.groups < vector.lanes) return "fewer groups than a vector has lanes";
+  if (call.b.stride[1] != 1 || call.a.stride[1] != 1) return "groups don't lie side by side";
+  return p.taps() <= kMaxSegment && p.in_h > 0 && p.in_w > 0 ? nullptr : "the taps make several segments, or none";
+}
+
+void visit_grad_weight(const Call& call, const IsaShape& isa, const Tasks& tasks) {
+  const Conv2dProblem& p = call.problem;
+  if (tasks.takes(Driver::kRows, refuse_weight_rows(call, isa.vector))) {
+    RowProducts rows = row_products(p, call.a.stride, call.b.stride, call.result.stride, isa.vector.limits);
+    rows.factor = call.a.data;
+    rows.rows = call.b.data;
+    rows.result = call.result.data;
+    Task task{Driver::kRows, &call};
+    task.rows = &rows;
+    tasks.visit(task);
+    return;
+  }
+  const bool over_groups =
+      lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), isa.vector);
+  if (tasks.takes(Driver::kWeightDepthwise, refuse_weight_depthwise(call, isa.vector))) {
+    tasks.visit({Driver::kWeightDepthwise, &call});
+  } else if (tasks.takes(Driver::kWeightGroups,
+                         over_groups ? nullptr : "vectors over a group's channels have more lanes at work")) {
+    tasks.visit({Driver::kWeightGroups, &call});
+  } else {
+    tasks.visit({Driver::kWeightGemm, &call});
+  }
+}
+
+}  // namespace
+
+const char* name_of(Driver driver) {
+  switch (driver) {
+    case Driver::kDot:
+      return "one pixel, dot products along the weight's rows";
+    case Driver::kRows:
+      return "one pixel, rows times factors";
+    case Driver::kStrided:
+      return "depthwise, vectors over the pixels of two phases";
+    case Driver::kPhases:
+      return "implicit GEMM, the phases of the stride together";
+    case Driver::kPairs:
+      return "implicit GEMM, vectors over result channels, bfloat16 products in pairs";
+    case Driver::kDepthwise:
+    case Driver::kWeightDepthwise:
+      return "depthwise, vectors over groups as they lie in memory";
+    case Driver::kGroups:
+    case Driver::kWeightGroups:
+      return "implicit GEMM, vectors over groups";
+    case Driver::kPlanes:
+      return "1x1 from many planes to few, plane by plane";
+    case Driver::kPixels:
+      return "implicit GEMM, vectors over pixels";
+    case Driver::kGemm:
+    case Driver::kWeightGemm:
+      return "implicit GEMM, vectors over result channels";
+    case Driver::kPadding:
+      return "products with the padding";
+  }
+  return "";
+}
+
+void normalize(Call& call) {
+  Conv2dProblem& p = call.problem;
+  p = with_bounded_strides(p);
+  int64_t (&x)[4] = call.direction == Direction::kForward     ? call.a.stride
+                    : call.direction == Direction::kGradInput ? call.result.stride
+                                                              : call.b.stride;
+  int64_t (&weight)[4] = call.direction == Direction::kGradWeight ? call.result.stride : call.b.stride;
+  int64_t (&y)[4] = call.direction == Direction::kForward ? call.result.stride : call.a.stride;
+  drop_unused_strides(x, p.batch, p.in_channels, p.in_h, p.in_w);
+  drop_unused_strides(weight, p.out_channels, p.in_channels_per_group(), p.kernel_h, p.kernel_w);
+  drop_unused_strides(y, p.batch, p.out_channels, p.out_h, p.out_w);
+  if (call.direction != Direction::kGradWeight) return;
+  // One output position takes no step.
+  if (p.out_h == 1) p.stride_h = 1;
+  if (p.out_w == 1) p.stride_w = 1;
+}
+
+bool is_empty(const Call& call) {
+  const Conv2dProblem& p = call.problem;
+  switch (call.direction) {
+    case Direction::kForward:
+      return p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0;
+    case Direction::kGradInput:
+      return p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0;
+    default:
+      return p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0;
+  }
+}
+
+void visit_tasks(const Call& call, const IsaShape& isa, Refusals* refusals, const TaskVisitor& visitor) {
+  const Tasks tasks(call, isa, refusals, visitor);
+  switch (call.direction) {
+    case Direction::kForward:
+      return visit_forward(call, tasks);
+    case Direction::kGradInput:
+      return visit_grad_input(call, isa, tasks);
+    case Direction::kGradWeight:
+      return visit_grad_weight(call, isa, tasks);
+  }
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,100 @@
+// Which driver takes what.
+//
+// A call is a sequence of tasks (for_each_task). Each is given to the first candidate of an ordered list that accepts
+// it; the others say why not, and explain prints it. Which driver runs changes no bit, but for kDot and kPairs, whose
+// sums have an order of their own (summation_order.h).
+#pragma once
+
+#include "../../conv2d_problem.h"
+#include "../../tensor_view.h"
+#include "../conv2d_cpu.h"
+#include "conv_gemm.h"
+#include "summation_order.h"
+#include "tile_one_pixel.h"
+#include "tile_phases.h"
+
+namespace conv2d_ext::cpu {
+
+enum class Driver : int {
+  kDot,              // drivers/dot.h: forward of one pixel
+  kRows,             // drivers/rows.h: gradients of one pixel
+  kStrided,          // drivers/strided.h: depthwise grad_input, the phases of a stride of 2 together
+  kPhases,           // drivers/phases.h: grad_input, the phases of a stride together
+  kPairs,            // drivers/gemm.h with products of bfloat16 pairs
+  kDepthwise,        // drivers/depthwise.h
+  kGroups,           // drivers/gemm.h, vectors over groups
+  kPlanes,           // drivers/planes.h: 1x1 from many planes to few
+  kPixels,           // drivers/pixels.h: vectors over pixels
+  kGemm,             // drivers/gemm.h, vectors over result channels
+  kWeightDepthwise,  // drivers/grad_weight.h: vectors over groups as they lie in memory
+  kWeightGroups,     // vectors over groups
+  kWeightGemm,       // vectors over output channels
+  kPadding,          // plan/padding_products.h: after a forward that leaves out taps in the padding
+};
+
+// One call of a direction. `data` may be nullptr where a call is only planned.
+struct Call {
+  Direction direction;
+  Conv2dProblem problem;
+  DType dtype;
+  ConstTensorView a, b;  // forward: input, weight; grad_input: grad_output, weight; grad_weight: grad_output, input
+  TensorView result;
+  const void* bias = nullptr;
+  int64_t bias_stride = 0;
+};
+
+// Gives steps that are never taken harmless values: else their products would overflow. Once, before a call is planned.
+void normalize(Call& call);
+
+// What planning knows of an instruction set, for one dtype.
+struct IsaShape {
+  VectorShape vector;
+  DotKernelShape dot;  // of real floating-point types
+  bool has_pairs;      // kernels for products of bfloat16 pairs, and this is bfloat16
+  VectorShape pairs;   // theirs
+};
+
+// One run of a driver. What it points to lives as long as the visit.
+struct Task {
+  Driver driver;
+  const Call* call;
+  const ConvGemm* gemm = nullptr;        // kDot, kRows of grad_input, and from kPairs to kGemm
+  const RowProducts* rows = nullptr;     // kRows
+  const JoinedPhases* phases = nullptr;  // kPhases
+};
+
+struct Refusal {
+  Driver driver;
+  const char* reason;
+};
+// The candidates before the one that takes a task, and why they don't.
+struct Refusals {
+  static constexpr int kMost = 12;
+  int count = 0;
+  Refusal refusal[kMost];
+  void add(Driver driver, const char* reason) {
+    if (count < kMost) refusal[count++] = {driver, reason};
+  }
+};
+
+const char* name_of(Driver driver);
+
+// Whether there is nothing to write.
+bool is_empty(const Call& call);
+
+// Calls visit(context, task) for every task of a call that is not empty, in the order that they have to run in.
+struct TaskVisitor {
+  void* context;
+  void (*visit)(void* context, const Task& task);
+};
+// `refusals`: where those of the whole call's candidates, and of each task's before it is visited, are left; or
+// nullptr.
+void visit_tasks(const Call& call, const IsaShape& isa, Refusals* refusals, const TaskVisitor& visitor);
+
+template <class Visit>
+void for_each_task(const Call& call, const IsaShape& isa, Visit visit, Refusals* refusals = nullptr) {
+  visit_tasks(call, isa, refusals,
+              {&visit, [](void* context, const Task& task) { (*static_cast<Visit*>(context))(task); }});
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,41 @@
+#include "patch_axis.h"
+
+namespace conv2d_ext::cpu {
+
+PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps) {
+  // The taps lie in the padded source together, as the positions do, but one beyond the other need not.
+  const int64_t reach = (taps - 1) * (gather.tap < 0 ? -gather.tap : gather.tap);
+  const int64_t dense = saturating_add(saturating_mul(positions - 1, gather.step), reach + 1);
+  const int64_t expanded = saturating_mul(positions, taps);
+  const int64_t first = gather.source(position0, tap0);
+  PatchAxis axis{};
+  if (dense <= expanded) {
+    axis.size = dense;
+    axis.position_pitch = gather.step;
+    axis.tap_pitch = gather.tap;
+    axis.shift = gather.tap < 0 ? reach : 0;
+    axis.runs = 1;
+    axis.run_length = dense;
+    axis.run_step = 1;
+    axis.run_shift = 0;
+    axis.first = first - axis.shift;
+  } else {
+    axis.size = expanded;
+    axis.position_pitch = 1;
+    axis.tap_pitch = positions;
+    axis.shift = 0;
+    axis.runs = taps;
+    axis.run_length = positions;
+    axis.run_step = gather.step;
+    axis.run_shift = gather.tap;
+    axis.first = first;
+  }
+  return axis;
+}
+
+int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
+  return saturating_add(saturating_mul(planes, odd_lines_of_channels(max64(channels, 1), element_size)),
+                        saturating_mul(images, 128 / element_size));
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,45 @@
+// The geometry of source patches: the zero-padded piece of a source that the positions of a tile meet.
+#pragma once
+
+#include "../../conv2d_problem.h"
+#include "../base/integers.h"
+
+namespace conv2d_ext::cpu {
+
+// One axis of a source patch: how (position, tap) pairs of a tile map to patch coordinates,
+//   coordinate = position * position_pitch + tap * tap_pitch + shift,
+// and which source coordinates the patch holds: `runs` runs of run_length coordinates; run r starts at source
+// coordinate first + r * run_shift and advances by run_step. Where the taps of neighbouring positions overlap the
+// patch is one dense run; where dilation or stride would leave holes it is expanded, a run for each tap. A size that
+// doesn't fit 64 bits is the largest that does.
+struct PatchAxis {
+  int64_t size, position_pitch, tap_pitch, shift;
+  int64_t runs, run_length, run_step, run_shift, first;
+};
+PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps);
+
+// Elements along one axis of the patch of the first `positions` and `taps`.
+inline int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t taps) {
+  return make_patch_axis(axis, 0, positions, 0, taps).size;
+}
+
+// Planes of a patch: an odd number of cache lines, so that equal positions of successive planes fall into different
+// cache sets; small planes stay as they are.
+inline int64_t odd_lines(int64_t elements, int64_t element_size) {
+  if (elements < 1024 / element_size) return elements;
+  const int64_t line = 64 / element_size;
+  const int64_t lines = div_up(elements, line);
+  return saturating_mul(lines | 1, line);
+}
+// The same for pixels whose channels lie together: a segment reads a few lines of each.
+inline int64_t odd_lines_of_channels(int64_t channels, int64_t element_size) {
+  if (channels < 512 / element_size) return channels;
+  const int64_t line = 64 / element_size;
+  return saturating_mul(div_up(channels, line) | 1, line);
+}
+
+// Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
+// the channels inside every image, by up to two cache lines.
+int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size);
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,141 @@
+#include "summation_order.h"
+
+#include <utility>
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+// Result channels that vectors over them should have, for bfloat16 pairs to pay.
+constexpr int64_t kLeastPairsChannels = 6;
+// Below these the GEMM driver is as fast. Of short sums it is the faster one at large batches, since adding up the
+// lanes of a dot product costs as much as some hundred products: 48 -> 1152 channels take 1.5 to 2 times as long at
+// batch 64, and a quarter to a half at batch 1, where packing weights that are used once is what costs.
+constexpr int64_t kDotProducts = 16;
+constexpr int64_t kDotWeights = 1024;
+
+// The share of (position, tap) pairs that lie inside.
+double share_inside(const GatheredAxis& a) {
+  GatherAxis axis = ascending(a.axis, a.taps);
+  int64_t taps = a.taps, positions = a.positions;
+  // What is counted knows no difference between positions and taps.
+  if (positions < taps) {
+    std::swap(positions, taps);
+    std::swap(axis.step, axis.tap);
+  }
+  return double(count_met(axis, taps, positions, a.size)) / (double(a.positions) * double(a.taps));
+}
+
+// The number of bands, as far as it is no more than `most`.
+int64_t count_bands(const GatheredAxis& a, int64_t most) {
+  BandWalk walk(a);
+  Band band{};
+  int64_t count = 0;
+  while (count <= most && walk.next(band)) ++count;
+  return count;
+}
+
+}  // namespace
+
+void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int64_t& cols) {
+  cols = even_piece(taps_w, limit);
+  rows = taps_w > limit ? 1 : even_piece(taps_h, limit / taps_w);
+}
+
+KBlocking block_k(const ImageGemm& gemm, const ChainLimits& limits) {
+  KBlocking k{};
+  const int64_t channels = gemm.channels, taps_h = gemm.taps_h, taps_w = gemm.taps_w, taps = taps_h * taps_w;
+  // 1x1: every product reads its own cache line of a planar source, and 128 of them fit L1 beside the panel.
+  const int64_t limit = taps == 1 ? min64(limits.segment, kMaxSegment / 2) : limits.segment;
+  if (taps <= limit) {
+    k.segment_channels = even_piece(channels, limit / max64(taps, 1));
+    k.tap_rows = taps_h;
+    k.tap_cols = taps_w;
+  } else {
+    k.segment_channels = 1;
+    cut_taps(taps_h, taps_w, limit, k.tap_rows, k.tap_cols);
+  }
+  k.blocks_c = div_up(channels, k.segment_channels);
+  k.blocks_h = taps_h ? div_up(taps_h, k.tap_rows) : 0;
+  k.blocks_w = taps_w ? div_up(taps_w, k.tap_cols) : 0;
+  // A sum of up to `products` is one segment. Where it runs over the taps of one channel F.conv2d has no shorter
+  // chains.
+  const bool is_short = gemm.is_gradient && channels > 1 && k.segments() == 1 && k.max_depth() <= limits.products;
+  k.chain = even_piece(k.max_depth(), is_short ? limits.short_gradient : limits.products);
+  return k;
+}
+
+PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const ChainLimits& limits) {
+  PixelBlocking b{};
+  const int64_t image = out_h * out_w;
+  b.images = 1;
+  if (image <= kMaxSegment) {
+    b.images = max64(1, kMaxSegment / max64(image, 1));
+    b.rows = max64(out_h, 1);
+    b.cols = max64(out_w, 1);
+  } else {
+    b.cols = even_piece(out_w, kMaxSegment);
+    b.rows = b.cols < out_w ? 1 : even_piece(out_h, kMaxSegment / out_w);
+  }
+  b.chain = even_piece(b.images * b.rows * b.cols, limits.pixels);
+  b.blocks_n = div_up(batch, b.images);
+  b.blocks_h = div_up(out_h, b.rows);
+  b.blocks_w = div_up(out_w, b.cols);
+  return b;
+}
+
+bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector) {
+  // Share of the lanes at work. A single vector of result channels leaves the micro-kernel six chains of additions
+  // where the FMA units want eight.
+  const int64_t lanes = vector.lanes;
+  if (groups < 2 || lanes < 2 || channels > 16) return false;
+  double over_m = double(m) / double(round_up(m, lanes));
+  if (m <= lanes && vector.max_vectors > 1) over_m *= 0.75;
+  return double(groups) / double(round_up(groups, lanes)) > over_m;
+}
+
+bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector) {
+  // Few result channels are better off with vectors over pixels; patch layers' gradients and images of one pixel have
+  // kernels of their own, which don't take pairs.
+  const bool over_groups = gemm.result_taps == 1 && lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector);
+  return gemm.channels > 1 && gemm.pixels() > 1 && gemm.m >= kLeastPairsChannels && gemm.result_taps == 1 &&
+         !over_groups;
+}
+
+bool sums_as_dots(const ImageGemm& gemm, DType dtype) {
+  const int64_t products = gemm.channels * gemm.taps();
+  return gemm.rows == 1 && gemm.cols == 1 && is_floating(dtype) && products >= kDotProducts &&
+         gemm.m >= div_up(kDotWeights, products);
+}
+
+DotBlocking block_dot(const ImageGemm& gemm, int64_t width, const ChainLimits& limits) {
+  DotBlocking k{};
+  k.products = gemm.channels * gemm.taps();
+  k.steps = div_up(k.products, width);
+  k.chain = div_up(k.steps, div_up(k.steps, limits.products));
+  return k;
+}
+
+int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {
+  int64_t met = 0;
+  const int64_t step = max64(axis.step, 1);
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    const int64_t first = axis.source(0, tap);
+    const int64_t skipped = first < 0 ? div_up(-first, step) : 0;
+    const int64_t inside = size > first ? div_up(size - first, step) : 0;
+    met = saturating_add(met, max64(0, min64(positions, inside) - skipped));
+  }
+  return met;
+}
+
+bool cuts_bands(const GatheredAxis& h, const GatheredAxis& w) {
+  constexpr double kShareInside = 0.85;
+  constexpr int64_t kBandPixels = 64;
+  const int64_t most = h.positions * w.positions / kBandPixels;
+  if (most == 0 || h.taps * w.taps == 0) return false;
+  if (share_inside(h) * share_inside(w) >= kShareInside) return false;
+  const int64_t rows = max64(count_bands(h, most), 1);
+  return rows <= most && count_bands(w, most / rows) <= most / rows;
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,203 @@
+// The order of summation: every rule that fixes bits, and nothing else.
+//
+// The rules read ImageGemm (the geometry of one image and the weight's shape), the dtype and the vectors of the
+// instruction set; those of grad_weight also the batch, which it sums over. They know no strides, no threads and no
+// place in the batch, so that no rule can follow them. Drivers take what the rules return, and decide nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "../../conv2d_problem.h"
+#include "../../tensor_view.h"
+#include "../base/integers.h"
+
+namespace conv2d_ext::cpu {
+
+// What the order of a sum may be read from.
+struct ImageGemm {
+  int64_t groups, m, channels;  // of a group: result channels and reduced channels
+  int64_t taps_h, taps_w;
+  int64_t rows, cols;   // result positions
+  int64_t result_taps;  // as in ConvGemm
+  bool is_gradient;
+  int64_t taps() const { return taps_h * taps_w; }
+  int64_t pixels() const { return rows * cols; }
+};
+
+// Products in a segment, the piece of K whose weights are packed at once; taps of one channel, and output pixels of
+// grad_weight, that one patch covers.
+constexpr int64_t kMaxSegment = 256;
+
+// The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order. Long chains lose
+// accuracy (one over K = 2048 had 7 times the error of F.conv2d's); short ones cost the additions of their sums.
+struct ChainLimits {
+  int64_t products;               // forward, grad_input
+  int64_t short_gradient;         // grad_input's sums of up to `products`: F.conv2d, which they must be as accurate
+                                  // as, has a chain for each tap there
+  int64_t pixels;                 // grad_weight, whose long sums other libraries keep in many short chains
+  int64_t segment = kMaxSegment;  // forward, grad_input
+};
+// Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
+constexpr ChainLimits chain_limits(bool fused) {
+  return fused ? ChainLimits{/*products=*/64, /*short_gradient=*/32, /*pixels=*/32}
+               : ChainLimits{/*products=*/32, /*short_gradient=*/16, /*pixels=*/16};
+}
+// Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
+// a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel).
+constexpr ChainLimits kPairLimits{/*products=*/144, /*short_gradient=*/144, /*pixels=*/0, /*segment=*/144};
+
+// Segments in a chunk. A chunk is summed from zero, and its sum added to those of the chunks before it, with what that
+// addition loses kept beside the total (add_chunk, pack/store.h): one after the other, the chains of a long sum whose
+// products have a mean would lose a bit with every fourfold length.
+constexpr int64_t kSegmentsPerChunk = 16;
+constexpr int64_t kPixelSegmentsPerChunk = 8;  // grad_weight, whose chains are half as long
+
+// Up to this many products the one chain there is starts from the bias, which saves a rounding. A longer sum is formed
+// first and the bias added last, so that a large bias can't swallow the low bits of every product.
+constexpr int64_t kBiasFirstProducts = 8;
+
+// What an instruction set's vectors of a type are, and the chains that go with its arithmetic.
+struct VectorShape {
+  int64_t lanes;         // result channels in a vector
+  int64_t max_vectors;   // vectors in the widest panel
+  int64_t element_size;  // bytes of the compute type
+  bool interleaves;      // has interleave.h's stores
+  ChainLimits limits;
+};
+
+// Whether vectors should run over groups instead of over one group's result channels (m of them, from `channels`). A
+// rule of order only because takes_pairs asks.
+bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector);
+
+// Whether a bfloat16 problem goes to the kernels that take products in pairs, on a CPU that has them. `vector`: of the
+// kernels that do not.
+bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector);
+
+// The canonical cut of K = (c, i, j), c slowest, in products or pairs of them. Up to 256 taps: segments of whole
+// channels. More: each channel's taps are cut into rectangles, one segment each. A segment is summed in chains of
+// `chain` products; chains are added in order within a chunk of kSegmentsPerChunk segments, chunk sums in order.
+struct KBlocking {
+  int64_t segment_channels;    // channels in a full segment
+  int64_t tap_rows, tap_cols;  // taps in a full segment's rectangle
+  int64_t blocks_c, blocks_h, blocks_w;
+  int64_t chain;
+  int64_t max_depth() const { return segment_channels * tap_rows * tap_cols; }
+  int64_t segments() const { return blocks_c * blocks_h * blocks_w; }
+  bool has_chunks() const { return segments() > kSegmentsPerChunk; }
+  // The number of the segment that begins at channel c and tap (i, j).
+  int64_t segment_at(int64_t c, int64_t i, int64_t j) const {
+    return (c / segment_channels * blocks_h + i / tap_rows) * blocks_w + j / tap_cols;
+  }
+};
+KBlocking block_k(const ImageGemm& gemm, const ChainLimits& limits);
+
+// A kernel of more than `limit` taps, cut into near-equal rectangles of at most as many: whole rows if they fit.
+void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int64_t& cols);
+
+// The canonical cut of the output pixels that grad_weight sums over: segments are rectangles of at most 256 pixels
+// (images of up to 128 pixels several together), taken in chains of `chain` pixels. Chains are added in order within a
+// chunk of segments, chunk sums in order.
+struct PixelBlocking {
+  int64_t images, rows, cols;  // in a full segment
+  int64_t chain;
+  int64_t blocks_n, blocks_h, blocks_w;
+  int64_t segments() const { return blocks_n * blocks_h * blocks_w; }
+  int64_t chunks() const { return (segments() + kPixelSegmentsPerChunk - 1) / kPixelSegmentsPerChunk; }
+};
+PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const ChainLimits& limits);
+
+// Whether the forward's sums are dot products along k (DotBlocking) rather than the GEMM driver's chains: one result
+// pixel, a floating-point type, and enough weights that reading them is what takes the time.
+bool sums_as_dots(const ImageGemm& gemm, DType dtype);
+
+// The canonical order of such a sum. Product k belongs to lane k % width; a lane's products are summed in chains of at
+// most `chain`, ascending, chain sums are added in order, lanes in pairs of W/2, W/4, ... 1 apart, and the bias last. K
+// is filled up with zeros to a multiple of the width.
+template <class T>
+constexpr int64_t kDotWidth = 64 / int64_t(sizeof(T));
+struct DotBlocking {
+  int64_t products, steps, chain;
+};
+DotBlocking block_dot(const ImageGemm& gemm, int64_t width, const ChainLimits& limits);
+
+// One axis of a GEMM whose taps may lie outside the source, which has `size` coordinates.
+struct GatheredAxis {
+  GatherAxis axis;
+  int64_t taps, positions, size;
+};
+
+// Neighbouring positions whose taps [first_tap, first_tap + taps), and no others, lie inside the source.
+struct Band {
+  int64_t first, positions, first_tap, taps;
+};
+
+// Taps that descend along the source, counted from the last one on.
+inline GatherAxis ascending(const GatherAxis& axis, int64_t taps) {
+  return axis.tap < 0 ? GatherAxis{axis.step, axis.source(0, taps - 1), -axis.tap} : axis;
+}
+
+// The bands of an axis, one after the other. Each costs a few divisions, however many positions and taps there are.
+class BandWalk {
+ public:
+  explicit BandWalk(const GatheredAxis& a)
+      : axis_(ascending(a.axis, a.taps)),
+        taps_(a.taps),
+        positions_(a.positions),
+        size_(a.size),
+        descends_(a.axis.tap < 0) {}
+
+  // false: there is none left.
+  bool next(Band& band) {
+    if (at_ >= positions_) return false;
+    const Inside inside = inside_at(at_);
+    int64_t end = end_of(at_, inside);
+    // Positions without a tap are one band, whichever tap comes next.
+    while (inside.count() == 0 && end < positions_) {
+      const Inside following = inside_at(end);
+      if (following.count() != 0) break;
+      end = end_of(end, following);
+    }
+    const int64_t first_tap = descends_ ? taps_ - inside.end : inside.begin;
+    band = {at_, end - at_, inside.count() == 0 ? 0 : first_tap, inside.count()};
+    at_ = end;
+    return true;
+  }
+
+ private:
+  // Ascending taps: before `begin` they lie before the source, from `end` on behind it.
+  struct Inside {
+    int64_t begin, end;
+    int64_t count() const { return end - begin; }
+  };
+  Inside inside_at(int64_t position) const {
+    const int64_t first = axis_.source(position, 0);
+    return {first < 0 ? min64(div_up(-first, axis_.tap), taps_) : 0,
+            first < size_ ? min64(div_up(size_ - first, axis_.tap), taps_) : 0};
+  }
+  // The next position with other taps: one more has come in, or one has gone out.
+  int64_t end_of(int64_t position, const Inside& inside) const {
+    int64_t end = positions_;
+    if (inside.begin > 0) {
+      end = min64(end, position + div_up(-axis_.source(position, inside.begin - 1), axis_.step));
+    }
+    if (inside.end > 0) {
+      end = min64(end, position + div_up(size_ - axis_.source(position, inside.end - 1), axis_.step));
+    }
+    return end;
+  }
+
+  const GatherAxis axis_;
+  const int64_t taps_, positions_, size_;
+  const bool descends_;
+  int64_t at_ = 0;
+};
+
+// Whether a GEMM is cut into the bands of its one axis times those of the other, so that taps are left out where they
+// lie outside: where far taps do so at many positions.
+bool cuts_bands(const GatheredAxis& h, const GatheredAxis& w);
+
+// How many (position, tap) pairs of an axis meet a coordinate of a size. Where no two taps meet at the same one, this
+// is the number of coordinates that are met.
+int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size);
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,112 @@
+#include "tile_depthwise.h"
+
+#include "../base/limits.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+using limits::depthwise::kBlockBytes;
+using limits::depthwise::kMaxPatchBytes;
+using limits::depthwise::kRowsBytes;
+using limits::depthwise::kStridedPairs;
+using limits::depthwise::kStridedPixels;
+using limits::depthwise::kTileBytes;
+using limits::depthwise::kTilePixels;
+
+}  // namespace
+
+DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads) {
+  DepthwiseTiling t{};
+  const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them
+  const int64_t block_bytes = vector.lanes * vector.element_size;
+  t.block_vectors = even_piece(vectors, max64(1, kBlockBytes / block_bytes));
+  t.blocks = div_up(vectors, t.block_vectors);
+
+  const int64_t pixel_bytes = (t.block_vectors + 1) * block_bytes;
+  // Columns in whole micro-kernels; rows until the patch is full.
+  const int64_t cols = max64(2 * kDepthwisePixels, kRowsBytes / (gemm.taps_h * pixel_bytes));
+  t.tile_cols = min64(gemm.cols, round_up(even_piece(gemm.cols, cols), kDepthwisePixels));
+  const auto patch_bytes = [&](int64_t rows) {
+    return saturating_mul(patch_size(gemm.axis_h, rows, gemm.taps_h), patch_size(gemm.axis_w, t.tile_cols, gemm.taps_w),
+                          pixel_bytes);
+  };
+  // Dilated rows of many taps can make a single row's patch too large. A single pixel's always fits.
+  while (t.tile_cols > 1 && patch_bytes(1) > kMaxPatchBytes) t.tile_cols = div_up(t.tile_cols, 2);
+  t.tiles_w = div_up(gemm.cols, t.tile_cols);
+  t.tile_rows = gemm.rows;
+  while (t.tile_rows > 1 && patch_bytes(t.tile_rows) > kTileBytes) t.tile_rows = div_up(t.tile_rows, 2);
+  // Threads share a small image's rows; large ones have tiles enough.
+  while (t.tile_rows > 4 && div_up(gemm.rows, t.tile_rows) * t.tiles_w * t.blocks * gemm.batch < 4 * num_threads &&
+         num_threads > 1) {
+    t.tile_rows = div_up(t.tile_rows, 2);
+  }
+  t.tiles_h = div_up(gemm.rows, t.tile_rows);
+  // Small images several together, which share the packed weights.
+  t.tile_images = 1;
+  if (t.tiles_h * t.tiles_w == 1) {
+    t.tile_images = even_piece(gemm.batch, kTilePixels / max64(t.pixels(), 1));
+    if (div_up(gemm.batch, t.tile_images) * t.blocks < 4 * num_threads) t.tile_images = 1;
+  }
+  t.tiles_n = div_up(gemm.batch, t.tile_images);
+  t.patch_elements = patch_bytes(t.tile_rows) / vector.element_size + 128 / vector.element_size;
+  CONV2D_EXT_ASSERT(lay_out_scratch(t, gemm, vector).bytes <= limits::kMaxScratchBytes);
+  return t;
+}
+
+DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& gemm, const VectorShape& vector) {
+  const int64_t block = (tiling.block_vectors + 1) * vector.lanes * vector.element_size;
+  ScratchLayout layout;
+  DepthwiseScratch s{};
+  s.position_offsets = layout.take(tiling.pixels() * int64_t(sizeof(int64_t)));
+  s.tap_offsets = layout.take(gemm.taps() * int64_t(sizeof(int64_t)));
+  s.start = layout.take(block);
+  s.bias = layout.take(block);
+  s.weights = layout.take(gemm.taps() * block);
+  // One vector of all pixels, or all vectors of a row's.
+  s.c_tile = layout.take(max64(tiling.pixels() * vector.lanes * vector.element_size, tiling.tile_cols * block));
+  s.patch = layout.take(tiling.patch_elements * vector.element_size);
+  s.bytes = layout.bytes();
+  return s;
+}
+
+MetOutputs met_outputs(const GatherAxis& axis, int64_t kernel, int64_t first, int64_t size) {
+  // output * step + origin + tap * axis.tap = coordinate, rounded down.
+  const auto output = [&](int64_t coordinate, int64_t tap) {
+    const int64_t steps = coordinate - axis.source(0, tap);
+    return steps >= 0 ? steps / axis.step : -div_up(-steps, axis.step);
+  };
+  const int64_t low = output(first, kernel - 1), high = output(first + size - 1, 0);
+  return {low, high - low + 1};
+}
+
+StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, int num_threads) {
+  StridedTiling t{};
+  t.tile_pairs = min64(round_up(even_piece(div_up(p.in_w, 2), kStridedPairs), vector.lanes), div_up(p.in_w, 2));
+  t.tiles_w = div_up(div_up(p.in_w, 2), t.tile_pairs);
+  // Whole rounds of the row phases, so that tiles have alike rows.
+  const int64_t rounds = div_up(p.in_h, p.stride_h);
+  int64_t tile_rounds = even_piece(rounds, kStridedPixels / max64(2 * t.tile_pairs * p.stride_h, 1));
+  if (p.batch * p.groups * t.tiles_w * div_up(rounds, tile_rounds) < 4 * num_threads) {
+    tile_rounds = even_piece(rounds, div_up(rounds, 2 * num_threads));
+  }
+  t.tile_rows = tile_rounds * p.stride_h;
+  t.tiles_h = div_up(p.in_h, t.tile_rows);
+  // One more than what any tile meets: where that begins differs by the border it is rounded to.
+  t.patch_rows = met_outputs(p.rows(), p.kernel_h, 0, t.tile_rows).size + 1;
+  t.patch_pitch = met_outputs(p.cols(), p.kernel_w, 0, 2 * round_up(t.tile_pairs, vector.lanes)).size + 1;
+  return t;
+}
+
+StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem& p, const VectorShape& vector) {
+  // The taps of one phase of the rows.
+  const int64_t taps = div_up(p.kernel_h, p.stride_h) * p.kernel_w;
+  StridedScratch s{};
+  s.patch = round_up(taps * vector.element_size, 64);
+  s.bytes = s.patch + odd_lines(tiling.patch_rows * tiling.patch_pitch, vector.element_size) * vector.element_size;
+  // For the sake of even shares several threads may take twice the rounds of what is_depthwise_strided has seen.
+  CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
+  return s;
+}
+
+}  // namespace conv2d_ext::cpu

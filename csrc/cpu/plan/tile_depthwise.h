@@ -1,0 +1,78 @@
+// Depthwise problems whose channels are innermost in source and destination: which ones they are, and their tiles.
+// The driver is drivers/depthwise.h.
+#pragma once
+
+#include "../base/scratch.h"
+#include "conv_gemm.h"
+#include "patch_axis.h"
+#include "summation_order.h"
+
+namespace conv2d_ext::cpu {
+
+// Pixels that the widest micro-kernel of the driver takes: widths of 7 * 2^n are common, and 7 accumulators leave
+// AVX2's 16 registers room for the weights of a row of 7 taps.
+constexpr int kDepthwisePixels = 7;
+
+// How many taps neighbouring positions are apart along a row, by the distances of positions and of taps; 0: unevenly.
+inline int64_t depthwise_step(int64_t position, int64_t tap) {
+  const int64_t distance = tap < 0 ? -tap : tap;
+  return distance > 0 && position % distance == 0 ? position / distance : 0;
+}
+// The rows of taps that depthwise_ukernel is compiled for; others go through gemm_ukernel.
+inline bool has_depthwise_ukernel(int64_t taps_w, int64_t step) {
+  if (taps_w == 3 || taps_w == 5 || taps_w == 7) return step == 1 || step == 2;
+  return step == 1 && (taps_w == 1 || taps_w == 2 || taps_w == 4);
+}
+// The same for depthwise_weight_ukernel, and the rows of taps it takes at once where accumulators allow `vectors`
+// vectors of gemm_ukernel's kMR rows.
+inline bool has_depthwise_weight_ukernel(int64_t taps_w) { return taps_w == 3 || taps_w == 5 || taps_w == 7; }
+constexpr int64_t depthwise_weight_rows(int64_t taps_w, int64_t accumulators) {
+  return accumulators / taps_w < 1 ? 1 : accumulators / taps_w > 4 ? 4 : accumulators / taps_w;
+}
+
+struct DepthwiseTiling {
+  int64_t block_vectors;  // whole vectors of groups in a block; the last block takes what is left, too
+  int64_t blocks;
+  int64_t tile_images, tile_rows, tile_cols;
+  int64_t tiles_n, tiles_h, tiles_w;
+  int64_t patch_elements;
+  int64_t pixels() const { return tile_rows * tile_cols; }  // that are computed at a time: one image's
+  int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
+  int64_t items() const { return tiles() * blocks; }
+};
+DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads);
+
+struct DepthwiseScratch {
+  int64_t position_offsets, tap_offsets, start, bias, weights, c_tile, patch, bytes;
+};
+DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& gemm, const VectorShape& vector);
+
+// Depthwise input gradients in planes with a stride of 2 along the row (drivers/strided.h): the two phases of
+// a row's columns are computed together, so that rows are written whole. Vectors run over positions of both.
+
+// Vectors of each phase in the widest panel, and rows that the micro-kernel for `vectors` of them takes: up to four
+// accumulators of each phase.
+constexpr int kStridedVectors = 4;
+constexpr int strided_rows(int64_t vectors) { return vectors == 1 ? 4 : vectors == 2 ? 2 : 1; }
+
+// A work item is a tile of rows and of pairs of columns of one channel's plane.
+struct StridedTiling {
+  int64_t tile_rows, tile_pairs;
+  int64_t tiles_h, tiles_w;
+  int64_t patch_rows, patch_pitch;
+  int64_t tiles() const { return tiles_h * tiles_w; }
+};
+StridedTiling tile_strided(const Conv2dProblem& problem, const VectorShape& vector, int num_threads);
+
+struct StridedScratch {
+  int64_t weights, patch, bytes;
+};
+StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem& problem, const VectorShape& vector);
+
+// The outputs that `size` input coordinates from `first` on meet along an axis: a run that holds them all.
+struct MetOutputs {
+  int64_t first, size;
+};
+MetOutputs met_outputs(const GatherAxis& axis, int64_t kernel, int64_t first, int64_t size);
+
+}  // namespace conv2d_ext::cpu

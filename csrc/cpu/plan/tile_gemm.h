@@ -1,0 +1,72 @@
+// The tiles of the drivers, and their scratch memory. They may read anything, threads and layout too, since no tile
+// border changes a bit.
+#pragma once
+
+#include <cstdint>
+
+#include "../base/scratch.h"
+#include "conv_gemm.h"
+#include "patch_axis.h"
+#include "summation_order.h"
+
+namespace conv2d_ext::cpu {
+
+// Tiles of the driver for ConvGemm.
+struct ConvTiling {
+  int64_t tile_images, tile_rows, tile_cols;  // pixels of a tile
+  int64_t tiles_n, tiles_h, tiles_w;
+  int64_t block_channels;           // channels whose patch lies in scratch together (whole segments)
+  int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
+  int64_t patch_elements;           // scratch for the patch
+  bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
+  bool interleaved;                 // lanes are groups, and all result channels of them are stored together
+  int64_t pixels() const { return tile_images * tile_rows * tile_cols; }
+  int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
+};
+ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
+                     int num_threads);
+
+// Tiles of the driver for grad_weight: a work item owns chunk_vectors vectors of output channels times a block of
+// input channels (or, for kernels of many taps, a rectangle of one channel's taps).
+struct WeightTiling {
+  int64_t chunk_vectors, chunks_m;
+  int64_t block_channels, tap_rows, tap_cols;
+  int64_t blocks_c, blocks_h, blocks_w;
+  int64_t patch_elements;
+  // Where lanes are groups: vectors of groups in an item (the last item's last one may take fewer groups), and items.
+  int64_t group_vectors, group_blocks;
+  int64_t patch_segments;  // segments, rows of one image below one another, that a patch serves: they share its rows
+  int64_t slots;  // chunks of pixels summed in parallel, each into a partial of its own; 1: one after the other
+  int64_t max_elements() const { return block_channels * tap_rows * tap_cols; }
+  int64_t tiles() const { return chunks_m * blocks_c * blocks_h * blocks_w; }
+  int64_t tile_size(int64_t lanes) const {
+    return chunk_vectors * lanes * max_elements() * (group_vectors > 0 ? group_vectors + 1 : 1);
+  }
+};
+enum class WeightLanes { kChannels, kGroups, kInnerGroups };  // the last: Driver::kWeightDepthwise
+WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
+                              WeightLanes lanes, int num_threads);
+
+// Bytes of the call's workspace, where chunks of pixels are summed in parallel: a partial of each tile in each slot,
+// its total, and what that lost. At most limits::tiling::kPartialBytes a thread.
+int64_t partial_bytes(const WeightTiling& tiling, const VectorShape& vector);
+
+// How many vectors each panel of a chunk takes: near-equal, at most max_vectors.
+struct Panels {
+  int64_t count, vectors, larger;  // the first `larger` panels take one vector more
+  int64_t size(int64_t panel) const { return vectors + (panel < larger ? 1 : 0); }
+  int64_t start(int64_t panel) const { return panel * vectors + (panel < larger ? panel : larger); }
+};
+Panels cut_panels(int64_t vectors, int64_t max_vectors);
+
+// A thread's scratch: offsets in bytes.
+struct ConvScratch {
+  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, total_tile, lost_tile, patch, bytes;
+};
+ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
+struct WeightScratch {
+  int64_t element_offsets, pixel_offsets, zeros, panel, patch, tile, total, lost, bytes;
+};
+WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,151 @@
+#include "tile_one_pixel.h"
+
+#include "../base/limits.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+using limits::one_pixel::kDotBlockBytes;
+using limits::one_pixel::kDotImages;
+using limits::one_pixel::kDotResults;
+using limits::one_pixel::kDotStreamBytes;
+using limits::one_pixel::kRowLanes;
+using limits::one_pixel::kSmallProducts;
+using limits::one_pixel::kThreadProducts;
+
+bool taps_are_inside(const GatherAxis& axis, int64_t taps, int64_t size) {
+  const int64_t first = axis.source(0, 0), last = axis.source(0, taps - 1);
+  return min64(first, last) >= 0 && max64(first, last) < size;
+}
+
+}  // namespace
+
+bool is_small(const Conv2dProblem& p) {
+  return p.out_h == 1 && p.out_w == 1 &&
+         double(p.batch) * double(p.out_channels) * double(p.gemm_k()) < double(kSmallProducts);
+}
+
+DotTiling tile_dot(const ConvGemm& gemm, const DotBlocking& k, const DotKernelShape& shape, int num_threads) {
+  DotTiling t{};
+  t.blocks_n = div_up(gemm.batch, kDotImages);
+  t.images = div_up(gemm.batch, t.blocks_n);
+  const int64_t step = t.images == 1 ? shape.single_rows : shape.rows;
+
+  // As many rows as fit, fewer where threads would idle.
+  int64_t blocks_m = div_up(gemm.m, max64(kDotResults / t.images, step));
+  const int64_t others = gemm.groups * t.blocks_n;
+  const double products = double(gemm.m) * double(k.products) * double(t.images) * double(others);
+  const int64_t wanted = min64(4 * num_threads, int64_t(products / double(kThreadProducts)));
+  if (num_threads > 1 && others * blocks_m < wanted) {
+    blocks_m = min64(div_up(gemm.m, step), round_up(div_up(wanted, others), num_threads));
+  }
+  t.rows = min64(gemm.m, round_up(div_up(gemm.m, blocks_m), step));
+  t.blocks_m = div_up(gemm.m, t.rows);
+  // The micro-kernels' surplus rows and the last vector of results.
+  t.padded_rows = t.rows + max64(shape.single_rows, shape.lanes);
+
+  const int64_t chain = k.chain * shape.width;
+  const int64_t bytes = t.images <= shape.columns ? kDotStreamBytes : kDotBlockBytes;
+  t.depth = min64(chain * max64(1, bytes / (chain * shape.element_size)), round_up(k.products, shape.width));
+  return t;
+}
+
+DotScratch lay_out_scratch(const DotTiling& t, const DotKernelShape& shape) {
+  const auto line = [](int64_t bytes) { return round_up(bytes, 64); };
+  DotScratch s{};
+  s.bias = 0;
+  s.lanes = line(t.padded_rows * shape.element_size);
+  // The micro-kernels' surplus columns have lanes too.
+  const int64_t lane_columns = t.images == 1 ? 1 : round_up(t.images, shape.columns);
+  s.patches = s.lanes + lane_columns * t.padded_rows * shape.width * shape.element_size;
+  s.rows = s.patches + line(t.images * t.depth * shape.element_size);
+  s.bytes = s.rows + line(max64(shape.single_rows, shape.rows) * t.depth * shape.storage_size);
+  CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
+  return s;
+}
+
+bool taps_are_inside(const ConvGemm& g) {
+  return taps_are_inside(g.axis_h, g.taps_h, g.source_h) && taps_are_inside(g.axis_w, g.taps_w, g.source_w);
+}
+
+bool dot_is_dense(const ConvGemm& g, int64_t stride_c, int64_t stride_i, int64_t stride_j) {
+  return (g.taps_w == 1 || stride_j == 1) && (g.taps_h == 1 || stride_i == g.taps_w) &&
+         (g.channels == 1 || stride_c == g.taps());
+}
+
+RowTiling tile_rows(const RowProducts& p, int num_threads) {
+  RowTiling t{};
+  t.blocks_l = div_up(p.lanes, kRowLanes);
+  t.blocks_r = 1;
+  const double products = double(p.groups) * double(p.results) * double(p.depth) * double(p.lanes);
+  const int64_t wanted = min64(4 * num_threads, int64_t(products / double(kThreadProducts)));
+  if (num_threads > 1 && p.groups * t.blocks_l < wanted) {
+    // Results where there are many (grad_weight), else lanes, in pieces of whole cache lines.
+    const int64_t pieces = div_up(wanted, p.groups * t.blocks_l);
+    if (p.results >= 8 * pieces) {
+      t.blocks_r = pieces;
+    } else {
+      t.blocks_l = min64(t.blocks_l * pieces, div_up(p.lanes, 64));
+    }
+  }
+  t.results = div_up(p.results, t.blocks_r);
+  t.blocks_r = div_up(p.results, t.results);
+  t.lanes = min64(p.lanes, round_up(div_up(p.lanes, t.blocks_l), 64));
+  t.blocks_l = div_up(p.lanes, t.lanes);
+  return t;
+}
+
+int64_t row_results(int64_t results) {
+  const int64_t step = div_up(results, max64(div_up(results, 6), 1));
+  return step == 5 ? 6 : step;
+}
+
+int64_t row_scratch_bytes(const RowProducts& p, const RowTiling& t, int64_t results, int64_t element_size) {
+  // The factors of a chain, the sums of a chunk and (of several chunks) their total and what it lost.
+  const int64_t sums = p.depth > p.segments_per_chunk * p.segment ? 3 : 1;
+  return (p.chain + sums * round_up(t.lanes, 16)) * results * element_size;
+}
+
+RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
+  const KBlocking k = block_k(g.geometry(), limits);
+  RowProducts p{};
+  p.groups = g.groups;
+  p.results = g.batch;
+  p.depth = g.channels;
+  p.lanes = g.m;
+  p.segment = k.segment_channels;
+  p.chain = k.chain;
+  p.segments_per_chunk = kSegmentsPerChunk;
+  p.factor_g = g.channels * g.source_c;
+  p.factor_r = g.source_n;
+  p.factor_k = g.source_c;
+  p.rows_g = g.weight_g;
+  p.rows_k = g.weight_c;
+  p.result_g = g.m;
+  p.result_r = g.destination_n;
+  return p;
+}
+
+RowProducts row_products(const Conv2dProblem& problem, const int64_t* grad_output, const int64_t* input,
+                         const int64_t* grad_weight, const ChainLimits& limits) {
+  const PixelBlocking pixels = block_pixels(problem.batch, 1, 1, limits);
+  RowProducts p{};
+  p.groups = problem.groups;
+  p.results = problem.out_channels_per_group();
+  p.depth = problem.batch;
+  p.lanes = problem.gemm_k();
+  p.segment = pixels.images;
+  p.chain = pixels.chain;
+  p.segments_per_chunk = kPixelSegmentsPerChunk;
+  p.factor_g = p.results * grad_output[1];
+  p.factor_r = grad_output[1];
+  p.factor_k = grad_output[0];
+  p.rows_g = problem.in_channels_per_group() * input[1];
+  p.rows_k = input[0];
+  p.result_g = p.results * grad_weight[0];
+  p.result_r = grad_weight[0];
+  return p;
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,137 @@
+#include "tile_phases.h"
+
+#include <initializer_list>
+
+#include "../base/limits.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+using limits::phases::kMostPanelBytes;
+using limits::phases::kMostPatchBytes;
+using limits::phases::kMostPhasePixels;
+
+const char* const kManyPixels = "a phase's pixels or a panel of all taps would not stay in L2";
+
+int64_t panel_bytes(const JoinedPhases& phases, const VectorShape& vector, int64_t vectors) {
+  return phases.gemm[0].channels * phases.taps() * vectors * vector.lanes * vector.element_size;
+}
+
+int64_t elements_of_patch(const JoinedPhases& phases, int64_t images, const VectorShape& vector) {
+  return patch_elements(odd_lines(phases.rows * phases.cols, vector.element_size) * images, phases.gemm[0].channels,
+                        images, vector.element_size);
+}
+
+// The coordinates that the taps of an axis meet, between `low` and `high`.
+void extend(const GatherAxis& axis, int64_t positions, int64_t taps, int64_t& low, int64_t& high) {
+  for (const int64_t position : {int64_t{0}, positions - 1}) {
+    for (const int64_t tap : {int64_t{0}, taps - 1}) {
+      low = min64(low, axis.source(position, tap));
+      high = max64(high, axis.source(position, tap));
+    }
+  }
+}
+
+}  // namespace
+
+const char* join_phases(const Conv2dProblem& p, const VectorShape& vector, const int64_t* grad_output,
+                        const int64_t* weight, const int64_t* grad_input, JoinedPhases& phases) {
+  const int64_t step_h = grad_input_tap_step(p.stride_h, p.dilation_h);
+  const int64_t step_w = grad_input_tap_step(p.stride_w, p.dilation_w);
+  // Every phase of the stride has a tap, and positions.
+  const bool all_met = step_h == p.stride_h && step_w == p.stride_w && step_h <= p.kernel_h && step_w <= p.kernel_w &&
+                       step_h <= p.in_h && step_w <= p.in_w;
+  if (!all_met) return "a phase of the stride has no tap or no pixel";
+  if (step_h > JoinedPhases::kMost || step_w > JoinedPhases::kMost) return "too many phases";
+  const int64_t phase_count = step_h * step_w;
+  if (phase_count < 2) return "the stride has one phase";
+  if (phase_count > JoinedPhases::kMost || p.taps() > JoinedPhases::kMostTaps) return "too many phases or taps";
+  if (p.in_h > kMostPhasePixels * p.stride_h || p.in_w > kMostPhasePixels * p.stride_w) return kManyPixels;
+  if (!vector.interleaves) return "these kernels are not compiled for this dtype and instruction set";
+  if (p.in_channels_per_group() < 2 * vector.lanes || p.out_channels == 0) return "few input channels in a group";
+  // The gradient of one output pixel, and phases that are cut into bands, are other GEMMs than these.
+  if (p.out_pixels() == 1 || grad_input_cuts_bands(p)) return "the phases are cut into bands, or there is one output";
+
+  phases.count = 0;
+  phases.taps_h = p.kernel_h;
+  phases.taps_w = p.kernel_w;
+  phases.weight_i = weight[2];
+  phases.weight_j = weight[3];
+  phases.step_i = step_h;
+  phases.step_j = step_w;
+  int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
+  bool joins = true;
+  for_each_grad_input_gemm(p, grad_output, weight, grad_input, [&](const ConvGemm& g, const GemmOffsets& offsets) {
+    // No gradients of patch layers, and no vectors over groups.
+    joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !lanes_are_groups(g, vector);
+    if (!joins) return;
+    // One after the other, columns fastest.
+    const int f = phases.count++;
+    phases.gemm[f] = g;
+    phases.destination[f] = offsets.destination;
+    phases.first_i[f] = f / step_w;
+    phases.first_j[f] = f % step_w;
+    extend(g.axis_h, g.rows, g.taps_h, low_row, high_row);
+    extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
+  });
+  if (!joins || phases.count != phase_count) return "vectors run over groups, or the kernel's taps never overlap";
+  phases.first_row = low_row;
+  phases.rows = high_row - low_row + 1;
+  phases.first_col = low_col;
+  phases.cols = high_col - low_col + 1;
+  // Sizes before their products.
+  const int64_t channels = phases.gemm[0].channels;
+  if (channels > kMostPanelBytes || phases.rows > kMostPatchBytes || phases.cols > kMostPatchBytes) return kManyPixels;
+  const bool fits = phases.most_pixels() <= kMostPhasePixels && panel_bytes(phases, vector, 1) <= kMostPanelBytes &&
+                    elements_of_patch(phases, 1, vector) * vector.element_size <= kMostPatchBytes;
+  return fits ? nullptr : kManyPixels;
+}
+
+PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, int num_threads) {
+  PhasesTiling t{};
+  const int64_t batch = phases.gemm[0].batch, groups = phases.gemm[0].groups;
+  const int64_t image_bytes = elements_of_patch(phases, 1, vector) * vector.element_size;
+  t.tile_images = even_piece(
+      batch, min64(kMostPatchBytes / max64(image_bytes, 1), kMostPhasePixels / max64(phases.most_pixels(), 1)));
+  t.tiles_n = div_up(batch, t.tile_images);
+  t.patch_elements = elements_of_patch(phases, t.tile_images, vector);
+  t.panel_vectors = vector.max_vectors;
+  while (t.panel_vectors > 1 && panel_bytes(phases, vector, t.panel_vectors) > kMostPanelBytes) --t.panel_vectors;
+  // Chunks, each of which packs the patch anew, for the sake of idle threads alone.
+  const int64_t vectors = div_up(phases.gemm[0].m, vector.lanes), tiles = groups * t.tiles_n;
+  int64_t chunks = 1;
+  while (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0 && chunks < vectors) ++chunks;
+  t.chunk_vectors = div_up(vectors, chunks);
+  t.chunks_m = div_up(vectors, t.chunk_vectors);
+  return t;
+}
+
+PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& phases, const VectorShape& vector) {
+  const int64_t size = vector.element_size, vectors = min64(tiling.panel_vectors, tiling.chunk_vectors);
+  const int64_t width = vectors * vector.lanes, depth = phases.gemm[0].channels * phases.taps();
+  int64_t pixels = 0;
+  for (int f = 0; f < phases.count; ++f) pixels += tiling.tile_images * phases.gemm[f].rows * phases.gemm[f].cols;
+  ScratchLayout layout;
+  PhasesScratch s{};
+  s.position_offsets = layout.take(pixels * int64_t(sizeof(int64_t)));
+  s.tap_offsets = layout.take(depth * int64_t(sizeof(int64_t)));
+  s.zeros = layout.take(width * size);
+  s.taps = layout.take(phases.taps() * width * size);
+  s.panel = layout.take(panel_bytes(phases, vector, vectors));
+  const int64_t tile_bytes = tiling.tile_images * phases.most_pixels() * width * size;
+  s.c_tile = layout.take(tile_bytes);
+  bool has_chunks = false;
+  for (int f = 0; f < phases.count; ++f) {
+    const ConvGemm& g = phases.gemm[f];
+    has_chunks = has_chunks || block_k(g.geometry(), vector.limits).has_chunks();
+  }
+  s.total_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
+  s.lost_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
+  s.patch = layout.take(tiling.patch_elements * size);
+  s.bytes = layout.bytes();
+  CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
+  return s;
+}
+
+}  // namespace conv2d_ext::cpu

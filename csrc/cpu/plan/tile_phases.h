@@ -1,0 +1,58 @@
+// Gradients of the input of strided convolutions whose phases run together: which ones, and how they are cut.
+#pragma once
+
+#include <cstdint>
+
+#include "../base/scratch.h"
+#include "conv_gemm.h"
+#include "tile_gemm.h"
+
+namespace conv2d_ext::cpu {
+
+// A convolution's phases (visit_grad_input_gemms), which share grad_output and, each its own taps, the weight.
+struct JoinedPhases {
+  static constexpr int kMost = 16;
+  static constexpr int64_t kMostTaps = 64;
+
+  int count;
+  ConvGemm gemm[kMost];        // without addresses
+  int64_t destination[kMost];  // where a phase's first result is
+
+  // Taps of the whole kernel, and steps between them in the weight.
+  int64_t taps_h, taps_w, weight_i, weight_j;
+  // Of each phase: its first tap, and from tap to tap.
+  int64_t first_i[kMost], first_j[kMost], step_i, step_j;
+  // Coordinates of grad_output that any tap of any phase meets.
+  int64_t first_row, rows, first_col, cols;
+
+  int64_t taps() const { return taps_h * taps_w; }
+  // Of one image, in the largest phase.
+  int64_t most_pixels() const {
+    int64_t most = 0;
+    for (int f = 0; f < count; ++f) most = max64(most, gemm[f].rows * gemm[f].cols);
+    return most;
+  }
+};
+
+// The phases of grad_input, where they had better run together since there are so few pixels that the time goes into
+// packing weights; else why not. Strides as for visit_grad_input_gemms. What it decides changes no bit.
+const char* join_phases(const Conv2dProblem& problem, const VectorShape& vector, const int64_t* grad_output,
+                        const int64_t* weight, const int64_t* grad_input, JoinedPhases& phases);
+
+// A work item: all pixels of some images, for a chunk of a group's result channels.
+struct PhasesTiling {
+  int64_t tile_images, tiles_n;
+  int64_t panel_vectors;            // the widest panel
+  int64_t chunk_vectors, chunks_m;  // as in ConvTiling
+  int64_t patch_elements;
+  int64_t items(const JoinedPhases& phases) const { return phases.gemm[0].groups * tiles_n * chunks_m; }
+};
+PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, int num_threads);
+
+// A thread's scratch: offsets in bytes, each part on a cache line of its own.
+struct PhasesScratch {
+  int64_t position_offsets, tap_offsets, zeros, taps, panel, c_tile, total_tile, lost_tile, patch, bytes;
+};
+PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& phases, const VectorShape& vector);
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,123 @@
+#include "tile_pixels.h"
+
+#include "../base/limits.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+using limits::tiling::kFarRowsBytes;
+using limits::tiling::kLeastChannelsToAlign;
+using limits::tiling::kLeastPixelsToCopyRows;
+using limits::tiling::kMaxPatchBytes;
+using limits::tiling::kPanelBytes;
+using limits::tiling::kPatchBytes;
+using limits::tiling::kSumBytes;
+using limits::tiling::kTileBytes;
+
+bool fits_scratch(const PixelScratch& scratch) { return scratch.bytes <= limits::kMaxScratchBytes; }
+
+// Whether `depth` cache lines that are `pitch` bytes apart fit half of an L1 of 64 sets and 8 ways; the other half is
+// for the next panel, which is asked for meanwhile, the weights and the sums. Planes whose size is a multiple of a
+// large power of two fall into few sets.
+bool planes_fit_l1(int64_t pitch, int64_t depth) {
+  const int64_t aligned = max64(64, min64(pitch & -pitch, 4096));
+  return depth <= 4 * (4096 / aligned);
+}
+
+}  // namespace
+
+PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
+                            int num_threads) {
+  PixelTiling t{};
+  t.batch = gemm.batch;
+  const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
+  // A single block of result channels reads every pixel once. Planes off the borders of 16 bytes have nearly every
+  // other vector in two cache lines: many channels had better read a copy.
+  const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size);
+  const bool reads_well =
+      planes_fit_l1(plane_bytes, k.segment_channels) && (plane_bytes % 16 == 0 || gemm.m < kLeastChannelsToAlign);
+  t.source_in_place = same_type && reads_whole_planes(gemm) && (gemm.m <= pixel_rows(vector) || reads_well);
+  const auto plane_of = [&](int64_t rows, int64_t cols) {
+    return odd_lines(
+        saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),
+        vector.element_size);
+  };
+  int64_t plane = 0;
+  const int64_t panel_pixels = kPanelBytes / vector.element_size;
+  for (int64_t target = t.source_in_place ? 2 * panel_pixels : panel_pixels;; target /= 2) {
+    // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
+    const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
+    t.tile_cols = min64(round_up(cols, vector.lanes), gemm.cols);
+    t.tile_rows = even_piece(gemm.rows, max64(1, target / t.tile_cols));
+    plane =
+        plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
+    if (saturating_mul(plane, k.segment_channels, vector.element_size) <= kMaxPatchBytes || target < 16) break;
+  }
+  t.tiles_h = div_up(gemm.rows, t.tile_rows);
+  t.tiles_w = div_up(gemm.cols, t.tile_cols);
+  t.block_channels = 1;
+  if (k.blocks_h * k.blocks_w == 1) {
+    const int64_t fit = max64(1, kPatchBytes / vector.element_size / max64(plane * k.segment_channels, 1));
+    t.block_channels = k.segment_channels * even_piece(k.blocks_c, fit);
+  }
+  // The last panel reads beyond the last row of the patch.
+  t.patch_elements = patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
+  t.join_rows = t.tile_cols == gemm.cols && pointwise;
+  // The sum of a chunk lies in scratch, beside the total of those before it.
+  t.direct = same_type && !k.has_chunks() && gemm.destination_col == 1 &&
+             (!t.join_rows || t.tile_rows == 1 || gemm.destination_row == gemm.cols);
+  // In place where all of k that a segment takes is contiguous.
+  const int64_t tap_step = k.tap_cols > 1 ? gemm.weight_j : gemm.weight_i;
+  const bool taps_are_contiguous =
+      k.tap_rows * k.tap_cols == 1 ||
+      (tap_step == 1 && (k.tap_rows == 1 || k.tap_cols == 1 || gemm.weight_i == k.tap_cols));
+  const bool rows_far_apart = pointwise && gemm.m > 1 && saturating_mul(gemm.weight_m, storage_size) >= kFarRowsBytes &&
+                              t.tile_rows * t.tile_cols >= kLeastPixelsToCopyRows;
+  t.weight_in_place = same_type && taps_are_contiguous && !rows_far_apart &&
+                      (k.segment_channels == 1 || gemm.weight_c == k.tap_rows * k.tap_cols);
+
+  // Result channels: as many as scratch holds, fewer where threads would idle.
+  const int64_t runs = t.join_rows ? 1 : t.tile_rows;
+  const int64_t run = round_up(t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols, vector.lanes);
+  const int64_t c_row = runs * (t.direct ? min64(run, kMaxPanelVectors * vector.lanes) : run);
+  const int64_t row = c_row + (t.weight_in_place ? 0 : round_up(k.max_depth(), vector.lanes));
+  // Of several chunks there are three tiles of them (tile_conv).
+  int64_t fit = (k.has_chunks() ? kTileBytes / 3 : kTileBytes) / (row * vector.element_size);
+  // Sums that every segment adds to stay in L2, wherever they lie.
+  if (k.blocks_c * k.blocks_h * k.blocks_w > 1) fit = min64(fit, kSumBytes / (runs * run * vector.element_size));
+  int64_t chunks = div_up(gemm.m, max64(pixel_rows(vector), fit));
+  const int64_t tiles = gemm.groups * t.tiles();
+  while (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0 &&
+         gemm.m >= 2 * pixel_rows(vector) * (chunks + 1)) {
+    ++chunks;
+  }
+  t.chunk_m = div_up(gemm.m, chunks);
+  t.c_elements = t.chunk_m * c_row;
+  while (t.chunk_m > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
+    t.chunk_m = div_up(t.chunk_m, 2);
+    t.c_elements = t.chunk_m * c_row;
+  }
+  t.chunks_m = div_up(gemm.m, t.chunk_m);
+  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
+  return t;
+}
+
+PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector) {
+  const int64_t size = vector.element_size;
+  ScratchLayout layout;
+  PixelScratch s{};
+  s.tap_offsets = layout.take(k.max_depth() * int64_t(sizeof(int64_t)));
+  s.channel_offsets = layout.take(k.max_depth() * int64_t(sizeof(int64_t)));
+  s.zeros = layout.take(kMaxPixelRows * size);
+  s.bias = layout.take(tiling.chunk_m * size);
+  s.weight = layout.take(tiling.weight_in_place ? 0 : tiling.chunk_m * round_up(k.max_depth(), vector.lanes) * size);
+  s.c = layout.take(tiling.c_elements * size);
+  s.total = k.has_chunks() ? layout.take(tiling.c_elements * size) : s.c;
+  s.lost = k.has_chunks() ? layout.take(tiling.c_elements * size) : s.c;
+  s.patch = layout.take(tiling.patch_elements * size);
+  s.bytes = layout.bytes();
+  return s;
+}
+
+}  // namespace conv2d_ext::cpu

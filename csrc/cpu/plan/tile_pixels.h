@@ -1,0 +1,49 @@
+// Tiles of the driver with vectors over pixels (drivers/pixels.h), and their scratch.
+#pragma once
+
+#include "../base/scratch.h"
+#include "conv_gemm.h"
+#include "patch_axis.h"
+#include "summation_order.h"
+#include "tile_gemm.h"
+
+namespace conv2d_ext::cpu {
+
+// Vectors of the widest panel of its micro-kernels, and the most rows of any of them.
+constexpr int64_t kMaxPanelVectors = 4, kMaxPixelRows = 6;
+
+// Rows (result channels) of its micro-kernels. With 16 registers 4 x 3 accumulators: 7 loads for 12 multiply-adds,
+// where 6 x 2 take 8, and a weight serves half as many pixels more. On Zen 3 that is 3 to 5 %.
+constexpr int64_t pixel_rows(const VectorShape& vector) {
+  return vector.max_vectors >= kMaxPanelVectors ? kMaxPixelRows : 4;
+}
+
+// Vectors of the widest panel for blocks of up to `rows` result channels: few rows take more, to have eight
+// accumulators.
+constexpr int64_t pixel_panel_vectors(int64_t rows, const VectorShape& vector) {
+  return vector.max_vectors >= kMaxPanelVectors || rows <= 2 ? kMaxPanelVectors : 3;
+}
+
+// Tiles of the driver with vectors over pixels: of one image each.
+struct PixelTiling {
+  int64_t tile_rows, tile_cols;
+  int64_t batch, tiles_h, tiles_w;
+  int64_t block_channels;
+  int64_t chunk_m, chunks_m;  // result channels of a work item
+  int64_t patch_elements, c_elements;
+  bool join_rows;        // the tile's rows continue one another in the patch
+  bool source_in_place;  // full panels are read from the source tensor
+  bool weight_in_place;  // weights are read from the weight tensor
+  bool direct;           // full panels are summed in the result tensor
+  int64_t tiles() const { return batch * tiles_h * tiles_w; }
+};
+PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
+                            int num_threads);
+
+// A thread's scratch: offsets in bytes.
+struct PixelScratch {
+  int64_t tap_offsets, channel_offsets, zeros, bias, weight, c, total, lost, patch, bytes;
+};
+PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector);
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,28 @@
+#include "tile_planes.h"
+
+#include "../base/limits.h"
+
+namespace conv2d_ext::cpu {
+
+using limits::few_planes::kLeastRunBytes;
+using limits::few_planes::kRunBytes;
+
+FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size,
+                                int num_threads) {
+  FewPlanesTiling t{};
+  const int64_t plane_bytes = gemm.cols * storage_size;
+  int64_t runs = div_up(plane_bytes, kRunBytes);
+  if (runs * gemm.batch * gemm.groups < 4 * num_threads) {
+    runs = max64(runs, min64(round_up(runs, num_threads), plane_bytes / kLeastRunBytes));
+  }
+  t.run = min64(round_up(div_up(gemm.cols, runs), 4 * vector.lanes), gemm.cols);
+  t.runs = div_up(gemm.cols, t.run);
+  return t;
+}
+
+int64_t scratch_bytes(const ConvGemm& gemm, const FewPlanesTiling& tiling, const VectorShape& vector) {
+  const int64_t rows = block_k(gemm.geometry(), vector.limits).has_chunks() ? 4 : 2;
+  return rows * gemm.m * padded_run(tiling, vector) * vector.element_size;
+}
+
+}  // namespace conv2d_ext::cpu
