@@ -187,10 +187,14 @@ def test_toolkit_version(tmp_path):
 
 
 def test_sources(tmp_path):
-    for name in ("csrc/b.cpp", "csrc/cpu/a.cpp", "csrc/cuda/k.cu", "csrc/cuda/o.cpp", "csrc/b.h"):
+    for name in (
+        "csrc/b.cpp", "csrc/cpu/a.cpp", "csrc/cpu/isa/engine_x.cpp", "csrc/cuda/k.cu",
+        "csrc/cuda/o.cpp", "csrc/b.h", "csrc/part.cpp", "csrc/cpu/part.cpp",
+    ):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    cpu = ["csrc/b.cpp", "csrc/cpu/a.cpp"]
+    (tmp_path / "csrc/b.cpp").write_text('#include "part.cpp"\n#include "cpu/part.cpp"\n')
+    cpu = ["csrc/cpu/isa/engine_x.cpp", "csrc/b.cpp", "csrc/cpu/a.cpp"]
     assert build.find_sources(tmp_path, cuda=False) == cpu
     assert build.find_sources(tmp_path, cuda=True) == [*cpu, "csrc/cuda/k.cu", "csrc/cuda/o.cpp"]
 
