@@ -145,7 +145,7 @@ def find_sources(root: Path, *, cuda: bool) -> list[str]:
         included = re.findall(r'^#include "(.+\.cpp)"', path.read_text(encoding="utf-8"), re.M)
         found -= {path.parent / name for name in included}
     names = sorted(path.relative_to(root).as_posix() for path in found)
-    return sorted(names, key=lambda name: "/engine_" not in name)
+    return sorted(names, key=lambda name: ("/engine_" not in name, name.count("/")))
 
 
 def format_build_info(

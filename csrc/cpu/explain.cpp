@@ -29,7 +29,6 @@ const char* compute_name(DType dtype) {
       return "c128";
     case DType::kInt8:
     case DType::kUInt8:
-      return "u8";
     case DType::kInt16:
       return "u16";
     case DType::kInt32:
@@ -75,7 +74,7 @@ void name_kernel(Explanation& e, const Kernels& kernels, const char* family, int
   if (narrow && !kernels.pairs) {
     e.refused = why_widened(kernels.dtype, widened == Widened::kInPackers ? "in the packers" : "as loaded");
   } else if (is_integer(kernels.dtype)) {
-    e.refused = "integers use the generic 128-bit micro-kernel";
+    e.refused = "integers use generic vectors, of the compiler's vector extension";
   }
 }
 

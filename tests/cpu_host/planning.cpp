@@ -50,8 +50,8 @@ IsaShape shapes_of(DType dtype, int vector_bytes) {
   const bool narrow = dtype == DType::kBFloat16 || dtype == DType::kFloat16;
   const bool native = narrow || dtype == DType::kFloat32 || dtype == DType::kFloat64;
   const bool complex = dtype == DType::kComplex64 || dtype == DType::kComplex128;
-  const int64_t element = narrow ? 4 : storage;
-  if (!native) vector_bytes = complex ? 32 : 16;
+  const int64_t element = narrow ? 4 : storage == 1 ? 2 : storage;
+  if (!native) vector_bytes = complex || vector_bytes > 16 ? 32 : 16;
   const int64_t vectors = vector_bytes == 64 ? 4 : vector_bytes == 32 && native ? 2 : 1;
   const VectorShape vector{vector_bytes / element, vectors, element, native, chain_limits(vector_bytes > 16)};
   const int64_t single = vector_bytes == 64 ? 8 : vector_bytes == 32 ? 6 : 3, rows = vector_bytes == 64 ? 6 : 3;

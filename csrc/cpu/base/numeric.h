@@ -34,6 +34,11 @@ template <>
 struct ComputeTypeOf<Float16> {
   using type = float;
 };
+// No CPU multiplies bytes. What wraps around in 16 bits does so in 8.
+template <>
+struct ComputeTypeOf<uint8_t> {
+  using type = uint16_t;
+};
 template <class S>
 using ComputeType = typename ComputeTypeOf<S>::type;
 

@@ -28,6 +28,7 @@ template <class T>
 CONV2D_INLINE T widen_scalar(T value) {
   return value;
 }
+CONV2D_INLINE uint16_t widen_scalar(uint8_t value) { return value; }
 CONV2D_INLINE float widen_scalar(BFloat16 value) { return bits_to_float(uint32_t(value.bits) << 16); }
 CONV2D_HALF_FUNCTION float widen_scalar(Float16 value) {
   const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
@@ -198,10 +199,12 @@ CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool 
       for (int64_t i = 0; i < n; ++i) dst[i] = src[i * step];
       return;
     }
-  } else if (step == 1) {
+  } else if (kIsFloating<S> && step == 1) {
     int64_t i = 0;
 #if defined(CONV2D_NATIVE_VEC)
-    for (; i + Vec<float>::kLanes <= n; i += Vec<float>::kLanes) Vec<float>::store(dst + i, widen(src + i));
+    if constexpr (kIsFloating<S>) {
+      for (; i + Vec<float>::kLanes <= n; i += Vec<float>::kLanes) Vec<float>::store(dst + i, widen(src + i));
+    }
 #endif
     for (; i < n; ++i) dst[i] = widen_scalar(src[i]);
     return;

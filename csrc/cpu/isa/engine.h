@@ -16,7 +16,7 @@ struct Engine {
                     const Executor&);
   IsaShape (*shape)(DType);
   int (*rows)(DType, int64_t vectors);  // MR of the GEMM micro-kernels that are so many vectors wide
-  // The engine of integers, whose vectors have 128 bits everywhere. nullptr: this one.
+  // The engine of integers, whose vectors are as wide everywhere. nullptr: this one.
   const Engine* (*integers)();
   // The engine of products of bfloat16 pairs, which runs kPairs alone. Or nullptr.
   const Engine* pairs;

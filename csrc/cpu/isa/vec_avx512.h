@@ -18,6 +18,7 @@ constexpr const char* kIsaName = "avx512";
 #endif
 constexpr bool kFusedMultiplyAdd = true;
 constexpr bool kHasIntegers = false;
+constexpr int kIntegerBytes = 32;
 constexpr bool kLoopsInRounds = false;  // not measured
 
 template <class T>

@@ -13,7 +13,8 @@
 //   sum_each(r)                   element i: the sum of r[i]'s lanes, where lane l is added to lane l + kLanes / 2, of
 //                                 these sums l to l + kLanes / 4, and so on (float and double)
 //
-// This file: 128-bit vectors by the compiler's vector extension, for every element type and any architecture.
+// This file: vectors of any size by the compiler's vector extension: 128 bits of every element type for any
+// architecture, and integers for all instruction sets.
 // Without a hardware fused multiply-add (x86-64 before AVX2), fma rounds twice; with one (aarch64) once.
 #pragma once
 
@@ -40,6 +41,7 @@ constexpr bool kTakesPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
 #if !defined(CONV2D_NATIVE_VEC)
 constexpr const char* kIsaName = "portable";
 constexpr bool kHasIntegers = true;
+constexpr int kIntegerBytes = 16;
 constexpr bool kLoopsInRounds = false;
 #if defined(__ARM_FEATURE_FMA)
 constexpr bool kFusedMultiplyAdd = true;
@@ -50,10 +52,10 @@ template <class T>
 struct Vec;
 #endif
 
-template <class T>
-struct VecBits128 {
-  typedef T reg __attribute__((vector_size(16)));
-  static constexpr int kLanes = 16 / sizeof(T);
+template <class T, int kBytes>
+struct GenericVec {
+  typedef T reg __attribute__((vector_size(kBytes)));
+  static constexpr int kLanes = kBytes / sizeof(T);
   static constexpr int kMaxVectors = 1;  // 6 accumulators, 1 weight, 1 broadcast: leaves room on 16 registers
   static CONV2D_INLINE reg zero() { return reg{}; }
   static CONV2D_INLINE reg load(const T* p) {
@@ -107,18 +109,16 @@ struct VecBits128 {
 
 #if !defined(CONV2D_NATIVE_VEC)
 template <>
-struct Vec<float> : VecBits128<float> {};
+struct Vec<float> : GenericVec<float, 16> {};
 template <>
-struct Vec<double> : VecBits128<double> {};
+struct Vec<double> : GenericVec<double, 16> {};
 #endif
 template <>
-struct Vec<uint8_t> : VecBits128<uint8_t> {};
+struct Vec<uint16_t> : GenericVec<uint16_t, kIntegerBytes> {};
 template <>
-struct Vec<uint16_t> : VecBits128<uint16_t> {};
+struct Vec<uint32_t> : GenericVec<uint32_t, kIntegerBytes> {};
 template <>
-struct Vec<uint32_t> : VecBits128<uint32_t> {};
-template <>
-struct Vec<uint64_t> : VecBits128<uint64_t> {};
+struct Vec<uint64_t> : GenericVec<uint64_t, kIntegerBytes> {};
 
 // Complex numbers: a vector of real and a vector of imaginary parts. In a panel or C tile each group of kLanes
 // elements is stored in that split form (kLanes real parts, then kLanes imaginary parts); elsewhere, and where
