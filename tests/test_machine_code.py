@@ -407,7 +407,7 @@ def test_rows_times_factors_hold_their_accumulators_in_registers(isa, storage, r
     assert sorted(kernels) == [1, 2, 3, 4, 6]
     slow = {}
     for rows, loops in kernels.items():
-        # row_vectors of one_pixel.h, then half as many, and so on.
+        # row_vectors of tile_one_pixel.h, then half as many, and so on.
         widest = vectors = 12 // rows if isa == "avx2" else 16 if rows == 1 else 24 // rows
         while vectors:
             name = f"rows times factors {storage} {rows} x {vectors} vectors, {isa}"

@@ -13,7 +13,7 @@ struct Executor {
 };
 
 #if defined(CONV2D_WATCHED_RUNS)
-// A test's: hears of every run of a driver, which `body` tells.
+// Defined by a test, to see every run of a driver: `body` is the driver's.
 void watch_run(int64_t items, void (*body)(void*, int64_t));
 #endif
 

@@ -1,7 +1,6 @@
-// What may be taken at a time: the limits of tiles, blocks, runs and scratch, and the thresholds between drivers that
-// give the same bits. None of them changes a bit of any result, so a test may shrink them: compiled with
-// CONV2D_ADJUSTABLE_LIMITS they are variables, else constants. Limits that the order of summation depends on stay where
-// it is fixed (plan/summation_order.h and .cpp).
+// The limits of tiles, blocks, runs and scratch, and the thresholds between drivers that give the same bits. None of
+// them changes a bit of any result, so a test may shrink them: compiled with CONV2D_ADJUSTABLE_LIMITS they are
+// variables, else constants. Limits that fix the order of summation are in plan/summation_order.{h,cpp}.
 //
 // All values are at least 1.
 #pragma once
@@ -33,8 +32,8 @@ CONV2D_LIMIT kPanelBytes = 1536;
 // segment's, from this many pixels on, costs less: 1 to 10 % are gained on maps of 28 to 65 with 512 channels and more.
 CONV2D_LIMIT kFarRowsBytes = 2048;
 CONV2D_LIMIT kLeastPixelsToCopyRows = 192;
-// Result channels for whose sake misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels, 10 %
-// from 256 on (AVX2, Zen 3).
+// From this many result channels on, misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels and
+// 10 % from 256 on (AVX2, Zen 3).
 CONV2D_LIMIT kLeastChannelsToAlign = 64;
 // Patch and C tile together stay below a usual L2.
 CONV2D_LIMIT kPatchBytes = 300 * 1024;
@@ -62,7 +61,7 @@ CONV2D_LIMIT kBlockBytes = 256;
 CONV2D_LIMIT kRowsBytes = 24 * 1024;
 // A tile's patch stays in L2, also where nothing of it is read in place.
 CONV2D_LIMIT kTileBytes = 128 * 1024;
-// Pixels for whose sake a tile's weights are packed.
+// Small images share a tile of about this many pixels, so that packing its weights pays.
 CONV2D_LIMIT kTilePixels = 256;
 // Pairs of columns, and pixels, of a tile with strided phases.
 CONV2D_LIMIT kStridedPairs = 512;

@@ -9,7 +9,7 @@
 namespace conv2d_ext::cpu {
 
 // This thread's scratch memory, at least `bytes` large, on a 64-byte border. It is kept for the thread's life, so that
-// calls of varying shapes don't churn the heap, and is at most limits::kMaxScratchBytes.
+// calls of varying shapes don't allocate, and is at most limits::kMaxScratchBytes.
 void* thread_scratch(int64_t bytes);
 
 // Memory shared by the threads of one call.

@@ -1,11 +1,11 @@
-// The forward of convolutions with one result pixel: the product of a matrix and a few vectors, at small batches bound
-// by reading the weight once. So nothing of it is packed; vectors lie along its rows.
+// The forward of convolutions with one result pixel: the product of a matrix and a few vectors. At small batches it is
+// bound by reading the weight once, so nothing of it is packed; vectors lie along its rows.
 //
 //   output[n, m] = bias[m] + sum over k of weight[m, k] * patch[n, k]      k = (c, i, j)
 //
-// It has an order of summation of its own (DotBlocking, plan/summation_order.h), and so runs here whatever the batch
-// and the strides: float, double and the 16-bit types, which are widened as they are loaded. Complex and integer types
-// go through the GEMM drivers.
+// Its order of summation is its own (DotBlocking, plan/summation_order.h). So it runs here whatever the batch and the
+// strides: float, double and the 16-bit types, which are widened as they are loaded. Complex and integer types go
+// through the GEMM drivers.
 #pragma once
 
 #include "../kernels/dot.h"

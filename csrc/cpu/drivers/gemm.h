@@ -1,9 +1,14 @@
 // The GEMM driver of forward and grad_input (a ConvGemm, plan/conv_gemm.h).
 //
-// A work item is (group, chunk of result channels, tile of pixels). For each block of source channels the item copies
-// the tile's zero-padded patch into scratch; for each panel of result channels it packs the weights of one K segment
-// after the other and lets the micro-kernel run over the tile's pixels. The C tile is kept in scratch, pixel by pixel
-// with NR channels each, until K is exhausted; then the epilogue stores it.
+// A work item is (group, chunk of result channels, tile of pixels):
+//
+//   for each block of source channels          copy the tile's zero-padded patch into scratch
+//     for each panel of result channels
+//       for each K segment of the block        pack its weights; run the micro-kernel over the tile's pixels
+//   store the C tile (panel by panel, where the only block of channels is all of K)
+//
+// The C tile stays in scratch until K is exhausted: pixel by pixel, NR channels each. Sums of one segment are formed in
+// a channels_last result itself.
 //
 // Where groups have few channels, vectors run over groups instead (G): an item then takes a block of `lanes` groups,
 // and a panel NV result channels of each. The bits are the same either way.
@@ -47,9 +52,9 @@ struct ConvCall {
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
         in_place(source_is_patch()) {}
 
-  // One tap, no padding, channels together: the source itself is a patch, where its elements can be read as operands.
-  // But where pixels are so far apart that a segment reads a few lines of each, from ever other pages, many result
-  // channels had better read a dense copy: 3 to 7 % on AVX2.
+  // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
+  // pixels far apart a segment reads a few lines of each, every time from other pages; with many result channels a
+  // dense copy is then 3 to 7 % faster (AVX2).
   bool source_is_patch() const {
     constexpr int64_t kFarApart = 2048, kLeastChannels = 128;
     if (G || gemm.taps() != 1 || order != PatchOrder::kChannelInner || gemm.lone) return false;

@@ -2,12 +2,15 @@
 //
 //   grad_weight[m, (c, i, j)] = sum over output pixels of grad_output[m, pixel] * conj(patch[c, pixel, i, j])
 //
-// The same micro-kernel as the other directions, with the offset tables exchanged: its rows are the weight elements
-// (c, i, j), its K the pixels, its vectors output channels. A work item owns a tile of the weight and walks over all
-// pixels, rectangle by rectangle (PixelBlocking): patch and grad_output panel are packed (but for a patch that is the
-// input itself), the products of each run of pixels are one chain from zero, added to the chunk's sum. Chunk sums are
-// added in order, whether one item makes them one after the other or several items make them at once (`slots`). Where
-// groups have few channels, vectors run over groups (G), as in drivers/gemm.h.
+// The micro-kernel is that of drivers/gemm.h, with the offset tables exchanged: its rows are weight elements (c, i, j),
+// its K runs over pixels, its vectors hold output channels.
+//
+// A work item owns a tile of the weight and walks over all pixels, rectangle by rectangle (PixelBlocking). It packs the
+// patch, unless the input itself can serve as one, and a panel of grad_output. Each run of pixels is one chain from
+// zero, added to the sum of its chunk. Chunk sums are added in order, whether one item forms them one after the other
+// or several items at once (`slots`).
+//
+// Where groups have few channels, vectors run over groups (G), as in drivers/gemm.h.
 #pragma once
 
 #include "../kernels/depthwise_weight.h"

@@ -1,9 +1,9 @@
 // The GEMM driver of grad_input where the phases of a stride run together (join_phases, plan/tile_phases.h).
 //
-// Each phase reads some of a kernel's taps, but all of the weight's cache lines: where there are few pixels, phases one
-// by one (drivers/gemm.h) wait for these lines, phase after phase. Here a work item, a chunk of result channels, packs
-// grad_output once for all phases, and for each panel of result channels all taps of all channels once, phase by phase;
-// the micro-kernel then runs over the pixels of one phase after the other.
+// A phase reads some of a kernel's taps, but all of the weight's cache lines. With few pixels, drivers/gemm.h would
+// wait for these lines once a phase. Here a work item is some images times a chunk of result channels. It packs
+// grad_output once for all phases. For each panel of result channels it packs all taps of all channels once, phase by
+// phase; the micro-kernel then runs over the pixels of one phase after the other.
 //
 //   panel   [phase][channel][tap of the phase][NR]
 //

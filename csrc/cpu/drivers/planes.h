@@ -1,12 +1,11 @@
 // 1x1 convolutions from many planes to few, where reading the source takes the time (plan/candidates.cpp).
 //
-// Panels of pixels (drivers/pixels.h) read a few lines of every plane and then go on to the next few. Planes of a power
-// of two of bytes have those lines in one set of each cache, and far planes in a page each: what is asked for ahead is
-// gone before it is used. So a work item, a run of pixels, goes plane by plane, a few at a time, and keeps its chains
-// of multiply-adds and their sums in scratch, at most a quarter of L2. Nothing of the source is copied.
+// Panels of pixels (drivers/pixels.h) read a few lines of every plane, then the next few. In planes of a power of two
+// of bytes these lines fall into one set of each cache, in far planes into a page each: prefetched lines are evicted
+// before they are used. So here a work item, a run of pixels, takes up to eight planes at a time. Its unfinished chains
+// and their sums lie in scratch, in at most a quarter of L2. Nothing of the source is copied.
 //
-// The sums are the GEMM drivers', chain for chain and bit for bit: a chain that is put aside and taken up again has
-// lost nothing.
+// The sums are those of the GEMM drivers, chain for chain and bit for bit: storing an unfinished chain rounds nothing.
 #pragma once
 
 #include "../kernels/planes.h"

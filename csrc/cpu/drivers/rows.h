@@ -1,5 +1,5 @@
-// The gradients of convolutions with one result pixel: rows of a matrix times factors, at small batches bound by
-// reading or writing the weight once. So nothing of it is packed; vectors lie along its rows.
+// The gradients of convolutions with one result pixel: rows of a matrix times factors. At small batches they are bound
+// by reading or writing the weight once, so nothing of it is packed; vectors lie along its rows.
 //
 //   grad_input   result[n, k] = sum over m of grad_output[n, m] * weight[m, k]      k = (c, i, j)
 //   grad_weight  result[m, k] = sum over n of grad_output[n, m] * input[n, k]

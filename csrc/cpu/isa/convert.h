@@ -1,4 +1,4 @@
-// Between storage and compute types: numbers and vectors widened and rounded; conjugation, addition; runs of numbers.
+// Storage types to compute types and back, for numbers, vectors and runs of numbers; conjugation and addition.
 #pragma once
 
 #include "vec.h"
@@ -100,9 +100,9 @@ CONV2D_INLINE void fill_zero(T* dst, int64_t n) {
   if (n > 0) __builtin_memset(dst, 0, size_t(n) * sizeof(T));
 }
 
-// Whether there are the operations (transpose, unzip, zip) of which drivers, packers and stores beyond the generic ones
-// are made. The portable engine has none: it is there for results, not for speed, and each driver is minutes of
-// compiling. Which of them run changes no bit.
+// Whether Vec<T> has transpose, unzip and zip, which all but the generic drivers, packers and stores need. The portable
+// engine has none: it is there for results, not for speed, and each driver takes minutes to compile. Which of them run
+// changes no bit.
 template <class T>
 constexpr bool kHasTranspose = false;
 #if defined(CONV2D_NATIVE_VEC)

@@ -1,5 +1,5 @@
-// What the AVX-512 engine does otherwise on a CPU with AVX512_BF16: bfloat16 products are taken in pairs. Only these
-// kernels are compiled here; all others are those of engine_avx512.cpp.
+// The AVX-512 engine for a CPU with AVX512_BF16, where drivers/gemm.h takes bfloat16 products in pairs. Only this
+// driver is compiled here; all others are those of engine_avx512.cpp.
 #include "shared_headers.h"
 
 #if defined(__x86_64__)

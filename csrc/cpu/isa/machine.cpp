@@ -1,4 +1,4 @@
-// What the machine has, and which engine takes what.
+// Which instruction sets the machine has, and which engine runs a dtype or task.
 #include "engine.h"
 
 #include <cstring>

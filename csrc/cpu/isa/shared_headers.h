@@ -1,5 +1,5 @@
-// Everything that is shared between instruction sets, and the system's headers: to be included before
-// target_begin.h, so that nothing of them is compiled for one instruction set.
+// The system's headers and those of ours that are shared between instruction sets. They are included before
+// target_begin.h, so that nothing in them is compiled for one instruction set.
 #pragma once
 
 #include <cstddef>

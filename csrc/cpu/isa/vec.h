@@ -1,8 +1,8 @@
-// The vectors of the instruction set that is being compiled for. Every header below isa/, kernels/, pack/ and drivers/
-// includes this one; engine_<isa>.cpp says which set it is, and a header compiled by itself has the portable one.
+// The vectors of the instruction set that is being compiled for. engine_<isa>.cpp says which it is; a header compiled
+// by itself has the portable one. isa/convert.h, kernels/, pack/ and drivers/ are all built on this header.
 //
-// All that these headers define lives in the namespace CONV2D_ISA, so that the linker can't pick an inline function or
-// template compiled for a newer instruction set for code that must run without it.
+// What they define lives in the namespace CONV2D_ISA. Else the linker could pick an inline function or template that is
+// compiled for a newer instruction set for code that must run without it.
 #pragma once
 
 #include "shared_headers.h"

@@ -4,9 +4,8 @@
 //   kMaxVectors                   vectors in the widest panel a micro-kernel takes
 //   zero load store broadcast     load and store take any alignment
 //   add, fma(a, b, c) = a * b + c rounded once where the instruction set has a fused multiply-add
-//   multiply_into(c, a, b)        c = fma(a, b, c) in one instruction that the compiler can't rearrange (AVX2's float
-//   and
-//                                 double)
+//   multiply_into(c, a, b)        c = fma(a, b, c) in one instruction that the compiler can't rearrange (AVX2's
+//                                 float and double)
 //   load_partial, store_partial   the first n lanes, 0 <= n <= kLanes; nothing else is touched
 //   transpose                     of kLanes vectors, in registers (float and double)
 //   unzip, zip                    the elements of two vectors in a row, those of even and of odd number; the inverse

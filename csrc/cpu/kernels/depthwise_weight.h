@@ -2,8 +2,8 @@
 //
 //   C[i][j][lane]  =  (C if accumulate) + sum over pixels k of A[k][lane] * B[k_offset[k] + i * tap_row + j * tap_col]
 //
-// gemm_ukernel's sums in its order (chains of pixels, each from zero), with a row or more of taps as the rows: their
-// addresses follow from one table entry, and TI * TJ chains keep the FMA units busy.
+// The sums and their order are gemm_ukernel's (chains of pixels, each from zero). Its rows are one or more rows of
+// taps: their addresses follow from one table entry, and TI * TJ chains keep the FMA units busy.
 #pragma once
 
 #include "gemm.h"

@@ -12,11 +12,10 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 // for 0 <= r < MR, 0 <= x < pixels, by fused multiply-adds, ascending. At a chain's end it is added to sums[r][x], or
 // becomes it where nothing was summed before.
 //
-// The same pixels of the planes `next` elements further are asked for meanwhile, next_pixels of them.
+// It prefetches the same pixels of the planes `next` elements further, next_pixels of them.
 //
-// Registers: MR * NU accumulators, NU vectors of a plane; weights are broadcast from L1. Bound: the way of the planes
-// from L3 or memory, beside which a vector that a compiler puts aside is no matter (tests/test_machine_code.py leaves
-// this family out).
+// Registers: MR * NU accumulators, NU vectors of a plane; weights are broadcast from L1. Bound: reading the planes from
+// L3 or memory. A spilled vector costs nothing beside that, so tests/test_machine_code.py leaves this family out.
 template <class S, class T>
 struct PlaneOperands {
   int64_t pixels;

@@ -1,7 +1,7 @@
 // Groups of 2, 4, 8 or 16 channels, channels innermost: [group][channel] <-> a vector of groups for each channel.
 //
-// Where vectors run over groups, a channels_last tensor holds a pixel's operands in the wrong order, but all of them
-// side by side: `channels` vectors are loaded or stored whole, and reordered in registers between.
+// Where vectors run over groups, a channels_last tensor holds a pixel's operands side by side, but in the wrong order.
+// So `channels` whole vectors are loaded or stored, and reordered in registers.
 #pragma once
 
 #include "../isa/convert.h"

@@ -1,4 +1,4 @@
-// Strided memory as rows of vectors, and pixels whose channels lie together as planes.
+// Transpositions while packing: strided memory to rows of vectors, channels_last pixels to planes.
 #pragma once
 
 #include "../isa/convert.h"

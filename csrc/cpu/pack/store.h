@@ -45,7 +45,7 @@ void add_chunk(T* total, T* lost, const T* chunk, int64_t n, bool first) {
   }
 }
 
-// sum[i] = total[i] + lost[i]. Infinities lose NaN, which is none of theirs.
+// sum[i] = total[i] + lost[i]. What an infinite total lost is NaN, and is left out.
 template <class T>
 void finish_chunks(T* sum, const T* total, const T* lost, int64_t n) {
   using R = typename RealOf<T>::type;

@@ -1,8 +1,8 @@
 // Which driver takes what.
 //
-// A call is a sequence of tasks (for_each_task). Each is given to the first candidate of an ordered list that accepts
-// it; the others say why not, and explain prints it. Which driver runs changes no bit, but for kDot and kPairs, whose
-// sums have an order of their own (summation_order.h).
+// A call becomes a sequence of tasks (for_each_task). A candidate is a driver that could run a task. Candidates are
+// asked in a fixed order; the first that accepts takes the task, the others say why not, for explain to print. The
+// choice changes no bit, except for kDot and kPairs, whose sums have an order of their own (summation_order.h).
 #pragma once
 
 #include "../../conv2d_problem.h"
@@ -43,7 +43,8 @@ struct Call {
   int64_t bias_stride = 0;
 };
 
-// Gives steps that are never taken harmless values: else their products would overflow. Once, before a call is planned.
+// Replaces strides that no element uses, whose products could overflow, by harmless ones. To be called once, before a
+// call is planned.
 void normalize(Call& call);
 
 // What planning knows of an instruction set, for one dtype.

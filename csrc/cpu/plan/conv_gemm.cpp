@@ -137,8 +137,6 @@ ConvGemm forward_gemm(const Conv2dProblem& p, ConstTensorView input, ConstTensor
 
 namespace {
 
-// How many (position, tap) pairs of an axis meet a coordinate of a size. Where no two taps meet at the same one, this
-// is the number of coordinates that are met.
 // The GEMM without products that writes zeros to all of grad_input.
 ConvGemm zero_gemm(const Conv2dProblem& p, const ConvGemm& any, const int64_t* gi) {
   ConvGemm zeros = any;
@@ -150,9 +148,9 @@ ConvGemm zero_gemm(const Conv2dProblem& p, const ConvGemm& any, const int64_t* g
   return zeros;
 }
 
-// The GEMMs of grad_input for one output pixel. A tap meets one input position, so no tap but that is summed over: each
-// is a 1 x 1 convolution of its own. Taps and channels that lie alike in weight and result are taken as channels of
-// one.
+// The GEMMs of grad_input for one output pixel. A tap meets one input position, where no other tap is summed: each tap
+// is a 1 x 1 convolution of its own. Taps and channels with the same order in weight and result become channels of one
+// GEMM.
 void visit_one_pixel_gemms(const Conv2dProblem& p, ConvGemm g, const int64_t* w, const int64_t* gi,
                            const GemmVisitor& visit) {
   const MetTaps h = met_taps(p.rows(), p.kernel_h, p.in_h), v = met_taps(p.cols(), p.kernel_w, p.in_w);

@@ -110,7 +110,7 @@ struct GemmVisitor {
 };
 
 // The forward in bands of output pixels that meet the same taps, from the GEMM of all. Taps that lie in the padding are
-// left out; what they would change is padding_products.h's affair.
+// left out; padding_products.h sets the NaNs that they would make.
 void visit_forward_gemms(const Conv2dProblem& problem, const ConvGemm& whole, const GemmVisitor& visit);
 
 // Whether bands pay: where taps lie in the padding at many positions, as with large dilations.

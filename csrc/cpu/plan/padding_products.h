@@ -1,7 +1,7 @@
-// The products of weights with padding, for a forward that leaves taps in the padding out (visit_forward_gemms).
+// The products of weights with padding, for a forward in bands (visit_forward_gemms), which leaves these products out.
 //
-// Such a product is a zero, which changes no sum, unless the weight is infinite or NaN: then it is NaN, and so is every
-// output whose sum it belongs to. Weights like these are rare; looking for them takes one reading of the weight.
+// Weight times padding is zero and changes no sum, unless the weight is infinite or NaN. Then the product is NaN, and
+// so is every output that sums it. Such weights are rare; the search for them reads the weight once.
 #pragma once
 
 #include "../../conv2d_problem.h"

@@ -1,8 +1,11 @@
-// The order of summation: every rule that fixes bits, and nothing else.
+// The order of summation: the rules that fix bits.
 //
-// The rules read ImageGemm (the geometry of one image and the weight's shape), the dtype and the vectors of the
-// instruction set; those of grad_weight also the batch, which it sums over. They know no strides, no threads and no
-// place in the batch, so that no rule can follow them. Drivers take what the rules return, and decide nothing.
+// A rule reads ImageGemm (the geometry of one image and the weight's shape), the dtype and the instruction set's
+// vectors; a rule of grad_weight also the batch, which it sums over. No rule is told strides, threads or a place in the
+// batch, so none can depend on them. Drivers take what the rules return and decide nothing.
+//
+// Two rules are elsewhere: which GEMMs an input gradient has (visit_grad_input_gemms, plan/conv_gemm.h), and
+// grad_bias's order (drivers/grad_bias.h).
 #pragma once
 
 #include <cstdint>

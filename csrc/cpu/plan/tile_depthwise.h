@@ -1,5 +1,5 @@
-// Depthwise problems whose channels are innermost in source and destination: which ones they are, and their tiles.
-// The driver is drivers/depthwise.h.
+// Depthwise problems: tiles and scratch of drivers/depthwise.h (channels innermost in source and destination) and of
+// drivers/strided.h (planes, stride 2). plan/candidates.cpp says which problems they take.
 #pragma once
 
 #include "../base/scratch.h"

@@ -1,5 +1,5 @@
-// The tiles of the drivers, and their scratch memory. They may read anything, threads and layout too, since no tile
-// border changes a bit.
+// Tiles and scratch layout of the GEMM drivers (drivers/gemm.h, drivers/grad_weight.h). No tile border changes a bit,
+// so tilings may read anything, threads and memory layout too.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// Convolutions with one result pixel: which of them run apart from the GEMM drivers, and how they are cut.
-//
+// Convolutions with one result pixel: tiles and scratch of drivers/dot.h (forward) and drivers/rows.h (gradients).
 #pragma once
 
 #include <cstdint>

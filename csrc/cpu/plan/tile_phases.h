@@ -1,4 +1,4 @@
-// Gradients of the input of strided convolutions whose phases run together: which ones, and how they are cut.
+// Input gradients whose phases run together (drivers/phases.h): which ones, their tiles and scratch.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct JoinedPhases {
   }
 };
 
-// The phases of grad_input, where they had better run together since there are so few pixels that the time goes into
-// packing weights; else why not. Strides as for visit_grad_input_gemms. What it decides changes no bit.
+// Joins the phases of grad_input where there are so few pixels that packing weights takes the time, and returns
+// nullptr; else why not. Strides as for visit_grad_input_gemms. The choice changes no bit.
 const char* join_phases(const Conv2dProblem& problem, const VectorShape& vector, const int64_t* grad_output,
                         const int64_t* weight, const int64_t* grad_input, JoinedPhases& phases);
 

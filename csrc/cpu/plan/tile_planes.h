@@ -1,4 +1,4 @@
-// 1x1 convolutions from many planes to few: which of them run apart from the GEMM drivers, and how they are cut.
+// 1x1 convolutions from many planes to few (drivers/planes.h): tiles and scratch. plan/candidates.cpp says which.
 #pragma once
 
 #include <cstdint>
