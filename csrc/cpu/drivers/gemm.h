@@ -7,8 +7,8 @@
 //       for each K segment of the block        pack its weights; run the micro-kernel over the tile's pixels
 //   store the C tile (panel by panel, where the only block of channels is all of K)
 //
-// The C tile stays in scratch until K is exhausted: pixel by pixel, NR channels each. Sums of one segment are formed in
-// a channels_last result itself.
+// The C tile stays in scratch until K is exhausted: pixel by pixel, NR channels each. Where K
+// is one segment and the result channels_last, the micro-kernel sums in the result itself.
 //
 // Where groups have few channels, vectors run over groups instead (G): an item then takes a block of `lanes` groups,
 // and a panel NV result channels of each. The bits are the same either way.
