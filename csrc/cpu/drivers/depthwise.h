@@ -69,6 +69,8 @@ struct DepthwiseCall {
     int64_t area() const { return rows * cols; }
   };
 
+  int64_t items() const { return tiling.items(); }
+
   static void run(void* context, int64_t item) { static_cast<const DepthwiseCall*>(context)->work(item); }
 
   void work(int64_t item) const {

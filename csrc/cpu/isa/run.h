@@ -74,61 +74,59 @@ auto with_storage(DType dtype, const Call& call) {
   __builtin_unreachable();
 }
 
-template <class Call>
-void run_all(Call&& call, int64_t items, const Executor& executor) {
-  using Driver = std::remove_reference_t<Call>;
-  run_items(executor, items, &call, &Driver::run);
+template <class Driver>
+void run_all(Driver&& call, const Executor& executor) {
+  run_items(executor, call.items(), &call, &std::remove_reference_t<Driver>::run);
 }
 
 template <class S>
 void run_task_of(const Task& task, const Executor& executor) {
   using T = ComputeType<S>;
   const int threads = executor.num_threads;
-  // Planning gives the portable engine, and other types, none of these (VectorShape::interleaves).
-  if constexpr (kHasTranspose<T>) {
-    switch (task.driver) {
-      case Driver::kRows:
-        return run_rows<S>(*task.rows, executor);
-      case Driver::kStrided:
-        return run_strided<S>(task.call->problem, task.call->a, task.call->b, task.call->result, executor);
-      case Driver::kPhases: {
-        PhasesCall<S, T> call(*task.phases, threads);
-        return run_all(call, call.items(), executor);
-      }
-      case Driver::kDepthwise: {
-        DepthwiseCall<S, T> call(*task.gemm, threads);
-        return run_all(call, call.tiling.items(), executor);
-      }
-      case Driver::kPlanes: {
-        FewPlanesCall<S, T> call(*task.gemm, threads);
-        return run_all(call, call.items(), executor);
-      }
-      case Driver::kPixels: {
-        PixelCall<S, T> call(*task.gemm, threads);
-        return run_all(call, call.items(), executor);
-      }
-      case Driver::kWeightDepthwise:
-        return run_grad_weight<S, T, WeightLanes::kInnerGroups>(*task.call, executor);
-      default:
-        break;
-    }
-  }
-  if constexpr (kIsFloating<S>) {
-    if (task.driver == Driver::kDot) return run_dot<S>(*task.gemm, executor);
-  }
+  // Drivers that the portable engine, and other types, lack: planning gives them none (VectorShape::interleaves).
+  constexpr bool kNative = kHasTranspose<T>;
   switch (task.driver) {
-    case Driver::kGroups: {
-      ConvCall<S, T, true> call(*task.gemm, threads);
-      return run_all(call, call.items(), executor);
-    }
-    case Driver::kGemm: {
-      ConvCall<S, T, false> call(*task.gemm, threads);
-      return run_all(call, call.items(), executor);
-    }
+    case Driver::kDot:
+      if constexpr (kIsFloating<S>) run_dot<S>(*task.gemm, executor);
+      return;
+    case Driver::kRows:
+      if constexpr (kNative) run_rows<S>(*task.rows, executor);
+      return;
+    case Driver::kStrided:
+      if constexpr (kNative) {
+        run_strided<S>(task.call->problem, task.call->a, task.call->b, task.call->result, executor);
+      }
+      return;
+    case Driver::kPhases:
+      if constexpr (kNative) run_all(PhasesCall<S, T>(*task.phases, threads), executor);
+      return;
+    case Driver::kDepthwise:
+      if constexpr (kNative) run_all(DepthwiseCall<S, T>(*task.gemm, threads), executor);
+      return;
+    case Driver::kPlanes:
+      if constexpr (kNative) run_all(FewPlanesCall<S, T>(*task.gemm, threads), executor);
+      return;
+    case Driver::kPixels:
+      if constexpr (kNative) run_all(PixelCall<S, T>(*task.gemm, threads), executor);
+      return;
+    case Driver::kGroups:
+      run_all(ConvCall<S, T, true>(*task.gemm, threads), executor);
+      return;
+    case Driver::kGemm:
+      run_all(ConvCall<S, T, false>(*task.gemm, threads), executor);
+      return;
+    case Driver::kWeightDepthwise:
+      if constexpr (kNative) run_grad_weight<S, T, WeightLanes::kInnerGroups>(*task.call, executor);
+      return;
     case Driver::kWeightGroups:
-      return run_grad_weight<S, T, WeightLanes::kGroups>(*task.call, executor);
-    default:
-      return run_grad_weight<S, T, WeightLanes::kChannels>(*task.call, executor);
+      run_grad_weight<S, T, WeightLanes::kGroups>(*task.call, executor);
+      return;
+    case Driver::kWeightGemm:
+      run_grad_weight<S, T, WeightLanes::kChannels>(*task.call, executor);
+      return;
+    case Driver::kPairs:    // Engine::pairs runs it
+    case Driver::kPadding:  // no instruction set's
+      return;
   }
 }
 

@@ -284,13 +284,7 @@ void visit_grad_input_gemms(const Conv2dProblem& p, const int64_t* go, const int
     return;
   }
 
-  // Patch layers. With fewer taps in a row, planes written with gaps cost less than pieces of rows so short. The choice
-  // reads the geometry alone: phases multiply infinite weights by the zeros beyond grad_output's border, and the one
-  // GEMM has no such products.
-  constexpr int64_t kLeastTapsOfRow = 4;
-  const bool taps_are_apart = grad_input_tap_step(p.stride_h, p.dilation_h) >= p.kernel_h &&
-                              grad_input_tap_step(p.stride_w, p.dilation_w) >= p.kernel_w;
-  if (taps_are_apart && p.kernel_w >= kLeastTapsOfRow) {
+  if (is_patch_layer({p.kernel_h, p.kernel_w, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w})) {
     if (count_met(p.rows(), p.kernel_h, p.out_h, p.in_h) < p.in_h ||
         count_met(p.cols(), p.kernel_w, p.out_w, p.in_w) < p.in_w) {
       fill_zero();

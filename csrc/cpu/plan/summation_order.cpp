@@ -102,6 +102,13 @@ bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector) {
          !over_groups;
 }
 
+bool is_patch_layer(const KernelSteps& k) {
+  // With fewer taps in a row, planes written with gaps cost less than pieces of rows so short.
+  constexpr int64_t kLeastTapsOfRow = 4;
+  return k.kernel_w >= kLeastTapsOfRow && grad_input_tap_step(k.stride_h, k.dilation_h) >= k.kernel_h &&
+         grad_input_tap_step(k.stride_w, k.dilation_w) >= k.kernel_w;
+}
+
 bool sums_as_dots(const ImageGemm& gemm, DType dtype) {
   const int64_t products = gemm.channels * gemm.taps();
   return gemm.rows == 1 && gemm.cols == 1 && is_floating(dtype) && products >= kDotProducts &&

@@ -3,9 +3,7 @@
 // A rule reads ImageGemm (the geometry of one image and the weight's shape), the dtype and the instruction set's
 // vectors; a rule of grad_weight also the batch, which it sums over. No rule is told strides, threads or a place in the
 // batch, so none can depend on them. Drivers take what the rules return and decide nothing.
-//
-// Two rules are elsewhere: which GEMMs an input gradient has (visit_grad_input_gemms, plan/conv_gemm.h), and
-// grad_bias's order (drivers/grad_bias.h).
+// grad_bias, which is no GEMM, has its order in drivers/grad_bias.h.
 #pragma once
 
 #include <cstdint>
@@ -122,6 +120,14 @@ struct DotBlocking {
   int64_t products, steps, chain;
 };
 DotBlocking block_dot(const ImageGemm& gemm, int64_t width, const ChainLimits& limits);
+
+// Whether the input gradient is one GEMM with a result channel for every (channel, tap), as in patch layers, whose taps
+// meet nowhere; else it has a GEMM for each phase of the stride. Phases multiply infinite weights by the zeros beyond
+// grad_output's border, and the one GEMM has no such products.
+struct KernelSteps {
+  int64_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
+};
+bool is_patch_layer(const KernelSteps& kernel);
 
 // One axis of a GEMM whose taps may lie outside the source, which has `size` coordinates.
 struct GatheredAxis {
