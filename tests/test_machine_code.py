@@ -44,7 +44,7 @@ _DOT = re.compile(
 )
 _ROWS = re.compile(
     r"cpu::(?P<isa>\w+)::row_(?:chain|ukernel)"
-    r"<(?P<storage>[\w:]+), \w+, (?P<rows>\d+), \d+(?:, false)?>\("
+    r"<(?P<storage>[\w:]+), \w+, (?P<rows>\d+)(?:, \d+, false)?>\("
 )
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:[#<].*)?$")
 # A dot product of pairs does two of them for each element.
