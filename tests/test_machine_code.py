@@ -43,8 +43,8 @@ _DOT = re.compile(
     r"cpu::(?P<isa>\w+)::dot_ukernel<(?P<storage>[\w:]+), \w+, (?P<rows>\d+), (?P<columns>\d+)>\("
 )
 _ROWS = re.compile(
-    r"cpu::(?P<isa>\w+)::row_(?:chain|ukernel)"
-    r"<(?P<storage>[\w:]+), \w+, (?P<rows>\d+)(?:, \d+, false)?>\("
+    r"cpu::(?P<isa>\w+)::(?:row_chain|widest_row_ukernel)"
+    r"<(?P<storage>[\w:]+), \w+, (?P<rows>\d+)(?:, \d+)?>\("
 )
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:[#<].*)?$")
 # A dot product of pairs does two of them for each element.

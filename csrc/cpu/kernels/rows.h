@@ -29,7 +29,7 @@ struct RowOperands {
 };
 
 template <class S, class T, int MR, int NV, bool kPartial>
-void row_ukernel(const RowOperands<S, T>& operands, int lanes) {
+CONV2D_INLINE void row_ukernel(const RowOperands<S, T>& operands, int lanes) {
   using V = Vec<T>;
   using reg = typename V::reg;
   constexpr int L = V::kLanes;
@@ -93,25 +93,37 @@ void row_ukernel(const RowOperands<S, T>& operands, int lanes) {
   }
 }
 
-// A chain of any number of lanes: NV vectors at a time, then half as many, and the lanes left over.
+// The widest panel, a function of its own: inlined beside the others its accumulators spill.
 template <class S, class T, int MR, int NV>
+__attribute__((noinline)) void widest_row_ukernel(const RowOperands<S, T>& operands) {
+  row_ukernel<S, T, MR, NV, false>(operands, Vec<T>::kLanes);
+}
+
+// A chain of any number of lanes: NV vectors at a time, then half as many, and the lanes left over.
+template <class S, class T, int MR, int NV, bool kWidest>
 CONV2D_INLINE void row_panels(RowOperands<S, T> operands, int64_t lanes) {
   constexpr int L = Vec<T>::kLanes;
   for (; lanes >= NV * L; lanes -= NV * L) {
-    row_ukernel<S, T, MR, NV, false>(operands, L);
+    if constexpr (kWidest) {
+      // A copy, since what is passed by address lives in memory from then on.
+      const RowOperands<S, T> now = operands;
+      widest_row_ukernel<S, T, MR, NV>(now);
+    } else {
+      row_ukernel<S, T, MR, NV, false>(operands, L);
+    }
     operands.rows += NV * L;
     operands.sums += NV * L;
     operands.result += NV * L;
   }
   if constexpr (NV > 1) {
-    row_panels<S, T, MR, NV / 2>(operands, lanes);
+    row_panels<S, T, MR, NV / 2, false>(operands, lanes);
   } else if (lanes > 0) {
     row_ukernel<S, T, MR, 1, true>(operands, int(lanes));
   }
 }
 template <class S, class T, int MR>
 void row_chain(const RowOperands<S, T>& operands, int64_t lanes) {
-  row_panels<S, T, MR, int(row_vectors(Vec<T>::kLanes * int64_t(sizeof(T)), MR))>(operands, lanes);
+  row_panels<S, T, MR, int(row_vectors(Vec<T>::kLanes * int64_t(sizeof(T)), MR)), true>(operands, lanes);
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
