@@ -271,7 +271,7 @@ Explanation explain_task(const Task& task, const IsaShape& isa, int threads) {
   if (call.direction == Direction::kGradWeight) {
     const Conv2dProblem& p = call.problem;
     set_weight_sums(e, p, block_pixels(p.batch, p.out_h, p.out_w, kernels.vector.limits));
-  } else if (task.gemm != nullptr) {
+  } else if (task.driver != Driver::kStrided && task.driver != Driver::kPhases) {
     set_gemm(e, *task.gemm, kernels.vector);
     set_tile(e, 1, 1, 1);
   }
