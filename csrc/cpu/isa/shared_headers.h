@@ -10,7 +10,9 @@
 #if defined(__x86_64__)
 // GCC 12 warns of variables in its own header that are meant to be undefined.
 #pragma GCC diagnostic push
+#if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 #endif
