@@ -1,0 +1,138 @@
+// kernels/depthwise.h and kernels/strided.h.
+#pragma once
+
+#include "../../../csrc/cpu/kernels/depthwise.h"
+#include "../../../csrc/cpu/kernels/strided.h"
+#include "arithmetic.h"
+
+namespace parts {
+
+template <class T>
+void check_depthwise() {
+  begin_part(std::string("depthwise_ukernel ") + kNameOf<T>);
+  constexpr int L = Vec<T>::kLanes;
+  Random random(20);
+  for (const int64_t taps_w : {1, 2, 3, 4, 5, 6, 7}) {
+    for (const int64_t step : {1, 2}) {
+      if (!has_depthwise_ukernel(taps_w, step)) continue;
+      const DepthwiseUkernels<T>& ukernels = depthwise_ukernels<T>(taps_w, step);
+      for (const int64_t width : {7, 4, 1}) {
+        const DepthwiseUkernel<T> ukernel = width == 7 ? ukernels.by_seven : width == 4 ? ukernels.by_four : ukernels.one;
+        for (int64_t taps_h = 1; taps_h <= 4; ++taps_h) {
+          const int64_t blocks = random.between(1, 3), vectors = random.between(1, 3);
+          // The last vector overlaps the one before it where groups are no whole vectors.
+          const int64_t last_lane = (vectors - 1) * L - (vectors > 1 ? random.between(0, L - 1) : 0);
+          const int64_t groups = last_lane + L;
+          // Where taps run against the positions, the pixels do, too: columns descend.
+          const int64_t tap_col = (random.once_in(3) ? -1 : 1) * (groups + random.between(0, 2));
+          const int64_t position = step * tap_col;
+          const int64_t pixels = width * blocks, columns = (pixels - 1) * step + taps_w;
+          const int64_t tap_row = (random.once_in(3) ? -1 : 1) * columns * (groups + 3);
+          const int64_t dst_step = (random.once_in(3) ? -1 : 1) * (groups + random.between(0, 3));
+          describe("%dx%ds%d, %d rows of taps %d apart, columns %d apart, %d groups, %d blocks", int(width),
+                   int(taps_w), int(step), int(taps_h), int(tap_row), int(tap_col), int(groups), int(blocks));
+          const Dimension from[] = {{taps_h, tap_row}, {columns, tap_col}, {groups, 1}};
+          const Dimension to[] = {{pixels, dst_step}, {groups, 1}};
+          int64_t before = 0, elements = 0, dst_before = 0, dst_elements = 0;
+          span_of(from, before, elements);
+          span_of(to, dst_before, dst_elements);
+          Buffer<T> source(elements), weights(vectors * taps_h * taps_w * L), start(vectors * L), bias(vectors * L);
+          Result<T> dst(dst_elements);
+          fill(source, random);
+          for (int64_t v = 0; v < vectors; ++v) {
+            const int64_t lane = v + 1 < vectors ? v * L : last_lane;
+            for (int64_t i = 0; i < L; ++i) {
+              // A group that two vectors hold has the same operands in both.
+              Random of_group(uint64_t(1000 + lane + i));
+              start[v * L + i] = any_value<T>(of_group);
+              bias[v * L + i] = any_value<T>(of_group);
+              for (int64_t t = 0; t < taps_h * taps_w; ++t) {
+                weights[(v * taps_h * taps_w + t) * L + i] = any_value<T>(of_group);
+              }
+            }
+          }
+          ukernel({source.data() + before, position, tap_row, tap_col, taps_h, weights.data(), start.data(),
+                   bias.data(), vectors, last_lane, dst.data() + dst_before, dst_step, blocks});
+          for (int64_t q = 0; q < pixels; ++q) {
+            for (int64_t v = 0; v < vectors; ++v) {
+              const int64_t lane = v + 1 < vectors ? v * L : last_lane;
+              for (int64_t l = 0; l < L; ++l) {
+                T sum = start[v * L + l];
+                for (int64_t i = 0; i < taps_h; ++i) {
+                  for (int64_t j = 0; j < taps_w; ++j) {
+                    sum = multiply_add(weights[((v * taps_h + i) * taps_w + j) * L + l],
+                                       source[before + q * position + i * tap_row + j * tap_col + lane + l], sum);
+                  }
+                }
+                dst.expected[size_t(dst_before + q * dst_step + lane + l)] = add(sum, bias[v * L + l]);
+              }
+            }
+          }
+          dst.compare();
+        }
+      }
+    }
+  }
+}
+
+template <class S>
+void check_strided() {
+  using T = ComputeType<S>;
+  begin_part(std::string("strided_ukernel ") + kNameOf<S>);
+  constexpr int L = Vec<T>::kLanes;
+  Random random(21);
+  for (int64_t vectors = 1; vectors <= kStridedVectors; ++vectors) {
+    for (const bool several : {true, false}) {
+      const int64_t rows = several ? strided_rows(vectors) : 1;
+      // Planning takes no vector more than the columns need; of an inner panel all are stored.
+      for (int64_t columns = 2 * (vectors - 1) * L + 1; columns <= 2 * vectors * L + 2; ++columns) {
+        const int64_t taps_h = random.between(0, 3), even_taps = random.between(0, 3), odd_taps = random.between(0, 3);
+        const int64_t stored = min64(columns, 2 * vectors * L), dst_row = stored + random.between(0, 3);
+        // Taps of a phase descend along grad_output.
+        const int64_t tap_col = -random.between(1, 2), position_row = vectors * L + 12, tap_row = -position_row;
+        const int64_t odd = random.between(-1, 1);
+        describe("%dx%d, %d columns, %d rows of %d and %d taps", int(rows), int(vectors), int(columns), int(taps_h),
+                 int(even_taps), int(odd_taps));
+        const int64_t before = 3 * position_row + 8;
+        Buffer<T> source(before + rows * position_row), weights(taps_h * (even_taps + odd_taps));
+        Result<S> dst((rows - 1) * dst_row + stored);
+        fill(source, random);
+        fill(weights, random);
+        StridedOperands<S, T> o{};
+        o.source = source.data() + before;
+        o.odd = odd;
+        o.position_row = position_row;
+        o.tap_row = tap_row;
+        o.tap_col = tap_col;
+        o.taps_h = taps_h;
+        o.even_taps = even_taps;
+        o.odd_taps = odd_taps;
+        o.weights = weights.data();
+        o.dst = dst.data();
+        o.dst_row = dst_row;
+        o.columns = columns;
+        const StridedUkernels<S, T>& ukernels = strided_ukernels<S, T>(vectors);
+        (several ? ukernels.several : ukernels.one)(o);
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t x = 0; x < stored; ++x) {
+            const bool is_odd = x % 2 == 1;
+            T sum{};
+            for (int64_t i = 0; i < taps_h; ++i) {
+              for (int64_t j = 0; j < (is_odd ? odd_taps : even_taps); ++j) {
+                const T w = weights[i * (even_taps + odd_taps) + (is_odd ? even_taps : 0) + j];
+                sum = multiply_add(w,
+                                   source[before + (is_odd ? odd : 0) + r * position_row + i * tap_row + j * tap_col +
+                                          x / 2],
+                                   sum);
+              }
+            }
+            dst.expected[size_t(r * dst_row + x)] = narrowed<S>(add(sum, T{}));
+          }
+        }
+        dst.compare();
+      }
+    }
+  }
+}
+
+}  // namespace parts

@@ -1,0 +1,240 @@
+// kernels/gemm.h, kernels/pixels.h and kernels/depthwise_weight.h.
+#pragma once
+
+#include <algorithm>
+
+#include "../../../csrc/cpu/kernels/depthwise_weight.h"
+#include "../../../csrc/cpu/kernels/gemm.h"
+#include "../../../csrc/cpu/kernels/pixels.h"
+#include "arithmetic.h"
+
+namespace parts {
+
+// One element's sum in chains: product(k, sum) gives the sum with product k. The order that all three headers name.
+template <class T, class Product>
+T chained_sum(int64_t depth, int64_t chain, T start, bool accumulate, T c, const T* bias, Product product) {
+  for (int64_t first = 0; first < depth; first += chain) {
+    T sum = start;
+    for (int64_t k = first; k < depth && k < first + chain; ++k) sum = product(k, sum);
+    c = accumulate || first > 0 ? add(c, sum) : sum;
+  }
+  return bias != nullptr ? add(c, *bias) : c;
+}
+
+// Depths and chains with every rest of a round of four, chains of one product and of more than there are.
+struct Sum {
+  int64_t depth, chain;
+  bool accumulate, has_bias;
+};
+constexpr Sum kSums[] = {{1, 1, false, false}, {1, 64, true, true},  {2, 64, false, true}, {3, 2, true, false},
+                         {4, 4, false, false}, {5, 3, false, true},  {6, 5, true, true},   {7, 8, true, false},
+                         {8, 8, false, true},  {9, 4, false, false}, {10, 7, true, true},  {11, 11, false, false},
+                         {13, 6, true, false}, {16, 5, false, true}, {17, 1, true, true},  {23, 9, false, false}};
+
+template <class T, bool G>
+struct GemmCase {
+  static constexpr int L = Vec<T>::kLanes;
+  const int64_t rows, width;
+  const Sum sum;
+  Buffer<Operand<T>> a, b;
+  Buffer<int64_t> j_offset, k_offset;
+  Buffer<T> start, bias;
+  int64_t a_pitch, c_pitch;
+  Result<T> c;
+
+  GemmCase(int64_t rows_, int64_t vectors, Sum sum_, int64_t a_gap, int64_t c_gap, Random& random)
+      : rows(rows_),
+        width(vectors * L),
+        sum(sum_),
+        a((sum_.depth - 1) * (vectors * L + a_gap) + vectors * L),
+        b(span(rows_, sum_.depth)),
+        j_offset(rows_),
+        k_offset(sum_.depth),
+        start(vectors * L),
+        bias(vectors * L),
+        a_pitch(vectors * L + a_gap),
+        c_pitch(vectors * L + c_gap),
+        c((rows_ - 1) * (vectors * L + c_gap) + vectors * L) {
+    fill(a, random);
+    fill(b, random);
+    fill(bias, random);
+    for (int64_t i = 0; i < width; ++i) start[i] = random.once_in(2) ? any_value<T>(random) : T{};
+    // Both tables ascend and descend; the last row's last product reads the last element there is.
+    for (int64_t j = 0; j < rows; ++j) j_offset[j] = (rows - 1 - j) % 3 == 0 ? 5 * (rows - 1) : 5 * j;
+    for (int64_t k = 0; k < sum.depth; ++k) k_offset[k] = k % 2 ? 3 * k : 3 * (sum.depth - 1);
+    if (sum.accumulate) fill_c(random);
+  }
+  static int64_t span(int64_t rows, int64_t depth) { return 5 * (rows - 1) + 3 * (depth - 1) + (G ? L : 1); }
+  void fill_c(Random& random) {
+    for (int64_t j = 0; j < rows; ++j) {
+      for (int64_t i = 0; i < width; ++i) c.fill(j * c_pitch + i, any_value<T>(random));
+    }
+  }
+  GemmOperands<T> operands() {
+    return {sum.depth,       sum.chain,    a.data(), a_pitch, b.data(),       j_offset.data(),
+            k_offset.data(), start.data(), c.data(), c_pitch, sum.accumulate, sum.has_bias ? bias.data() : nullptr};
+  }
+  void compare() {
+    for (int64_t j = 0; j < rows; ++j) {
+      for (int64_t i = 0; i < width; ++i) {
+        T* const row = c.expected.data() + j * c_pitch;
+        const T last = get(bias.data(), i);
+        put(row, i,
+            chained_sum<T>(sum.depth, sum.chain, get(start.data(), i), sum.accumulate, get(row, i),
+                           sum.has_bias ? &last : nullptr, [&](int64_t k, T so_far) {
+                             const Operand<T>* const at = b.data() + j_offset[j] + k_offset[k];
+                             return multiply_add(get(a.data() + k * a_pitch, i), G ? get(at, i % L) : *at, so_far);
+                           }));
+      }
+    }
+    c.compare();
+  }
+};
+
+template <class T, bool G>
+void check_gemm_ukernels() {
+  begin_part(std::string("gemm_ukernel ") + (kTakesPairs<T> ? kNameOf<BFloat16Pair> : kNameOf<T>)+(G ? ", groups" : ""));
+  Random random(1);
+  for (int64_t vectors = 1; vectors <= Vec<T>::kMaxVectors; ++vectors) {
+    const Ukernels<T> ukernels = ukernels_for<T, G>(vectors);
+    for (int64_t rows = 1; rows <= ukernels.rows; ++rows) {
+      for (const Sum& sum : kSums) {
+        // Only a single vector of groups has a pitch of its own.
+        const int64_t a_gap = G && vectors == 1 && sum.depth % 2 ? 3 : 0;
+        describe("%dx%d, depth %d, chain %d, accumulate %d, bias %d", int(rows), int(vectors), int(sum.depth),
+                 int(sum.chain), sum.accumulate, sum.has_bias);
+        GemmCase<T, G> now(rows, vectors, sum, a_gap, sum.depth % 3 == 0 ? 5 : 0, random);
+        ukernels.by_rows[rows - 1](now.operands());
+        now.compare();
+      }
+    }
+  }
+}
+
+// Any number of rows, and passes over the panel: chains that divide a pass, that don't, and that are longer.
+template <class T, bool G>
+void check_gemm_panel() {
+  begin_part(std::string("gemm_panel ") + (kTakesPairs<T> ? kNameOf<BFloat16Pair> : kNameOf<T>)+(G ? ", groups" : ""));
+  Random random(2);
+  for (int64_t vectors = 1; vectors <= Vec<T>::kMaxVectors; ++vectors) {
+    const int64_t most = 2 * ukernels_for<T, G>(vectors).rows + 3;
+    for (int64_t rows = 1; rows <= most; ++rows) {
+      const Sum sum{random.between(1, 40), random.between(1, 16), random.once_in(2), random.once_in(2)};
+      describe("%d rows, %d vectors, depth %d, chain %d", int(rows), int(vectors), int(sum.depth), int(sum.chain));
+      GemmCase<T, G> now(rows, vectors, sum, 0, 0, random);
+      gemm_panel<G, T>(rows, vectors, now.operands());
+      now.compare();
+    }
+    constexpr Sum kLong[] = {{2 * kPassDepth + 5, 64, false, true},
+                             {kPassDepth + 1, 50, true, true},
+                             {kPassDepth, 32, false, true},
+                             {2 * kPassDepth, kPassDepth + 7, false, true},
+                             {kPassDepth - 1, kPassDepth, false, false}};
+    for (const Sum& sum : kLong) {
+      describe("%d vectors, depth %d, chain %d", int(vectors), int(sum.depth), int(sum.chain));
+      GemmCase<T, G> now(most / 2 + 2, vectors, sum, 0, 1, random);
+      gemm_panel<G, T>(now.rows, vectors, now.operands());
+      now.compare();
+    }
+  }
+}
+
+template <class T>
+void check_pixel_ukernels() {
+  begin_part(std::string("pixel_ukernel ") + kNameOf<T>);
+  constexpr int L = Vec<T>::kLanes;
+  Random random(3);
+  for (int64_t rows = 1; rows <= pixel_rows(vector_shape<T>()); ++rows) {
+    for (int64_t vectors = 1; vectors <= pixel_panel_vectors(rows, vector_shape<T>()); ++vectors) {
+      for (const Sum& sum : kSums) {
+        describe("%dx%d, depth %d, chain %d, accumulate %d, bias %d", int(rows), int(vectors), int(sum.depth),
+                 int(sum.chain), sum.accumulate, sum.has_bias);
+        const int64_t width = vectors * L, w_pitch = sum.depth + sum.depth % 3;
+        const int64_t c_pitch = width + sum.chain % 4;
+        Buffer<T> w((rows - 1) * w_pitch + sum.depth), b(7 * (sum.depth - 1) + width), start(rows), bias(rows);
+        Buffer<int64_t> k_offset(sum.depth);
+        Result<T> c((rows - 1) * c_pitch + width);
+        fill(w, random);
+        fill(b, random);
+        fill(start, random);
+        fill(bias, random);
+        for (int64_t k = 0; k < sum.depth; ++k) k_offset[k] = k % 2 ? 7 * (sum.depth - 1) : 7 * k;
+        for (int64_t j = 0; j < rows && sum.accumulate; ++j) {
+          for (int64_t i = 0; i < width; ++i) c.fill(j * c_pitch + i, any_value<T>(random));
+        }
+        pixel_ukernel_for<T>(rows, vectors)({sum.depth, sum.chain, w.data(), w_pitch, b.data(), k_offset.data(),
+                                             start.data(), sum.has_bias ? bias.data() : nullptr, c.data(), c_pitch,
+                                             sum.accumulate});
+        for (int64_t j = 0; j < rows; ++j) {
+          for (int64_t i = 0; i < width; ++i) {
+            T& element = c.expected[size_t(j * c_pitch + i)];
+            element = chained_sum<T>(
+                sum.depth, sum.chain, start[j], sum.accumulate, element, sum.has_bias ? &bias[j] : nullptr,
+                [&](int64_t k, T so_far) { return multiply_add(w[j * w_pitch + k], b[k_offset[k] + i], so_far); });
+          }
+        }
+        c.compare();
+      }
+    }
+  }
+}
+
+// All taps of a vector of groups, by the micro-kernels for rows of 3, 5 and 7 taps and by the GEMM's for others.
+template <class T>
+void check_depthwise_weight() {
+  begin_part(std::string("depthwise_weight_panel ") + kNameOf<T>);
+  constexpr int L = Vec<T>::kLanes;
+  Random random(4);
+  for (int64_t tap_rows = 1; tap_rows <= 9; ++tap_rows) {
+    for (int64_t tap_cols = 1; tap_cols <= 8; ++tap_cols) {
+      const Sum sum = kSums[random.between(0, 15)];
+      // A row of taps may run backwards.
+      const int64_t tap_col = random.once_in(3) ? -L : L + 1, tap_row = random.once_in(3) ? -9 * L : 9 * L;
+      const int64_t lane = random.between(0, 3), pitch = L + random.between(0, 2);
+      describe("%d x %d taps, %d and %d apart, depth %d, chain %d, accumulate %d", int(tap_rows), int(tap_cols),
+               int(tap_row), int(tap_col), int(sum.depth), int(sum.chain), sum.accumulate);
+      const Dimension dimensions[] = {{tap_rows, tap_row}, {tap_cols, tap_col}, {sum.depth, 3}, {L + lane, 1}};
+      int64_t before = 0, elements = 0;
+      span_of(dimensions, before, elements);
+      Buffer<T> a((sum.depth - 1) * pitch + L), b(elements), zeros(L);
+      Buffer<int64_t> k_offset(sum.depth), element_offsets(tap_rows * tap_cols);
+      Result<T> c(tap_rows * tap_cols * L);
+      fill(a, random);
+      fill(b, random);
+      std::memset(zeros.data(), 0, size_t(L) * sizeof(T));
+      if (sum.accumulate) fill(c, random);
+      // Offsets as drivers/grad_weight.h has them: from anywhere in the patch.
+      const int64_t anywhere = random.between(0, 50);
+      for (int64_t k = 0; k < sum.depth; ++k) k_offset[k] = k % 2 ? 3 * (sum.depth - 1) : 3 * k;
+      for (int64_t e = 0; e < tap_rows * tap_cols; ++e) {
+        element_offsets[e] = anywhere + e / tap_cols * tap_row + e % tap_cols * tap_col;
+      }
+      DepthwiseWeightOperands<T> operands{sum.depth,       sum.chain, nullptr, 0,       b.data() + before,
+                                          k_offset.data(), tap_row,   tap_col, nullptr, sum.accumulate};
+      depthwise_weight_panel<T>(tap_rows, tap_cols, element_offsets.data(), zeros.data(), operands, lane, a.data(),
+                                pitch, c.data());
+      for (int64_t e = 0; e < tap_rows * tap_cols; ++e) {
+        const T* const at = b.data() + before + lane + e / tap_cols * tap_row + e % tap_cols * tap_col;
+        for (int64_t i = 0; i < L; ++i) {
+          T& element = c.expected[size_t(e * L + i)];
+          element = chained_sum<T>(
+              sum.depth, sum.chain, T{}, sum.accumulate, element, nullptr,
+              [&](int64_t k, T so_far) { return multiply_add(a[k * pitch + i], at[k_offset[k] + i], so_far); });
+        }
+      }
+      c.compare();
+    }
+  }
+}
+
+template <class T>
+void check_gemm() {
+  check_gemm_ukernels<T, false>();
+  check_gemm_panel<T, false>();
+  if constexpr (!kTakesPairs<T>) {
+    check_gemm_ukernels<T, true>();
+    check_gemm_panel<T, true>();
+  }
+}
+
+}  // namespace parts

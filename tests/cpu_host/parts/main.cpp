@@ -1,0 +1,17 @@
+// Compiled without any instruction set's flags, so that a machine that lacks it gets as far as saying so.
+#include <cstdio>
+
+#if !defined(CONV2D_PARTS_HERE)
+#define CONV2D_PARTS_HERE true
+#endif
+
+int run_parts();
+
+int main() {
+  constexpr int kNotChecked = 77;
+  if (!(CONV2D_PARTS_HERE)) {
+    std::printf("this machine lacks the instruction set\n");
+    return kNotChecked;
+  }
+  return run_parts();
+}
