@@ -110,7 +110,7 @@ void put(Complex<R>* row, int64_t at, Complex<R> value) {
 
 // Numbers of full precision and some orders of magnitude, so that every rounding shows.
 inline double any_real(Random& random) {
-  const double fraction = 1 + double(random.next() & 0xfffffffffffff) / 4503599627370496.0;
+  const double fraction = 1 + double(random.next() & 0xfffffffffffffu) / 4503599627370496.0;
   return std::ldexp(random.once_in(2) ? fraction : -fraction, int(random.between(-3, 3)));
 }
 inline uint16_t any_bfloat16(Random& random) {

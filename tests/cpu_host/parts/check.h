@@ -159,7 +159,7 @@ template <class T>
 class Result {
  public:
   explicit Result(int64_t n) : actual(n), expected(static_cast<size_t>(n)) {
-    std::memcpy(static_cast<void*>(expected.data()), actual.data(), size_t(n) * sizeof(T));
+    if (n > 0) std::memcpy(static_cast<void*>(expected.data()), actual.data(), size_t(n) * sizeof(T));
   }
   T* data() { return actual.data(); }
   void fill(int64_t i, const T& value) { actual[i] = expected[size_t(i)] = value; }
