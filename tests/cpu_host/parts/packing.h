@@ -212,6 +212,8 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
     if (random.once_in(8)) dimension.stride = -dimension.stride;
     if (random.once_in(12)) dimension.stride = 0;
   }
+  // Pairs are only taken together where they lie together (patch_order).
+  if (steps > 1 && d[kChannel].stride != 1) order = PatchOrder::kPlanar;
   int64_t before = 0, span = 0;
   span_of(d, before, span);
   Buffer<S> memory(span);

@@ -1,0 +1,443 @@
+// The rules of the plan, each by itself: the order of summation against docs/design.md ("One order of summation"),
+// written here a second time in other words; patches of an axis; tilings, which have to cover everything once.
+// Compiled with plan/*.cpp, UBSan and CONV2D_EXT_DEBUG. See tests/test_cpu_parts.py.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "../../csrc/cpu/base/limits.h"
+#include "../../csrc/cpu/plan/candidates.h"
+#include "../../csrc/cpu/plan/patch_axis.h"
+#include "../../csrc/cpu/plan/tile_depthwise.h"
+#include "../../csrc/cpu/plan/tile_gemm.h"
+#include "../../csrc/cpu/plan/tile_one_pixel.h"
+#include "../../csrc/cpu/plan/tile_phases.h"
+#include "../../csrc/cpu/plan/tile_pixels.h"
+#include "../../csrc/cpu/plan/tile_planes.h"
+#include "parts/check.h"
+
+namespace {
+
+using namespace conv2d_ext;
+using namespace conv2d_ext::cpu;
+using namespace parts;
+
+// ---- the order of summation
+
+// "Of near-equal length": the fewest pieces of at most `most`, and then the smallest size that so many pieces need.
+// Counted up, not divided.
+int64_t near_equal(int64_t whole, int64_t most) {
+  int64_t pieces = 1;
+  while (pieces * most < whole) ++pieces;
+  int64_t size = 1;
+  while (pieces * size < whole) ++size;
+  return size;
+}
+int64_t pieces_of(int64_t whole, int64_t size) {
+  int64_t pieces = 0;
+  for (int64_t at = 0; at < whole; at += size) ++pieces;
+  return pieces;
+}
+
+// The limits of docs/design.md.
+struct Documented {
+  const char* name;
+  ChainLimits limits;
+  int64_t segment, pointwise_segment, chain, short_gradient_chain, short_gradient_products, pixel_chain;
+};
+const Documented kDocumented[] = {
+    {"fused", chain_limits(true), 256, 128, 64, 32, 64, 32},
+    // Where multiply and add aren't fused, chains are half as long.
+    {"unfused", chain_limits(false), 256, 128, 32, 16, 32, 16},
+    // In pairs: segments of at most 144 (128 for 1 x 1), each of them one chain.
+    {"pairs", kPairLimits, 144, 128, 144, 144, 144, 0},
+};
+
+void check_k(const Documented& d, int64_t channels, int64_t taps_h, int64_t taps_w, bool is_gradient) {
+  const int64_t taps = taps_h * taps_w, segment = taps == 1 ? d.pointwise_segment : d.segment;
+  describe("%s: %d channels, %d x %d taps, gradient %d", d.name, int(channels), int(taps_h), int(taps_w), is_gradient);
+  const KBlocking k = block_k({1, 8, channels, taps_h, taps_w, 9, 9, 1, is_gradient}, d.limits);
+  int64_t part_channels = 1, part_rows = taps_h, part_cols = taps_w;
+  if (taps <= segment) {  // whole channels, of near-equal number
+    int64_t most = 1;
+    while ((most + 1) * taps <= segment) ++most;
+    part_channels = near_equal(channels, most);
+  } else if (taps_w <= segment) {  // rectangles of one channel's taps: whole rows, as many as fit
+    int64_t most = 1;
+    while ((most + 1) * taps_w <= segment) ++most;
+    part_rows = near_equal(taps_h, most);
+  } else {  // pieces of a row
+    part_rows = 1;
+    part_cols = near_equal(taps_w, segment);
+  }
+  expect(k.segment_channels == part_channels, "channels of a segment");
+  expect(k.tap_rows == part_rows && k.tap_cols == part_cols, "taps of a segment");
+  expect(k.max_depth() <= segment, "a segment's products");
+  const int64_t blocks_c = pieces_of(channels, part_channels), blocks_h = pieces_of(taps_h, part_rows);
+  const int64_t blocks_w = pieces_of(taps_w, part_cols), segments = blocks_c * blocks_h * blocks_w;
+  expect(k.blocks_c == blocks_c && k.blocks_h == blocks_h && k.blocks_w == blocks_w, "blocks");
+  // 32 in those sums of grad_input that have at most 64 products, over several channels.
+  const bool is_short = is_gradient && channels > 1 && channels * taps <= d.short_gradient_products;
+  const int64_t chain = near_equal(part_channels * part_rows * part_cols, is_short ? d.short_gradient_chain : d.chain);
+  expect(k.chain == chain, "products of a chain");
+  if (d.limits.segment == 144) expect(k.chain == k.max_depth(), "a segment of pairs is one chain");
+  expect(k.has_chunks() == (segments > 16), "chunks of 16 segments");
+  // Segments are numbered in the order of k = (channel, row of taps, column).
+  int64_t number = 0;
+  for (int64_t c = 0; c < channels && segments < 2000; c += part_channels) {
+    for (int64_t i = 0; i < taps_h; i += part_rows) {
+      for (int64_t j = 0; j < taps_w; j += part_cols) expect(k.segment_at(c, i, j) == number++, "a segment's number");
+    }
+  }
+}
+
+void check_order_of_k() {
+  begin_part("block_k");
+  for (const Documented& d : kDocumented) {
+    for (const bool is_gradient : {false, true}) {
+      for (int64_t channels = 1; channels <= 700; channels += channels < 140 ? 1 : 13) {
+        for (const int64_t taps : {1, 2, 3, 5, 7}) {
+          check_k(d, channels, taps, taps, is_gradient);
+          check_k(d, channels, 1, taps, is_gradient);
+        }
+      }
+      for (int64_t h = 1; h <= 40; h += 3) {
+        for (int64_t w = 1; w <= 600; w += w < 40 ? 1 : 37) check_k(d, h % 3 + 1, h, w, is_gradient);
+      }
+      check_k(d, 2048, 1, 1, is_gradient);
+      check_k(d, 4096, 3, 3, is_gradient);
+    }
+  }
+  describe("no products");
+  const KBlocking none = block_k({1, 8, 0, 3, 3, 9, 9, 1, false}, chain_limits(true));
+  expect(none.segments() == 0, "segments of no channels");
+}
+
+void check_order_of_pixels() {
+  begin_part("block_pixels");
+  for (const Documented& d : kDocumented) {
+    if (d.pixel_chain == 0) continue;  // grad_weight takes no pairs
+    for (const int64_t batch : {1, 2, 3, 7, 64, 300}) {
+      for (int64_t h = 1; h <= 300; h += h < 20 ? 1 : 19) {
+        for (int64_t w = 1; w <= 600; w += w < 20 ? 1 : 23) {
+          describe("%s: %d images of %d x %d", d.name, int(batch), int(h), int(w));
+          const PixelBlocking b = block_pixels(batch, h, w, d.limits);
+          int64_t images = 1, rows = h, cols = w;
+          if (h * w <= 256) {  // several whole images
+            while ((images + 1) * h * w <= 256) ++images;
+          } else if (w <= 256) {  // rows
+            int64_t most = 1;
+            while ((most + 1) * w <= 256) ++most;
+            rows = near_equal(h, most);
+          } else {  // pieces of a row
+            rows = 1;
+            cols = near_equal(w, 256);
+          }
+          expect(b.images == images && b.rows == rows && b.cols == cols, "pixels of a segment");
+          expect(images * rows * cols <= 256, "at most 256 pixels");
+          expect(b.chain == near_equal(images * rows * cols, d.pixel_chain), "pixels of a chain");
+          const int64_t segments = pieces_of(batch, images) * pieces_of(h, rows) * pieces_of(w, cols);
+          expect(b.segments() == segments, "segments");
+          expect(b.chunks() == pieces_of(segments, 8), "chunks of 8 segments");
+        }
+      }
+    }
+  }
+}
+
+void check_other_rules() {
+  begin_part("one pixel, pairs");
+  const VectorShape avx512{16, 4, 4, true, chain_limits(true)};
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kComplex64, DType::kInt32}) {
+    for (const int64_t channels : {1, 2, 5, 15, 16, 17, 64, 1000}) {
+      for (const int64_t m : {1, 5, 6, 16, 60, 63, 64, 65, 1024}) {
+        for (const int64_t taps : {1, 3}) {
+          for (const int64_t rows : {1, 2}) {
+            describe("dtype %d, %d channels, %d results, %d taps, %d rows", int(dtype), int(channels), int(m),
+                     int(taps * taps), int(rows));
+            const ImageGemm gemm{1, m, channels, taps, taps, rows, 1, 1, false};
+            const int64_t products = channels * taps * taps;
+            const bool real = dtype != DType::kComplex64 && dtype != DType::kInt32;
+            // K >= 16 and at least 1024 weights a group, of one result pixel and a real floating-point type.
+            expect(sums_as_dots(gemm, dtype) == (rows == 1 && real && products >= 16 && products * m >= 1024), "dots");
+            for (const int64_t width : {8, 16}) {
+              const DotBlocking k = block_dot(gemm, width, chain_limits(true));
+              const int64_t steps = pieces_of(products, width);
+              expect(k.products == products && k.steps == steps && k.chain == near_equal(steps, 64), "dot's chains");
+            }
+            // One channel, fewer than six result channels, one pixel: not in pairs.
+            expect(takes_pairs(gemm, avx512) == (channels > 1 && m >= 6 && rows > 1), "pairs");
+          }
+        }
+      }
+    }
+  }
+  describe("patch layers and vectors over groups take no pairs");
+  expect(!takes_pairs({1, 64, 8, 1, 1, 7, 7, 4, true}, avx512), "patch layer");
+  expect(!takes_pairs({64, 6, 6, 3, 3, 7, 7, 1, false}, avx512), "over groups");
+}
+
+// ---- patches of an axis
+
+void check_patch_axes() {
+  begin_part("make_patch_axis");
+  Random random(1);
+  for (int n = 0; n < 20000; ++n) {
+    const GatherAxis axis{random.between(1, 5), random.between(-9, 9), random.between(1, 5) * (n % 3 ? 1 : -1)};
+    const int64_t position0 = random.between(0, 3), positions = random.between(1, 9);
+    const int64_t tap0 = random.between(0, 3), taps = random.between(1, 7);
+    describe("step %d, tap %d, %d positions from %d, %d taps from %d", int(axis.step), int(axis.tap), int(positions),
+             int(position0), int(taps), int(tap0));
+    const PatchAxis patch = make_patch_axis(axis, position0, positions, tap0, taps);
+    // The source coordinate of each coordinate of the patch.
+    std::vector<int64_t> held;
+    for (int64_t run = 0; run < patch.runs; ++run) {
+      for (int64_t i = 0; i < patch.run_length; ++i) {
+        held.push_back(patch.first + run * patch.run_shift + i * patch.run_step);
+      }
+    }
+    expect(int64_t(held.size()) == patch.size, "its size");
+    expect(patch.size <= positions * taps, "no larger than its products");
+    for (int64_t p = 0; p < positions; ++p) {
+      for (int64_t t = 0; t < taps; ++t) {
+        const int64_t at = p * patch.position_pitch + t * patch.tap_pitch + patch.shift;
+        const bool inside = at >= 0 && at < patch.size;
+        expect(inside && held[size_t(at)] == axis.source(position0 + p, tap0 + t), "a coordinate of the source");
+      }
+    }
+    expect(patch_size(axis, positions, taps) == patch.size, "the same size anywhere");
+  }
+  for (const int64_t size : {4, 8, 16}) {
+    for (int64_t elements = 1; elements < 5000; elements += 7) {
+      describe("%d elements of %d bytes", int(elements), int(size));
+      const int64_t padded = odd_lines(elements, size), channels = odd_lines_of_channels(elements, size);
+      const bool small = elements * size < 1024, few = elements * size < 512;
+      expect(small ? padded == elements : padded * size % 128 == 64 && padded >= elements && padded - elements < 128 / size,
+             "an odd number of lines");
+      expect(few ? channels == elements
+                 : channels * size % 128 == 64 && channels >= elements && channels - elements < 128 / size,
+             "an odd number of lines for channels");
+    }
+  }
+}
+
+// ---- tilings
+
+// Pieces of `whole`, the last of which may be smaller: all of it, once, and none empty.
+void expect_cut(int64_t whole, int64_t piece, int64_t count, const char* what) {
+  expect(piece > 0 && count > 0 && (count - 1) * piece < whole && whole <= count * piece, what);
+}
+void check_panels() {
+  begin_part("cut_panels");
+  for (int64_t vectors = 1; vectors <= 60; ++vectors) {
+    for (int64_t most = 1; most <= 9; ++most) {
+      describe("%d vectors, at most %d", int(vectors), int(most));
+      const Panels panels = cut_panels(vectors, most);
+      int64_t at = 0;
+      for (int64_t i = 0; i < panels.count; ++i) {
+        expect(panels.start(i) == at && panels.size(i) >= 1 && panels.size(i) <= most, "a panel");
+        expect(panels.size(0) - panels.size(i) <= 1, "near-equal");
+        at += panels.size(i);
+      }
+      expect(at == vectors && panels.count == pieces_of(vectors, most), "all vectors, in the fewest panels");
+    }
+  }
+}
+
+void expect_scratch(int64_t bytes) { expect(bytes >= 0 && bytes <= limits::kMaxScratchBytes, "scratch"); }
+
+void check_conv_tiling(const ConvGemm& g, const VectorShape& vector, bool over_groups, int threads) {
+  const KBlocking k = block_k(g.geometry(), vector.limits);
+  const ConvTiling t = tile_conv(g, k, vector, over_groups, threads);
+  expect_cut(g.batch, t.tile_images, t.tiles_n, "images");
+  expect_cut(g.rows, t.tile_rows, t.tiles_h, "rows");
+  expect_cut(g.cols, t.tile_cols, t.tiles_w, "columns");
+  expect(t.tile_images == 1 || (t.tiles_h == 1 && t.tiles_w == 1), "only whole images together");
+  expect_cut(over_groups ? g.m : div_up(g.m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
+  if (g.channels > 0 && g.taps() > 0) {
+    expect(t.block_channels % k.segment_channels == 0 && (k.blocks_h * k.blocks_w == 1 || t.block_channels == 1),
+           "blocks of whole segments");
+    expect(t.one_block == (!t.interleaved && t.block_channels >= g.channels && k.blocks_h * k.blocks_w == 1), "one block");
+  }
+  expect_scratch(lay_out_scratch(t, k, vector).bytes);
+}
+void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, WeightLanes lanes, int threads) {
+  const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
+  const WeightTiling t = tile_grad_weight(p, pixels, vector, lanes, threads);
+  const bool groups = lanes != WeightLanes::kChannels;
+  expect_cut(div_up(p.out_channels_per_group(), groups ? 1 : vector.lanes), t.chunk_vectors, t.chunks_m, "outputs");
+  expect_cut(p.in_channels_per_group(), t.block_channels, t.blocks_c, "input channels");
+  expect_cut(p.kernel_h, t.tap_rows, t.blocks_h, "rows of taps");
+  expect_cut(p.kernel_w, t.tap_cols, t.blocks_w, "columns of taps");
+  if (lanes == WeightLanes::kInnerGroups) {
+    expect_cut(p.groups / vector.lanes, t.group_vectors, t.group_blocks, "vectors of groups");
+  } else {
+    expect_cut(p.groups, groups ? vector.lanes : 1, t.group_blocks, "groups");
+  }
+  expect(t.slots >= 1 && t.slots <= max64(pixels.chunks(), 1), "slots");
+  expect(partial_bytes(t, vector) <= int64_t(threads) * 1024 * 1024, "partials");
+  expect_scratch(lay_out_scratch(t, pixels, vector).bytes);
+}
+
+const char* short_name(Driver driver) {
+  static const char* const kNames[] = {"dot",    "rows",   "strided", "phases",           "pairs",         "depthwise",   "groups",
+                                       "planes", "pixels", "gemm",    "weight_depthwise", "weight_groups", "weight_gemm", "padding"};
+  return kNames[int(driver)];
+}
+
+void check_task(const Task& task, const IsaShape& isa, int threads) {
+  const VectorShape& vector = isa.vector;
+  const Conv2dProblem& p = task.call->problem;
+  const ConvGemm* const g = task.gemm;
+  begin_part(std::string("tiling: ") + short_name(task.driver));
+  switch (task.driver) {
+    case Driver::kDot: {
+      const DotBlocking k = block_dot(g->geometry(), isa.dot.width, vector.limits);
+      const DotTiling t = tile_dot(*g, k, isa.dot, threads);
+      expect_cut(g->batch, t.images, t.blocks_n, "images");
+      expect_cut(g->m, t.rows, t.blocks_m, "rows");
+      // Blocks of K end where a chain ends.
+      expect(t.depth > 0 && (t.depth >= k.products || t.depth % (k.chain * isa.dot.width) == 0), "whole chains");
+      return expect_scratch(lay_out_scratch(t, isa.dot).bytes);
+    }
+    case Driver::kRows: {
+      const RowTiling t = tile_rows(*task.rows, threads);
+      expect_cut(task.rows->results, t.results, t.blocks_r, "results");
+      expect_cut(task.rows->lanes, t.lanes, t.blocks_l, "lanes");
+      const int64_t step = row_results(t.results);
+      expect(step == 1 || step == 2 || step == 3 || step == 4 || step == 6, "a compiled number of results");
+      return expect_scratch(row_scratch_bytes(*task.rows, t, step, vector.element_size));
+    }
+    case Driver::kStrided: {
+      const StridedTiling t = tile_strided(p, vector, threads);
+      expect_cut(p.in_h, t.tile_rows, t.tiles_h, "rows");
+      expect_cut(div_up(p.in_w, 2), t.tile_pairs, t.tiles_w, "pairs of columns");
+      expect(t.tile_rows % p.stride_h == 0, "whole rounds of the phases");
+      for (int64_t row = 0; row < p.in_h; row += t.tile_rows) {
+        const MetOutputs met = met_outputs(p.rows(), p.kernel_h, row, min64(t.tile_rows, p.in_h - row));
+        expect(met.size <= t.patch_rows, "rows of the patch");
+      }
+      return expect_scratch(lay_out_scratch(t, p, vector).bytes);
+    }
+    case Driver::kPhases: {
+      const PhasesTiling t = tile_phases(*task.phases, vector, threads);
+      expect_cut(task.phases->gemm[0].batch, t.tile_images, t.tiles_n, "images");
+      expect_cut(div_up(task.phases->gemm[0].m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
+      return expect_scratch(lay_out_scratch(t, *task.phases, vector).bytes);
+    }
+    case Driver::kPairs:
+      return check_conv_tiling(*g, isa.pairs, false, threads);
+    case Driver::kGroups:
+      return check_conv_tiling(*g, vector, true, threads);
+    case Driver::kGemm:
+      return check_conv_tiling(*g, vector, false, threads);
+    case Driver::kDepthwise: {
+      const DepthwiseTiling t = tile_depthwise(*g, vector, threads);
+      expect_cut(g->groups / vector.lanes, t.block_vectors, t.blocks, "vectors of groups");
+      expect_cut(g->batch, t.tile_images, t.tiles_n, "images");
+      expect_cut(g->rows, t.tile_rows, t.tiles_h, "rows");
+      expect_cut(g->cols, t.tile_cols, t.tiles_w, "columns");
+      return expect_scratch(lay_out_scratch(t, *g, vector).bytes);
+    }
+    case Driver::kPlanes: {
+      const FewPlanesTiling t = tile_few_planes(*g, vector, size_of(task.call->dtype), threads);
+      expect_cut(g->cols, t.run, t.runs, "pixels");
+      return expect_scratch(scratch_bytes(*g, t, vector));
+    }
+    case Driver::kPixels: {
+      const KBlocking k = block_k(g->geometry(), vector.limits);
+      const PixelTiling t = tile_pixel_conv(*g, k, vector, size_of(task.call->dtype), threads);
+      expect(t.batch == g->batch, "images");
+      expect_cut(g->rows, t.tile_rows, t.tiles_h, "rows");
+      expect_cut(g->cols, t.tile_cols, t.tiles_w, "columns");
+      expect_cut(g->m, t.chunk_m, t.chunks_m, "result channels");
+      return expect_scratch(lay_out_scratch(t, k, vector).bytes);
+    }
+    case Driver::kWeightDepthwise:
+      return check_weight_tiling(p, vector, WeightLanes::kInnerGroups, threads);
+    case Driver::kWeightGroups:
+      return check_weight_tiling(p, vector, WeightLanes::kGroups, threads);
+    case Driver::kWeightGemm:
+      return check_weight_tiling(p, vector, WeightLanes::kChannels, threads);
+    case Driver::kPadding:
+      return;
+  }
+}
+
+// Ordinary problems: tests/cpu_host/planning.cpp has those of any size.
+void check_tilings() {
+  Random random(2);
+  for (int n = 0; n < 6000; ++n) {
+    Conv2dProblem p{};
+    const bool depthwise = random.once_in(3), pointwise = random.once_in(4), one_pixel = random.once_in(6);
+    p.groups = depthwise ? random.between(1, 200) : random.once_in(3) ? random.between(1, 40) : 1;
+    const int64_t most = random.once_in(3) ? 700 : 20;
+    p.in_channels = p.groups * (depthwise ? 1 : random.between(1, most));
+    p.out_channels = p.groups * (depthwise ? 1 : random.between(1, most));
+    p.batch = random.once_in(2) ? 1 : random.between(1, 70);
+    p.kernel_h = pointwise ? 1 : random.between(1, random.once_in(9) ? 30 : 5);
+    p.kernel_w = pointwise ? 1 : random.between(1, random.once_in(9) ? 30 : 5);
+    p.stride_h = pointwise ? 1 : random.between(1, 3);
+    p.stride_w = pointwise ? 1 : random.between(1, 3);
+    p.dilation_h = random.once_in(5) ? random.between(1, 9) : 1;
+    p.dilation_w = random.once_in(5) ? random.between(1, 9) : 1;
+    if (!pointwise) p.pad_top = p.pad_bottom = random.between(0, 2), p.pad_left = p.pad_right = random.between(0, 2);
+    const int64_t reach_h = (p.kernel_h - 1) * p.dilation_h + 1, reach_w = (p.kernel_w - 1) * p.dilation_w + 1;
+    const int64_t extent = random.once_in(4) ? 250 : 30;
+    p.out_h = one_pixel ? 1 : random.between(1, extent);
+    p.out_w = one_pixel ? 1 : random.between(1, extent);
+    p.in_h = (p.out_h - 1) * p.stride_h + reach_h - p.pad_top - p.pad_bottom;
+    p.in_w = (p.out_w - 1) * p.stride_w + reach_w - p.pad_left - p.pad_right;
+    if (p.in_h < 1 || p.in_w < 1) continue;
+    const bool last = random.once_in(2);
+    const auto view = [&](int64_t c, int64_t h, int64_t w) {
+      return last ? ConstTensorView{nullptr, {c * h * w, 1, w * c, c}} : ConstTensorView{nullptr, {c * h * w, h * w, w, 1}};
+    };
+    const auto result = [&](ConstTensorView v) {
+      return TensorView{nullptr, {v.stride[0], v.stride[1], v.stride[2], v.stride[3]}};
+    };
+    constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kComplex64};
+    const DType dtype = kDTypes[random.between(0, 3)];
+    const ConstTensorView input = view(p.in_channels, p.in_h, p.in_w), output = view(p.out_channels, p.out_h, p.out_w);
+    const ConstTensorView weight = view(p.in_channels_per_group(), p.kernel_h, p.kernel_w);
+    Call calls[] = {{Direction::kForward, p, dtype, input, weight, result(output)},
+                    {Direction::kGradInput, p, dtype, output, weight, result(input)},
+                    {Direction::kGradWeight, p, dtype, output, input, result(weight)}};
+    const int64_t bytes = 16 << random.between(0, 2), element = max64(4, size_of(dtype));
+    const bool native = dtype != DType::kComplex64 && bytes > 16;
+    IsaShape isa{};
+    isa.vector = {dtype == DType::kComplex64 ? bytes / 4 : bytes / element, !native ? 1 : bytes / 16, element, native,
+                  chain_limits(bytes > 16)};
+    isa.dot = {isa.vector.lanes,       64 / element,           element, size_of(dtype), bytes == 64 ? 8 : bytes == 32 ? 6 : 3,
+               bytes == 64 ? 6 : 3, bytes == 64 ? 4 : bytes == 32 ? 2 : 1};
+    isa.has_pairs = dtype == DType::kBFloat16 && bytes == 64;
+    isa.pairs = isa.vector;
+    isa.pairs.limits = kPairLimits;
+    const int threads = int(random.once_in(2) ? random.between(1, 4) : random.between(1, 64));
+    for (Call& call : calls) {
+      describe("direction %d, dtype %d, %d x %d x %d x %d to %d x %d x %d, %d x %d taps, groups %d, strides %d, %d, %d "
+               "threads, %d bytes",
+               int(call.direction), int(dtype), int(p.batch), int(p.in_channels), int(p.in_h), int(p.in_w),
+               int(p.out_channels), int(p.out_h), int(p.out_w), int(p.kernel_h), int(p.kernel_w), int(p.groups),
+               int(p.stride_h), int(p.stride_w), threads, int(bytes));
+      const std::string now = report().now;
+      normalize(call);
+      for_each_task(call, isa, [&](const Task& task) {
+        report().now = now;
+        check_task(task, isa, threads);
+      });
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  check_order_of_k();
+  check_order_of_pixels();
+  check_other_rules();
+  check_patch_axes();
+  check_panels();
+  check_tilings();
+  return finish();
+}

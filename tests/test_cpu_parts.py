@@ -1,0 +1,162 @@
+"""Kernels, packers, stores and tilings of the CPU engine, each by itself.
+
+cpu_host/parts/ calls each with every tail, on memory that ends where its operands end (the address
+sanitizer sees ordinary instructions, a guard page masked ones), and holds each result to the bit
+against a scalar loop that follows its header's formula. It is compiled once for each instruction
+set, and runs where the machine has it. cpu_host/plan_rules.cpp holds the order of summation against
+docs/design.md, and tilings against what they have to cover.
+
+Compiled without optimization: that halves the time, and these programs run for seconds.
+
+Seen to fail: with the last chain's rest of a round left out (kernels/gemm.h), with a tail one lane
+too long (kernels/dot.h), with Between::kOthers taken for kOwned (pack/store.h), with ties rounded
+away from zero (isa/convert.h), with segments of 257 products (plan/summation_order.cpp).
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import shlex
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "tests" / "cpu_host"
+NOT_CHECKED = 77  # main.cpp's, where the machine lacks the instruction set
+FLAGS = (
+    "-std=c++17", "-O0", "-g1", "-ffp-contract=off", "-fopenmp-simd",
+    "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DCONV2D_EXT_DEBUG",
+)  # fmt: skip
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_AVX2)
+
+
+def _native(isa: str, header: str) -> tuple[str, ...]:
+    return (f"-DCONV2D_ISA={isa}", f'-DCONV2D_NATIVE_VEC="{header}"')
+
+
+# The flags of an instruction set, and what __builtin_cpu_supports has to know of the machine.
+ISAS = {
+    "portable": ((), ()),
+    "avx2": ((*_AVX2, *_native("avx2", "vec_avx2.h")), ("avx2", "fma")),
+    "avx512": (
+        (*_AVX512, *_native("avx512", "vec_avx512.h")),
+        ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"),
+    ),
+    "avx512_bf16": (
+        (
+            "-mavx512bf16", *_AVX512, "-DCONV2D_BFLOAT16_PAIRS",
+            *_native("avx512_bf16", "vec_avx512.h"),
+        ),
+        ("avx512bf16", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"),
+    ),
+}  # fmt: skip
+
+
+# What each program has to report on, or else it checks nothing: parts, and the types they take.
+def _parts(names: str, types: str) -> set[str]:
+    return {f"{name} {kind}" for name in names.split(", ") for kind in types.split(", ")}
+
+
+_GEMM = "gemm_ukernel, gemm_panel"
+_GENERAL = (
+    _parts(_GEMM, "float32, float64, complex64")
+    | {f"{part}, groups" for part in _parts(_GEMM, "float32, float64, complex64")}
+    | _parts("dot_ukernel", "float32, float64, bfloat16")
+    | _parts("Vec", "float32, float64")
+    | _parts("convert", "bfloat16, float16")
+    | _parts("copy_run", "float32, bfloat16, complex64")
+    | _parts("pack_lanes, pack_patch, store_tile", "float32, float64, bfloat16, complex64")
+    | _parts("pack_weight, pack_weight_of_taps", "float32, bfloat16, complex64")
+    | _parts("store_lanes", "float32, bfloat16")
+    | _parts("add_chunk", "float32, float64")
+)
+_INTEGERS = _parts(f"{_GEMM}, pack_patch, store_tile, add_chunk", "int16") | {
+    f"{part}, groups" for part in _parts(_GEMM, "int16")
+}
+_NATIVE = _parts("pixel_ukernel, depthwise_weight_panel, depthwise_ukernel", "float32, float64") | (
+    _parts(
+        "plane_ukernel, row_ukernel, strided_ukernel, pack_transposed, pack_planes, "
+        "load_interleaved, store_interleaved, store_row",
+        "float32, float64, bfloat16",
+    )
+)
+_PAIRS = {
+    *_parts(f"{_GEMM}, pack_patch", "bfloat16 pairs"),
+    "convert bfloat16", "copy_channels", "copy_odd_channels", "copy_pairs", "pack_weight_pairs",
+    "products of pairs",
+}  # fmt: skip
+PARTS = {
+    "portable": _GENERAL | _INTEGERS,
+    "avx2": _GENERAL | _INTEGERS | _NATIVE,
+    "avx512": _GENERAL | _NATIVE,
+    "avx512_bf16": _PAIRS,
+}
+RULES = {
+    "block_k", "block_pixels", "cut_panels", "make_patch_axis", "one pixel, pairs",
+    *(
+        f"tiling: {driver}"
+        for driver in (
+            "dot", "rows", "strided", "phases", "pairs", "depthwise", "groups", "planes", "pixels",
+            "gemm", "weight_depthwise", "weight_groups", "weight_gemm", "padding",
+        )
+    ),
+}  # fmt: skip
+
+
+def _compile(output: pathlib.Path, source: pathlib.Path, *flags: str) -> pathlib.Path:
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    subprocess.run([*compiler, *FLAGS, *flags, "-c", source, "-o", output], check=True)
+    return output
+
+
+def _link(output: pathlib.Path, *objects: pathlib.Path) -> pathlib.Path:
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    subprocess.run(
+        [*compiler, "-fsanitize=address,undefined", *objects, "-o", output], check=True
+    )
+    return output
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> list[pathlib.Path]:
+    folder = tmp_path_factory.mktemp("plan")
+    units = sorted((ROOT / "csrc" / "cpu" / "plan").glob("*.cpp"))
+    return [_compile(folder / f"{unit.stem}.o", unit) for unit in units]
+
+
+def _reported(finished: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """How many values each part has compared."""
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    lines = (line.rpartition(": ") for line in finished.stdout.splitlines())
+    return {part: int(count) for part, _, count in lines}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_parts(isa, plan, tmp_path):
+    flags, features = ISAS[isa]
+    if isa != "portable" and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip(f"{isa} is not checked: an instruction set of x86-64")
+    here = " && ".join(f'__builtin_cpu_supports("{feature}")' for feature in features)
+    main = _compile(
+        tmp_path / "main.o", FOLDER / "parts" / "main.cpp", f"-DCONV2D_PARTS_HERE={here or 'true'}"
+    )
+    parts = _compile(tmp_path / "parts.o", FOLDER / "parts" / "parts.cpp", *flags)
+    program = _link(tmp_path / "parts", main, parts, *plan)
+    finished = subprocess.run([program], capture_output=True, text=True, check=False)
+    if finished.returncode == NOT_CHECKED:
+        pytest.skip(f"{isa} is not checked: {finished.stdout.strip()}")
+    reported = _reported(finished)
+    assert set(reported) == PARTS[isa]
+    assert all(reported.values()), reported
+
+
+def test_rules_of_the_plan(plan, tmp_path):
+    program = _link(
+        tmp_path / "rules", _compile(tmp_path / "rules.o", FOLDER / "plan_rules.cpp"), *plan
+    )
+    finished = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert set(_reported(finished)) == RULES
