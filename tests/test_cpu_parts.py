@@ -115,9 +115,7 @@ def _compile(output: pathlib.Path, source: pathlib.Path, *flags: str) -> pathlib
 
 def _link(output: pathlib.Path, *objects: pathlib.Path) -> pathlib.Path:
     compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
-    subprocess.run(
-        [*compiler, "-fsanitize=address,undefined", *objects, "-o", output], check=True
-    )
+    subprocess.run([*compiler, "-fsanitize=address,undefined", *objects, "-o", output], check=True)
     return output
 
 

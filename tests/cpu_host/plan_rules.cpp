@@ -212,7 +212,8 @@ void check_patch_axes() {
       describe("%d elements of %d bytes", int(elements), int(size));
       const int64_t padded = odd_lines(elements, size), channels = odd_lines_of_channels(elements, size);
       const bool small = elements * size < 1024, few = elements * size < 512;
-      expect(small ? padded == elements : padded * size % 128 == 64 && padded >= elements && padded - elements < 128 / size,
+      expect(small ? padded == elements
+                   : padded * size % 128 == 64 && padded >= elements && padded - elements < 128 / size,
              "an odd number of lines");
       expect(few ? channels == elements
                  : channels * size % 128 == 64 && channels >= elements && channels - elements < 128 / size,
@@ -257,7 +258,8 @@ void check_conv_tiling(const ConvGemm& g, const VectorShape& vector, bool over_g
   if (g.channels > 0 && g.taps() > 0) {
     expect(t.block_channels % k.segment_channels == 0 && (k.blocks_h * k.blocks_w == 1 || t.block_channels == 1),
            "blocks of whole segments");
-    expect(t.one_block == (!t.interleaved && t.block_channels >= g.channels && k.blocks_h * k.blocks_w == 1), "one block");
+    expect(t.one_block == (!t.interleaved && t.block_channels >= g.channels && k.blocks_h * k.blocks_w == 1),
+           "one block");
   }
   expect_scratch(lay_out_scratch(t, k, vector).bytes);
 }
@@ -280,8 +282,9 @@ void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, Weig
 }
 
 const char* short_name(Driver driver) {
-  static const char* const kNames[] = {"dot",    "rows",   "strided", "phases",           "pairs",         "depthwise",   "groups",
-                                       "planes", "pixels", "gemm",    "weight_depthwise", "weight_groups", "weight_gemm", "padding"};
+  static const char* const kNames[] = {
+      "dot",    "rows",   "strided", "phases",           "pairs",         "depthwise",   "groups",
+      "planes", "pixels", "gemm",    "weight_depthwise", "weight_groups", "weight_gemm", "padding"};
   return kNames[int(driver)];
 }
 
@@ -374,6 +377,9 @@ void check_tilings() {
     const int64_t most = random.once_in(3) ? 700 : 20;
     p.in_channels = p.groups * (depthwise ? 1 : random.between(1, most));
     p.out_channels = p.groups * (depthwise ? 1 : random.between(1, most));
+    const bool few_planes = pointwise && !depthwise && random.once_in(3);
+    if (few_planes)
+      p.out_channels = p.groups * random.between(1, 4), p.in_channels = p.groups * random.between(20, 300);
     p.batch = random.once_in(2) ? 1 : random.between(1, 70);
     p.kernel_h = pointwise ? 1 : random.between(1, random.once_in(9) ? 30 : 5);
     p.kernel_w = pointwise ? 1 : random.between(1, random.once_in(9) ? 30 : 5);
@@ -383,7 +389,7 @@ void check_tilings() {
     p.dilation_w = random.once_in(5) ? random.between(1, 9) : 1;
     if (!pointwise) p.pad_top = p.pad_bottom = random.between(0, 2), p.pad_left = p.pad_right = random.between(0, 2);
     const int64_t reach_h = (p.kernel_h - 1) * p.dilation_h + 1, reach_w = (p.kernel_w - 1) * p.dilation_w + 1;
-    const int64_t extent = random.once_in(4) ? 250 : 30;
+    const int64_t extent = few_planes || random.once_in(4) ? 250 : 30;
     p.out_h = one_pixel ? 1 : random.between(1, extent);
     p.out_w = one_pixel ? 1 : random.between(1, extent);
     p.in_h = (p.out_h - 1) * p.stride_h + reach_h - p.pad_top - p.pad_bottom;
@@ -391,7 +397,8 @@ void check_tilings() {
     if (p.in_h < 1 || p.in_w < 1) continue;
     const bool last = random.once_in(2);
     const auto view = [&](int64_t c, int64_t h, int64_t w) {
-      return last ? ConstTensorView{nullptr, {c * h * w, 1, w * c, c}} : ConstTensorView{nullptr, {c * h * w, h * w, w, 1}};
+      return last ? ConstTensorView{nullptr, {c * h * w, 1, w * c, c}}
+                  : ConstTensorView{nullptr, {c * h * w, h * w, w, 1}};
     };
     const auto result = [&](ConstTensorView v) {
       return TensorView{nullptr, {v.stride[0], v.stride[1], v.stride[2], v.stride[3]}};
@@ -408,18 +415,28 @@ void check_tilings() {
     IsaShape isa{};
     isa.vector = {dtype == DType::kComplex64 ? bytes / 4 : bytes / element, !native ? 1 : bytes / 16, element, native,
                   chain_limits(bytes > 16)};
-    isa.dot = {isa.vector.lanes,       64 / element,           element, size_of(dtype), bytes == 64 ? 8 : bytes == 32 ? 6 : 3,
-               bytes == 64 ? 6 : 3, bytes == 64 ? 4 : bytes == 32 ? 2 : 1};
+    isa.dot = {isa.vector.lanes,
+               64 / element,
+               element,
+               size_of(dtype),
+               bytes == 64   ? 8
+               : bytes == 32 ? 6
+                             : 3,
+               bytes == 64 ? 6 : 3,
+               bytes == 64   ? 4
+               : bytes == 32 ? 2
+                             : 1};
     isa.has_pairs = dtype == DType::kBFloat16 && bytes == 64;
     isa.pairs = isa.vector;
     isa.pairs.limits = kPairLimits;
     const int threads = int(random.once_in(2) ? random.between(1, 4) : random.between(1, 64));
     for (Call& call : calls) {
-      describe("direction %d, dtype %d, %d x %d x %d x %d to %d x %d x %d, %d x %d taps, groups %d, strides %d, %d, %d "
-               "threads, %d bytes",
-               int(call.direction), int(dtype), int(p.batch), int(p.in_channels), int(p.in_h), int(p.in_w),
-               int(p.out_channels), int(p.out_h), int(p.out_w), int(p.kernel_h), int(p.kernel_w), int(p.groups),
-               int(p.stride_h), int(p.stride_w), threads, int(bytes));
+      describe(
+          "direction %d, dtype %d, %d x %d x %d x %d to %d x %d x %d, %d x %d taps, groups %d, strides %d, %d, %d "
+          "threads, %d bytes",
+          int(call.direction), int(dtype), int(p.batch), int(p.in_channels), int(p.in_h), int(p.in_w),
+          int(p.out_channels), int(p.out_h), int(p.out_w), int(p.kernel_h), int(p.kernel_w), int(p.groups),
+          int(p.stride_h), int(p.stride_w), threads, int(bytes));
       const std::string now = report().now;
       normalize(call);
       for_each_task(call, isa, [&](const Task& task) {

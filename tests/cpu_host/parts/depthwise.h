@@ -17,7 +17,9 @@ void check_depthwise() {
       if (!has_depthwise_ukernel(taps_w, step)) continue;
       const DepthwiseUkernels<T>& ukernels = depthwise_ukernels<T>(taps_w, step);
       for (const int64_t width : {7, 4, 1}) {
-        const DepthwiseUkernel<T> ukernel = width == 7 ? ukernels.by_seven : width == 4 ? ukernels.by_four : ukernels.one;
+        const DepthwiseUkernel<T> ukernel = width == 7   ? ukernels.by_seven
+                                            : width == 4 ? ukernels.by_four
+                                                         : ukernels.one;
         for (int64_t taps_h = 1; taps_h <= 4; ++taps_h) {
           const int64_t blocks = random.between(1, 3), vectors = random.between(1, 3);
           // The last vector overlaps the one before it where groups are no whole vectors.
@@ -120,10 +122,8 @@ void check_strided() {
             for (int64_t i = 0; i < taps_h; ++i) {
               for (int64_t j = 0; j < (is_odd ? odd_taps : even_taps); ++j) {
                 const T w = weights[i * (even_taps + odd_taps) + (is_odd ? even_taps : 0) + j];
-                sum = multiply_add(w,
-                                   source[before + (is_odd ? odd : 0) + r * position_row + i * tap_row + j * tap_col +
-                                          x / 2],
-                                   sum);
+                sum = multiply_add(
+                    w, source[before + (is_odd ? odd : 0) + r * position_row + i * tap_row + j * tap_col + x / 2], sum);
               }
             }
             dst.expected[size_t(r * dst_row + x)] = narrowed<S>(add(sum, T{}));

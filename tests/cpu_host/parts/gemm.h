@@ -93,7 +93,8 @@ struct GemmCase {
 
 template <class T, bool G>
 void check_gemm_ukernels() {
-  begin_part(std::string("gemm_ukernel ") + (kTakesPairs<T> ? kNameOf<BFloat16Pair> : kNameOf<T>)+(G ? ", groups" : ""));
+  begin_part(std::string("gemm_ukernel ") +
+             (kTakesPairs<T> ? kNameOf<BFloat16Pair> : kNameOf<T>)+(G ? ", groups" : ""));
   Random random(1);
   for (int64_t vectors = 1; vectors <= Vec<T>::kMaxVectors; ++vectors) {
     const Ukernels<T> ukernels = ukernels_for<T, G>(vectors);
@@ -162,9 +163,9 @@ void check_pixel_ukernels() {
         for (int64_t j = 0; j < rows && sum.accumulate; ++j) {
           for (int64_t i = 0; i < width; ++i) c.fill(j * c_pitch + i, any_value<T>(random));
         }
-        pixel_ukernel_for<T>(rows, vectors)({sum.depth, sum.chain, w.data(), w_pitch, b.data(), k_offset.data(),
-                                             start.data(), sum.has_bias ? bias.data() : nullptr, c.data(), c_pitch,
-                                             sum.accumulate});
+        pixel_ukernel_for<T>(rows,
+                             vectors)({sum.depth, sum.chain, w.data(), w_pitch, b.data(), k_offset.data(), start.data(),
+                                       sum.has_bias ? bias.data() : nullptr, c.data(), c_pitch, sum.accumulate});
         for (int64_t j = 0; j < rows; ++j) {
           for (int64_t i = 0; i < width; ++i) {
             T& element = c.expected[size_t(j * c_pitch + i)];

@@ -69,7 +69,7 @@ inline void check_pair_patch() {
     check_patch_of<BFloat16, BFloat16Pair>(
         i % 2 ? PatchOrder::kPlanar : PatchOrder::kChannelInner, 2, false, random,
         [&](BFloat16Pair actual, const BFloat16* element, int64_t pair, int64_t stride, int64_t channels) {
-          const BFloat16* const second = 2 * pair + 1 < channels ? element + stride : nullptr;
+          const BFloat16* const second = element != nullptr && 2 * pair + 1 < channels ? element + stride : nullptr;
           const BFloat16Pair expected = element == nullptr ? BFloat16Pair{0} : pair_of(*element, second);
           expect(same_bits(actual, expected), "another pair");
         });
@@ -95,7 +95,8 @@ inline void check_pair_weights() {
     Buffer<BFloat16> weight(from.elements);
     Result<BFloat16Pair> dst(depth * width);
     fill(weight, random);
-    pack_weight_pairs(gemm, weight.data() + from.before, lanes, pairs, channels % 2 == 1, rows, cols, dst.data(), width);
+    pack_weight_pairs(gemm, weight.data() + from.before, lanes, pairs, channels % 2 == 1, rows, cols, dst.data(),
+                      width);
     for (int64_t k = 0; k < depth; ++k) {
       for (int64_t lane = 0; lane < width; ++lane) {
         const int64_t c = 2 * (k / cols / rows), i = k / cols % rows, j = k % cols;
