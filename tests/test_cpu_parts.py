@@ -8,9 +8,9 @@ docs/design.md, and tilings against what they have to cover.
 
 Compiled without optimization: that halves the time, and these programs run for seconds.
 
-Seen to fail: with the last chain's rest of a round left out (kernels/gemm.h), with a tail one lane
-too long (kernels/dot.h), with Between::kOthers taken for kOwned (pack/store.h), with ties rounded
-away from zero (isa/convert.h), with segments of 257 products (plan/summation_order.cpp).
+Seen to fail: with one step of a chain's rest left out (kernels/gemm.h), with a tail one lane short
+(kernels/dot.h), with Between::kOthers taken for kOwned (pack/store.h), with ties rounded away from
+zero (isa/vec_avx2.h), with a product more in a segment (plan/summation_order.cpp).
 """
 
 from __future__ import annotations
