@@ -29,6 +29,7 @@ NOT_CHECKED = 77  # main.cpp's, where the machine lacks the instruction set
 FLAGS = (
     "-std=c++17", "-O0", "-g1", "-ffp-contract=off", "-fopenmp-simd",
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DCONV2D_EXT_DEBUG",
+    "-fno-sanitize=null,object-size",  # the address sanitizer sees these, too
 )  # fmt: skip
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_AVX2)
