@@ -12,13 +12,13 @@ import hashlib
 import os
 import pathlib
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "fuzz"
-ENGINE = ROOT / "csrc" / "cpu"
 BUILD = ROOT / "build" / "fuzz"
 
 ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
@@ -94,11 +94,29 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"{shlex.join(command)}\nfailed:\n{done.stderr}")
 
 
-def _sources(isas: tuple[str, ...], libfuzzer: bool) -> list[pathlib.Path]:
-    engine = [file for file in ENGINE.rglob("*.cpp") if file.name not in _REPLACED]
+# A file's name in quotes: an include, or (isa/engine_<isa>.cpp) the macro that an include takes.
+_INCLUDED = re.compile(rb'^[ \t]*#[ \t]*(?:include|define[ \t]+\w+)[ \t]+"([^"]+)"', re.MULTILINE)
+
+
+def _contents(file: pathlib.Path, found: dict[pathlib.Path, bytes]) -> dict[pathlib.Path, bytes]:
+    """What a file and the project's headers that it includes hold, whatever conditions they are
+    under."""
+    if file not in found:
+        found[file] = file.read_bytes()
+        for name in _INCLUDED.findall(found[file]):
+            included = pathlib.Path(os.path.normpath(file.parent / name.decode()))
+            if included.is_file():
+                _contents(included, found)
+    return found
+
+
+def _sources(root: pathlib.Path, isas: tuple[str, ...], libfuzzer: bool) -> list[pathlib.Path]:
+    engine = [file for file in (root / "csrc/cpu").rglob("*.cpp") if file.name not in _REPLACED]
     left_out = {f"engine_{isa}.cpp" for isa in ISAS if isa not in isas}
     harness = [
-        file for file in HERE.glob("*.cpp") if not (libfuzzer and file.name == "generator.cpp")
+        file
+        for file in (root / "tests/fuzz").glob("*.cpp")
+        if not (libfuzzer and file.name == "generator.cpp")
     ]
     # The slowest to compile first.
     return sorted(
@@ -108,13 +126,14 @@ def _sources(isas: tuple[str, ...], libfuzzer: bool) -> list[pathlib.Path]:
 
 
 def _object(
+    root: pathlib.Path,
     compiler: list[str],
     source: pathlib.Path,
     sanitizer: str,
     dtypes: tuple[str, ...],
     libfuzzer: bool,
 ) -> pathlib.Path:
-    is_engine = ENGINE in source.parents
+    is_engine = root / "csrc/cpu" in source.parents
     instrumented = is_engine or source.name in _WATCHED
     flags = [*_FLAGS, *(SANITIZERS[sanitizer] if instrumented else ())]
     if instrumented and libfuzzer:
@@ -126,9 +145,8 @@ def _object(
         mask = sum(1 << DTYPES.index(dtype) for dtype in set(dtypes))
         flags.append(f"-DCONV2D_COMPILED_DTYPES={mask}")
     digest = hashlib.sha256(_version(tuple(compiler)) + repr((compiler, flags)).encode())
-    headers = [*ENGINE.parent.glob("*.h"), *ENGINE.rglob("*.h")]
-    for file in sorted([source, *headers, *([] if is_engine else HERE.glob("*.h"))]):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for file, contents in sorted(_contents(source, {}).items()):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + contents)
     result = BUILD / "objects" / f"{source.stem}-{digest.hexdigest()[:20]}.o"
     if not result.exists():
         result.parent.mkdir(parents=True, exist_ok=True)
@@ -144,8 +162,10 @@ def build(
     compiler: list[str] | None = None,
     dtypes: tuple[str, ...] = DTYPES,
     libfuzzer: bool = False,
+    root: pathlib.Path = ROOT,
 ) -> pathlib.Path:
-    """The harness as a program: with the seeded generator's main, or libFuzzer's."""
+    """The harness as a program: with the seeded generator's main, or libFuzzer's. ``root``: where
+    csrc and tests/fuzz are, these or altered copies."""
     compiler = compiler or default_compiler()
     # Those that others are made of.
     if "avx512_bf16" in isas:
@@ -156,8 +176,8 @@ def build(
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         objects = list(
             pool.map(
-                lambda source: _object(compiler, source, sanitizer, dtypes, libfuzzer),
-                _sources(isas, libfuzzer),
+                lambda source: _object(root, compiler, source, sanitizer, dtypes, libfuzzer),
+                _sources(root, isas, libfuzzer),
             )
         )
     digest = hashlib.sha256("".join(sorted(map(str, objects))).encode()).hexdigest()[:20]

@@ -1,0 +1,1076 @@
+"""Bugs put into the CPU engine one at a time, each of which the fuzzer must catch.
+
+    python tests/cpu_host/mutations.py [--list] [--only TEXT] [--seconds N] [--seed N]
+
+A mutation is an exact replacement in one file of csrc/cpu. The fuzzer's harness is built with it
+for one instruction set and type; the corpus and then random inputs from a fixed seed must make it
+fail. One that survives means that a test is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from fuzz.build import ROOT, build, machine_isas
+from fuzz.main import command, corpus_files
+
+SECONDS = 60  # of random inputs, at most
+SEED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    file: str  # in csrc/cpu
+    name: str  # what is broken
+    old: str  # occurs once
+    new: str
+    dtype: str = "float32"
+    # "none" where other numbers show it; what reads or writes too far needs "address".
+    sanitizer: str = "none"
+    # None: avx2 where the machine may have it. Several are held against one another.
+    isas: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.name}"
+
+    def instruction_sets(self) -> tuple[str, ...]:
+        return self.isas or (("avx2",) if "avx2" in machine_isas() else ("portable",))
+
+    def runs_here(self) -> bool:
+        """Whether this machine has the instruction sets. (Those that have no portable code path
+        aren't reached without AVX2.)"""
+        flags = set()
+        with contextlib.suppress(OSError):
+            flags = set(pathlib.Path("/proc/cpuinfo").read_text().split())
+        needed = {"avx2": "avx2", "avx512": "avx512bw", "avx512_bf16": "avx512_bf16"}
+        return "avx2" in flags and all(
+            isa == "portable" or needed[isa] in flags for isa in self.instruction_sets()
+        )
+
+
+@contextlib.contextmanager
+def altered_sources(mutation: Mutation) -> Iterator[pathlib.Path]:
+    """A copy of what the harness is built from, with the replacement; raises where the file does
+    not have the text once."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        skipped = shutil.ignore_patterns("cuda", "corpus", "__pycache__", "*.py")
+        for part in ("csrc", "tests/fuzz"):
+            shutil.copytree(ROOT / part, root / part, ignore=skipped)
+        file = root / "csrc/cpu" / mutation.file
+        text = file.read_text()
+        found = text.count(mutation.old)
+        if found != 1:
+            raise ValueError(
+                f"{mutation.file} has this text {found} times, not once: {mutation.old}"
+            )
+        file.write_text(text.replace(mutation.old, mutation.new))
+        yield root
+
+
+def _no_core() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _run(program: pathlib.Path, *arguments: str, sanitizer: str, most: float) -> str:
+    """How a run of the harness failed, in a line; "" where it did not."""
+    try:
+        done = subprocess.run(
+            command(program, *arguments, sanitizer=sanitizer),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=most,
+            preexec_fn=_no_core,
+        )
+    except subprocess.TimeoutExpired:
+        return "does not end"
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.splitlines()
+    for mark in ("FAILED: ", "ERROR: ", "WARNING: ThreadSanitizer", "runtime error: "):
+        for line in lines:
+            if mark in line:
+                return line[line.index(mark) :].removeprefix("FAILED: ")[:110]
+    return f"ends with {done.returncode}"
+
+
+def run_mutant(mutation: Mutation, seconds: float = SECONDS, seed: int = SEED) -> str:
+    """How the fuzzer caught the mutant; "" where it survived."""
+    with altered_sources(mutation) as root:
+        program = build(
+            mutation.sanitizer, mutation.instruction_sets(), dtypes=(mutation.dtype,), root=root
+        )
+    try:
+        # What does not end is stopped long after what does.
+        most = 120 + 4 * seconds
+        how = _run(
+            program, "replay", *corpus_files(), sanitizer=mutation.sanitizer, most=most
+        )
+        if how:
+            return f"corpus: {how}"
+        how = _run(
+            program,
+            "generate",
+            str(seed),
+            str(10**9),
+            str(seconds),
+            sanitizer=mutation.sanitizer,
+            most=most,
+        )
+        return f"random: {how}" if how else ""
+    finally:
+        program.unlink(missing_ok=True)
+
+
+M = Mutation
+PAIRS = {"dtype": "bfloat16", "isas": ("avx512_bf16",)}
+
+MUTATIONS = (
+    # ---- kernels
+    M(
+        "kernels/gemm.h",
+        "chains don't end",
+        "k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end",
+        "k_end",
+    ),
+    M(
+        "kernels/gemm.h",
+        "the bias is added after every pass",
+        "if (k + now.depth < operands.depth) now.bias = nullptr;",
+        "",
+    ),
+    M(
+        "kernels/gemm.h",
+        "a later pass overwrites the sums of the first",
+        "now.accumulate = operands.accumulate || k > 0;",
+        "now.accumulate = operands.accumulate;",
+    ),
+    M(
+        "kernels/gemm.h",
+        "steps after the rounds of four don't advance in the panel",
+        "if (kDensePanel) a += a_pitch;",
+        "",
+    ),
+    M(
+        "kernels/gemm.h",
+        "all blocks of rows read the first one's pixels",
+        "now.j_offset += block_rows;",
+        "",
+    ),
+    M(
+        "kernels/gemm.h",
+        "the bias of the first vector for all",
+        "V::add(acc[j][v], V::load(bias + v * V::kLanes))",
+        "V::add(acc[j][v], V::load(bias))",
+    ),
+    M(
+        "kernels/pixels.h",
+        "the bias is added after every chain",
+        "operands.bias != nullptr && k == depth",
+        "operands.bias != nullptr",
+    ),
+    M(
+        "kernels/pixels.h",
+        "all rows start from the first one's bias",
+        "V::broadcast(operands.start + j)",
+        "V::broadcast(operands.start)",
+    ),
+    M(
+        "kernels/pixels.h",
+        "chains don't end",
+        "min64(k + operands.chain, depth)",
+        "depth",
+    ),
+    M(
+        "kernels/dot.h",
+        "a lane beyond the tail is multiplied",
+        "min64(max64(operands.tail - v * L, 0), L)",
+        "min64(max64(operands.tail - v * L, 1), L)",
+    ),
+    M(
+        "kernels/dot.h",
+        "a chain overwrites the one before it",
+        "    accumulate = true;\n",
+        "",
+    ),
+    M(
+        "kernels/dot.h",
+        "the last row's surplus ones are read",
+        "min64(r, operands.valid_rows - 1)",
+        "r",
+        sanitizer="address",
+    ),
+    M(
+        "isa/vec_avx2.h",
+        "the lanes of a dot product are added in another order",
+        "    u[0] = add(_mm256_shuffle_ps(t[0], t[1], 0x44), _mm256_shuffle_ps(t[0], t[1], 0xee));\n"
+        "    u[1] = add(_mm256_shuffle_ps(t[2], t[3], 0x44), _mm256_shuffle_ps(t[2], t[3], 0xee));",
+        "    u[0] = add(_mm256_shuffle_ps(t[0], t[1], 0x88), _mm256_shuffle_ps(t[0], t[1], 0xdd));\n"
+        "    u[1] = add(_mm256_shuffle_ps(t[2], t[3], 0x88), _mm256_shuffle_ps(t[2], t[3], 0xdd));",
+        isas=("portable", "avx2"),
+    ),
+    M(
+        "isa/vec_avx2.h",
+        "even and odd columns change places",
+        "const reg lo = _mm256_unpacklo_pd(even, odd), hi = _mm256_unpackhi_pd(even, odd);",
+        "const reg lo = _mm256_unpacklo_pd(odd, even), hi = _mm256_unpackhi_pd(odd, even);",
+        dtype="float64",
+    ),
+    M(
+        "isa/convert.h",
+        "halves are rounded up, not to even",
+        "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16",
+        "(bits + 0x8000u) >> 16",
+        dtype="bfloat16",
+    ),
+    M(
+        "isa/convert.h",
+        "the last elements of a run are not copied",
+        "if (i < n) __builtin_memcpy(dst + n - kBlock, src + n - kBlock, 32);",
+        "",
+    ),
+    M(
+        "kernels/rows.h",
+        "no +0 is added last",
+        "sum = V::add(sum, V::zero());",
+        "",
+    ),
+    M(
+        "kernels/rows.h",
+        "results that don't exist are stored",
+        "if (r >= operands.valid_results) break;",
+        "",
+    ),
+    M(
+        "kernels/rows.h",
+        "sums of later panels lie on those of the first",
+        "operands.sums += NV * L;",
+        "",
+    ),
+    M(
+        "kernels/strided.h",
+        "columns beyond the last are stored",
+        "if (left >= 2 * L) {",
+        "if (left > L) {",
+    ),
+    M(
+        "kernels/strided.h",
+        "no +0 is added to even columns",
+        "V::zip(V::add(even[r][v], V::zero()), ",
+        "V::zip(even[r][v], ",
+    ),
+    M(
+        "kernels/depthwise.h",
+        "the last vector goes beyond the groups",
+        "v < last ? v * V::kLanes : operands.last_lane",
+        "v * V::kLanes",
+    ),
+    M(
+        "kernels/depthwise.h",
+        "no bias is added last",
+        "V::store(dst, V::add(acc[q], bias))",
+        "V::store(dst, acc[q])",
+    ),
+    M(
+        "kernels/depthwise_weight.h",
+        "chains don't end",
+        "k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end",
+        "k_end",
+    ),
+    M(
+        "kernels/depthwise_weight.h",
+        "rows of taps are stored one upon the other",
+        "operands.c += rows * tap_cols * L;",
+        "operands.c += tap_cols * L;",
+    ),
+    M(
+        "kernels/planes.h",
+        "a chain's sum overwrites the one before it",
+        "o.adds ? V::add(V::load(o.sums + at), acc[r][u]) : acc[r][u]",
+        "acc[r][u]",
+    ),
+    M(
+        "kernels/planes.h",
+        "a chain that is taken up again starts anew",
+        "o.first ? V::broadcast(o.start + r) : V::load(o.chains + r * o.row_pitch + x + u * L)",
+        "V::broadcast(o.start + r)",
+    ),
+    # ---- packers
+    M(
+        "pack/patch.h",
+        "a run's last element is clipped",
+        "extent > first ? div_up(extent - first, step) : 0",
+        "extent > first ? (extent - first) / step : 0",
+    ),
+    M(
+        "pack/patch.h",
+        "a run begins one element early",
+        "first < 0 ? div_up(-first, step) : 0",
+        "first < 0 ? -first / step : 0",
+    ),
+    M(
+        "pack/patch.h",
+        "rows above the image are joined to it",
+        "rows.first >= 0 && rows.first + rows.run_length",
+        "rows.first + rows.run_length",
+    ),
+    M(
+        "pack/patch.h",
+        "the padding on the right is stale",
+        "clear(d + in.high * patch.col_pitch, (cols.run_length - in.high) * patch.col_pitch);",
+        "",
+    ),
+    M(
+        "pack/patch.h",
+        "a long border is cleared in the first plane alone",
+        "for (int64_t c = 0; c < together; ++c) fill_zero(d + c * patch.channel_pitch, n);",
+        "fill_zero(d, n);",
+    ),
+    M(
+        "pack/patch.h",
+        "all images lie on the first one",
+        "patch.image_pitch = channels * patch.channel_pitch;",
+        "patch.image_pitch = 0;",
+    ),
+    M(
+        "pack/lanes.h",
+        "the last block of a transposition goes beyond the run",
+        "const int64_t k = depth - k0 >= L ? k0 : max64(depth - L, 0);",
+        "const int64_t k = k0;",
+        sanitizer="address",
+    ),
+    M(
+        "pack/lanes.h",
+        "a pixel's channels are read beyond the run",
+        "(count - 1 - x) * step + channels;",
+        "(count - 1 - x) * step + channels + L;",
+        sanitizer="address",
+    ),
+    M(
+        "pack/lanes.h",
+        "the last pixels of a block are not moved back",
+        "const int64_t x = min64(x0, count - pixels);",
+        "const int64_t x = x0;",
+    ),
+    M(
+        "pack/interleave.h",
+        "a later panel takes the first channels",
+        "V::store(dst + c * channel_pitch, r[first + c]);",
+        "V::store(dst + c * channel_pitch, r[c]);",
+    ),
+    M(
+        "pack/interleave.h",
+        "the first channel's bias for all",
+        "V::add(r[c], V::load(bias + c * L))",
+        "V::add(r[c], V::load(bias))",
+    ),
+    M(
+        "pack/weights.h",
+        "the stride of columns for rows",
+        "t / tap_cols * gemm.weight_i + t % tap_cols * gemm.weight_j, lane_step",
+        "t / tap_cols * gemm.weight_j + t % tap_cols * gemm.weight_j, lane_step",
+    ),
+    M(
+        "pack/weights.h",
+        "weights of patch layers are not conjugated",
+        "gemm.conj_weight ? conjugate(value) : value",
+        "value",
+        dtype="complex64",
+    ),
+    M(
+        "pack/weights.h",
+        "taps of patch layers are taken to lie together",
+        "if (gemm.weight_result_i == taps_w * gemm.weight_result_j && gemm.weight_m == taps",
+        "if (gemm.weight_m == taps",
+    ),
+    M(
+        "pack/pairs.h",
+        "a lone channel takes another for its second",
+        "copy_pairs(src, lone ? nullptr : src + source.channel / 2, step, count, dst);",
+        "copy_pairs(src, src + source.channel / 2, step, count, dst);",
+        **PAIRS,
+    ),
+    M(
+        "pack/pairs.h",
+        "a lone channel's weight has a second",
+        "copy_pairs(src, alone ? nullptr : src + second, 1, lanes, dst);",
+        "copy_pairs(src, src + second, 1, lanes, dst);",
+        **PAIRS,
+    ),
+    # ---- stores
+    M(
+        "pack/store.h",
+        "what additions of chunks lose is lost",
+        "e[i] += (a[i] - (sum - taken)) + (b[i] - taken);",
+        "e[i] += R(0) * taken;",
+    ),
+    M(
+        "pack/store.h",
+        "infinities of long sums become NaN",
+        "e[i] == e[i] ? e[i] : R(0)",
+        "e[i]",
+    ),
+    M(
+        "pack/store.h",
+        "the last channels are stored as a whole vector",
+        "const int n = int(channels - m);",
+        "const int n = L;",
+    ),
+    M(
+        "pack/store.h",
+        "the last pixels of a plane are stored as a whole vector",
+        "if (n == L && valid == L) {",
+        "if (valid == L) {",
+    ),
+    M(
+        "pack/store.h",
+        "a neighbour of the row is read and written back",
+        "const int64_t span = 2 * n - 1,",
+        "const int64_t span = 2 * n,",
+        sanitizer="thread",
+    ),
+    M(
+        "pack/store.h",
+        "columns of others are read and written back",
+        "gemm.owns_columns_between ? Between::kOwned : Between::kOthers",
+        "Between::kOwned",
+        sanitizer="thread",
+    ),
+    M(
+        "pack/store.h",
+        "rows with gaps are stored as one run",
+        "r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols",
+        "r.cols == gemm.cols",
+    ),
+    # ---- drivers
+    M(
+        "drivers/gemm.h",
+        "later segments read the first one's channels",
+        "operand + s0 * patch.channel_pitch,",
+        "operand,",
+    ),
+    M(
+        "drivers/gemm.h",
+        "images are stored as rows",
+        "operands.c = first + row / r.rows * gemm.destination_n + ",
+        "operands.c = first + row / r.rows * gemm.destination_row + ",
+    ),
+    M(
+        "drivers/gemm.h",
+        "a group takes another one's bias",
+        "source[(lane * gemm.m + v) * gemm.bias_stride]",
+        "source[(lane + v) * gemm.bias_stride]",
+    ),
+    M(
+        "drivers/gemm.h",
+        "rows of taps that are dropped are not skipped",
+        "            from += r.cols * width;\n",
+        "",
+    ),
+    M(
+        "drivers/gemm.h",
+        "no +0 is added to gradients of patch layers",
+        "Narrow<S>::from(add_scalar(sum, T{}))",
+        "Narrow<S>::from(sum)",
+    ),
+    M(
+        "drivers/gemm.h",
+        "an empty sum is stored as scratch was",
+        "if (is_empty) fill_zero(c, pixels * vectors * L);",
+        "",
+    ),
+    M(
+        "drivers/gemm.h",
+        "a chunk begins one segment late",
+        "const bool begins_chunk = number % kSegmentsPerChunk == 0;",
+        "const bool begins_chunk = number == 0 || (number > 1 && number % kSegmentsPerChunk == 1);",
+    ),
+    M(
+        "drivers/gemm.h",
+        "the source is read in place where it needs padding",
+        "return inside && std::is_same_v<S, Operand<T>>;",
+        "return std::is_same_v<S, Operand<T>>;",
+    ),
+    M(
+        "drivers/pixels.h",
+        "no +0 is added where the sum began from the bias",
+        "!last || k.has_chunks() ? nullptr : bias_first ? zeros : bias + m;",
+        "!last || k.has_chunks() || bias_first ? nullptr : bias + m;",
+    ),
+    M(
+        "drivers/pixels.h",
+        "the last pixels are stored as a whole vector",
+        "store_interleaved<true>(channels, planes, L, 1, n - done, no_bias,",
+        "store_interleaved<true>(channels, planes, L, 1, L, no_bias,",
+    ),
+    M(
+        "drivers/pixels.h",
+        "a chunk of channels takes the first one's bias",
+        "static_cast<const S*>(gemm.bias) + (group * gemm.m + m0) * gemm.bias_stride;",
+        "static_cast<const S*>(gemm.bias) + group * gemm.m * gemm.bias_stride;",
+    ),
+    M(
+        "drivers/pixels.h",
+        "all rows of taps are the first",
+        "c * gemm.weight_c + i * gemm.weight_i, gemm.weight_j, tap_cols, dst,",
+        "c * gemm.weight_c, gemm.weight_j, tap_cols, dst,",
+    ),
+    M(
+        "drivers/pixels.h",
+        "the patch of the last panel begins with the first",
+        "col0 + first_packed, cols - first_packed, j0",
+        "col0, cols - first_packed, j0",
+    ),
+    M(
+        "drivers/pixels.h",
+        "the total of chunks is not that of the first",
+        "                        number == kSegmentsPerChunk);",
+        "                        false);",
+    ),
+    M(
+        "drivers/planes.h",
+        "the last run goes beyond the plane",
+        "o.pixels = min64(tiling.run, gemm.cols - x0);",
+        "o.pixels = tiling.run;",
+    ),
+    M(
+        "drivers/planes.h",
+        "a bias of any stride is read as a dense one",
+        "widen_scalar(from[r * gemm.bias_stride])",
+        "widen_scalar(from[r])",
+    ),
+    M(
+        "drivers/planes.h",
+        "a chunk's sum is not begun anew",
+        "o.adds = !begins_chunk;",
+        "o.adds = chain != 0;",
+    ),
+    M(
+        "drivers/dot.h",
+        "every row of a packed weight is the first",
+        "gather_row(weight + (r + i) * gemm.weight_m, k0",
+        "gather_row(weight + r * gemm.weight_m, k0",
+    ),
+    M(
+        "drivers/dot.h",
+        "one column beyond the image counts as inside",
+        "col < gemm.source_w ?",
+        "col <= gemm.source_w ?",
+    ),
+    M(
+        "drivers/dot.h",
+        "a block of K overwrites the one before it",
+        "operands.accumulate = k0 != 0;",
+        "operands.accumulate = false;",
+    ),
+    M(
+        "drivers/dot.h",
+        "results beyond the last are stored",
+        "store(sums, int(min64(rows - r, L)), destination",
+        "store(sums, L, destination",
+    ),
+    M(
+        "drivers/rows.h",
+        "factors of results that don't exist are read",
+        "min64(r, valid - 1) * products.factor_r",
+        "r * products.factor_r",
+        sanitizer="address",
+    ),
+    M(
+        "drivers/rows.h",
+        "chunks are one segment too long",
+        "products.segments_per_chunk * products.segment;",
+        "(products.segments_per_chunk + 1) * products.segment;",
+    ),
+    M(
+        "drivers/strided.h",
+        "phases are not put in order",
+        "if (even.phase != 0) std::swap(even, odd);",
+        "",
+    ),
+    M(
+        "drivers/strided.h",
+        "the last row of a phase is not computed",
+        "(rows - 1 - h.phase) / p.stride_h + 1 : 0",
+        "(rows - 1 - h.phase) / p.stride_h : 0",
+    ),
+    M(
+        "drivers/strided.h",
+        "the patch begins left of the image",
+        "(cols.first + in_w.low) * go[3], go[3]",
+        "cols.first * go[3], go[3]",
+    ),
+    M(
+        "drivers/phases.h",
+        "all phases read the first one's weights",
+        "first_row[f] = row;",
+        "first_row[f] = 0;",
+    ),
+    M(
+        "drivers/phases.h",
+        "the table of positions is the first phase's",
+        "        positions += pixels;\n",
+        "",
+    ),
+    M(
+        "drivers/phases.h",
+        "rows of taps with gaps are taken as one",
+        "phases.taps_h == 1 || phases.weight_i == phases.weight_j * phases.taps_w",
+        "true",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "one position too many counts as inside",
+        "last < extent ? div_up(extent - last, axis.step) : 0",
+        "last < extent ? div_up(extent - last, axis.step) + 1 : 0",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "the last four pixels go beyond the row",
+        "pixels(ukernels.by_four, 4, row, r.cols - 4, 1);",
+        "pixels(ukernels.by_four, 4, row, r.cols - left, 1);",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "pixels against which taps run begin at the first one",
+        "const int64_t col = backwards ? r.cols - 1 - at : at;",
+        "const int64_t col = at;",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "sums start from what scratch held",
+        "fill_zero(bias_first ? block.bias : block.start, block.vectors() * L);",
+        "if (bias_first) fill_zero(block.bias, block.vectors() * L);",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "the table has the stride of columns for rows",
+        "*tap_offset++ = i * view.tap_row + j * view.tap_col;",
+        "*tap_offset++ = i * view.tap_col + j * view.tap_col;",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "the first chunk is lost",
+        "add_chunk(total, lost, tile, call.used_size(t), chunk == 0);",
+        "add_chunk(total, lost, tile, call.used_size(t), chunk <= 1);",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "partials are taken from other items' slots",
+        "call.partials + (slot * call.items() + item) * call.tile_size();",
+        "call.partials + (item * call.chunks_in_flight + slot) * call.tile_size();",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "what a total loses lies on the next item's total",
+        "T* const lost = total + call.items() * call.tile_size();",
+        "T* const lost = total + call.tile_size();",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "the last vector of groups goes beyond them",
+        "return min64(vector * L, t.groups - L);",
+        "return vector * L;",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "a chain overwrites the one before it",
+        "              operands.accumulate = true;\n",
+        "",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "the input is not conjugated",
+        "problem.in_channels_per_group() * in[1], t.groups},\n                   true, patch_data);",
+        "problem.in_channels_per_group() * in[1], t.groups},\n                   false, patch_data);",
+        dtype="complex64",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "a patch of several segments begins with each of them",
+        "patch.position_offset(n, p0 - patch_row + p, q)",
+        "patch.position_offset(n, p, q)",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "the stride of rows for columns of taps",
+        "tap % t.tap_cols * gw[3], gw[1], gw[0]",
+        "tap % t.tap_cols * gw[2], gw[1], gw[0]",
+    ),
+    M(
+        "drivers/grad_bias.h",
+        "partial sums begin anew with every row",
+        "W* const lane = partial[(p + x) % 8];",
+        "W* const lane = partial[x % 8];",
+    ),
+    M(
+        "drivers/grad_bias.h",
+        "the last block is lost",
+        "for (int i = 0; (count >> i) != 0; ++i) {\n        if",
+        "for (int i = 1; (count >> i) != 0; ++i) {\n        if",
+    ),
+    M(
+        "drivers/grad_bias.h",
+        "no +0 is added last",
+        "add_scalar(from_wide<T>(sum.total(c)), T{})",
+        "from_wide<T>(sum.total(c))",
+    ),
+    # ---- plans
+    M(
+        "plan/candidates.cpp",
+        "rows times factors, though results don't lie together",
+        "g.weight_m != 1 || g.destination_m != 1 || g.channels == 0",
+        "g.weight_m != 1 || g.channels == 0",
+    ),
+    M(
+        "plan/candidates.cpp",
+        "depthwise, though results don't lie together",
+        "g.source_c != 1 || g.destination_m != 1",
+        "g.source_c != 1",
+    ),
+    M(
+        "plan/candidates.cpp",
+        "plane by plane, though results don't lie together",
+        "!reads_whole_planes(g) || g.destination_col != 1 ||",
+        "!reads_whole_planes(g) ||",
+    ),
+    M(
+        "plan/candidates.cpp",
+        "vectors over pixels that are no neighbours",
+        "g.axis_w.step == 1 || g.taps_w == 1;",
+        "true;",
+    ),
+    M(
+        "plan/candidates.cpp",
+        "two phases, though pixels are no neighbours",
+        "p.stride_w != 2 || result[3] != 1 ||",
+        "p.stride_w != 2 ||",
+    ),
+    M(
+        "plan/candidates.cpp",
+        "two phases of several chains in one",
+        "block_k(phase, vector.limits).chain < phase.taps()",
+        "false",
+    ),
+    M(
+        "plan/candidates.cpp",
+        "weight gradients of taps in the padding",
+        "met_h.count != p.kernel_h || met_w.count != p.kernel_w",
+        "met_h.count != p.kernel_h",
+    ),
+    M(
+        "plan/candidates.cpp",
+        "depthwise weight gradients, though groups don't lie together",
+        "call.b.stride[1] != 1 || call.a.stride[1] != 1",
+        "call.b.stride[1] != 1",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "the weight is not conjugated",
+        "g.conj_weight = g.is_gradient = true;",
+        "g.is_gradient = true;",
+        dtype="complex64",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "input that one pixel doesn't meet is not set to zero",
+        "if (h.count * v.count < p.in_h * p.in_w) {",
+        "if (h.count * v.count == 0) {",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "groups with gaps are taken together",
+        "g.groups == 1 || group_destination == inner.size * inner.stride_b",
+        "true",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "rows that no tap meets are not set to zero",
+        "met_h < min64(p.stride_h, p.in_h) || met_w",
+        "met_w",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "rows that no patch meets are not set to zero",
+        "    if (count_met(p.rows(), p.kernel_h, p.out_h, p.in_h) < p.in_h ||\n        count_met",
+        "    if (count_met",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "rows with gaps are joined",
+        "!whole_planes || g.source_row != g.source_col * g.cols ||",
+        "!whole_planes ||",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "the last tap inside is left out",
+        "div_up(size - axis.origin, axis.tap)",
+        "(size - axis.origin) / axis.tap",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "a band's weights begin with the first tap",
+        "offsets.weight + row.first_tap * g.weight_i + col.first_tap",
+        "offsets.weight + col.first_tap",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "an odd last channel has a partner",
+        "paired.lone = gemm.channels % 2 != 0;",
+        "",
+        **PAIRS,
+    ),
+    M(
+        "plan/summation_order.cpp",
+        "the images of the last block are lost",
+        "b.blocks_n = div_up(batch, b.images);",
+        "b.blocks_n = max64(batch / b.images, 1);",
+    ),
+    M(
+        "plan/summation_order.h",
+        "a band's taps that descend are counted from the first",
+        "descends_ ? taps_ - inside.end : inside.begin",
+        "inside.begin",
+    ),
+    M(
+        "plan/patch_axis.cpp",
+        "taps that descend are not moved into the patch",
+        "axis.shift = gather.tap < 0 ? reach : 0;",
+        "axis.shift = 0;",
+    ),
+    M(
+        "plan/patch_axis.cpp",
+        "runs of taps overlap",
+        "axis.tap_pitch = positions;",
+        "axis.tap_pitch = positions - 1;",
+    ),
+    M(
+        "plan/patch_axis.cpp",
+        "no room for what pads images",
+        "saturating_mul(images, 128 / element_size)",
+        "0",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_gemm.cpp",
+        "room for a panel of one vector",
+        "s.panel = layout.take(k.max_depth() * width * size);",
+        "s.panel = layout.take(k.max_depth() * vector.lanes * size);",
+    ),
+    M(
+        "plan/tile_gemm.cpp",
+        "groups are interleaved whose results don't lie together",
+        "gemm.taps() > 0 && gemm.destination_m == 1 && gemm.m >= 2",
+        "gemm.taps() > 0 && gemm.m >= 2",
+    ),
+    M(
+        "plan/tile_gemm.cpp",
+        "no room in the patch for the vector that overlaps",
+        "patch_lanes = (t.group_vectors + 1) * vector.lanes;",
+        "patch_lanes = t.group_vectors * vector.lanes;",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_gemm.cpp",
+        "no room in the workspace for what totals lose",
+        "return (t.slots + 2) *",
+        "return (t.slots + 1) *",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_gemm.h",
+        "no room in the tile for the vector that overlaps",
+        "(group_vectors > 0 ? group_vectors + 1 : 1)",
+        "(group_vectors > 0 ? group_vectors : 1)",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_pixels.cpp",
+        "no room for what the last panel reads beyond its row",
+        "vector.element_size) + kMaxPanelVectors * vector.lanes;",
+        "vector.element_size);",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_pixels.cpp",
+        "planes with gaps are summed in place",
+        "!k.has_chunks() && gemm.destination_col == 1 &&",
+        "!k.has_chunks() &&",
+    ),
+    M(
+        "plan/tile_pixels.cpp",
+        "channels of a weight with gaps are read in place",
+        "(k.segment_channels == 1 || gemm.weight_c == k.tap_rows * k.tap_cols)",
+        "true",
+    ),
+    M(
+        "plan/tile_phases.cpp",
+        "the patch lacks the last column",
+        "phases.cols = high_col - low_col + 1;",
+        "phases.cols = max64(high_col - low_col, 1);",
+    ),
+    M(
+        "plan/tile_phases.cpp",
+        "room for the positions of one image",
+        "pixels += tiling.tile_images * phases.gemm[f].rows",
+        "pixels += phases.gemm[f].rows",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_phases.cpp",
+        "room for totals where the last phase has chunks",
+        "has_chunks = has_chunks || block_k(",
+        "has_chunks = block_k(",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_planes.cpp",
+        "no room for what totals lose",
+        "has_chunks() ? 4 : 2;",
+        "has_chunks() ? 3 : 2;",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_depthwise.cpp",
+        "room for one vector of a row's pixels",
+        "layout.take(max64(tiling.pixels() * vector.lanes * vector.element_size,"
+        " tiling.tile_cols * block));",
+        "layout.take(tiling.pixels() * vector.lanes * vector.element_size);",
+        dtype="bfloat16",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_depthwise.cpp",
+        "tiles begin within a round of the row phases",
+        "t.tile_rows = tile_rounds * p.stride_h;",
+        "t.tile_rows = max64(tile_rounds * p.stride_h - 1, 1);",
+    ),
+    M(
+        "plan/tile_one_pixel.cpp",
+        "no room for surplus rows",
+        "t.padded_rows = t.rows + max64(shape.single_rows, shape.lanes);",
+        "t.padded_rows = t.rows;",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_one_pixel.cpp",
+        "no room for what totals lose",
+        "p.segments_per_chunk * p.segment ? 3 : 1;",
+        "p.segments_per_chunk * p.segment ? 2 : 1;",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_one_pixel.cpp",
+        "five results go to a kernel of six",
+        "return step == 5 ? 6 : step;",
+        "return step;",
+    ),
+    M(
+        "plan/padding_products.cpp",
+        "one column beyond the image counts as inside",
+        "col >= 0 && col < p.in_w) continue;",
+        "col >= 0 && col <= p.in_w) continue;",
+    ),
+    M(
+        "plan/padding_products.cpp",
+        "imaginary parts are not looked at",
+        "for (int64_t part = 0; part < parts; ++part) {\n      if (!scan",
+        "for (int64_t part = 0; part < 1; ++part) {\n      if (!scan",
+        dtype="complex64",
+    ),
+    M(
+        "plan/padding_products.cpp",
+        "dimensions with gaps are taken as one",
+        "d[outer].size > 1 && d[outer].stride == d[3].stride * d[3].size; --outer",
+        "d[outer].size > 1; --outer",
+    ),
+    # ---- what all share
+    M(
+        "base/scratch.h",
+        "parts of scratch begin anywhere",
+        "bytes_ = round_up(bytes_ + bytes, 64);",
+        "bytes_ = bytes_ + bytes;",
+        sanitizer="address",
+    ),
+    M(
+        "base/executor.h",
+        "two work items are none",
+        "} else if (items > 1) {",
+        "} else if (items > 2) {",
+    ),
+    M(
+        "conv2d_cpu.cpp",
+        "without threads the last work item is lost",
+        "for (int64_t item = 0; item < items; ++item) body(context, item);",
+        "for (int64_t item = 0; item + 1 < items; ++item) body(context, item);",
+    ),
+)
+
+
+def chosen(number: int, count: int = 4) -> list[Mutation]:
+    """The `number`-th choice of so many, each of another part of the list; all come around."""
+    here = [mutation for mutation in MUTATIONS if mutation.runs_here()]
+    step = -(-len(here) // count)
+    return [here[(number + part * step) % len(here)] for part in range(count)] if here else []
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="show them, and run none")
+    parser.add_argument("--only", action="append", help="those whose file or name has this text")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of random inputs, at most")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the random inputs")
+    options = parser.parse_args(arguments)
+    wanted = [
+        mutation
+        for mutation in MUTATIONS
+        if not options.only or any(text in str(mutation) for text in options.only)
+    ]
+    if options.list:
+        for mutation in wanted:
+            with altered_sources(mutation):
+                pass
+            isas = ", ".join(mutation.instruction_sets())
+            print(f"{mutation} ({mutation.dtype}, {isas}, sanitizer {mutation.sanitizer})")
+        return 0
+    survivors, left_out = [], []
+    for number, mutation in enumerate(wanted, 1):
+        if not mutation.runs_here():
+            left_out.append(mutation)
+            continue
+        start = time.monotonic()
+        how = run_mutant(mutation, options.seconds, options.seed)
+        if not how:
+            survivors.append(mutation)
+        taken = time.monotonic() - start
+        print(
+            f"{number}/{len(wanted)} {taken:.0f} s  {mutation}: {how or 'SURVIVED'}", flush=True
+        )
+    run = len(wanted) - len(left_out)
+    print(f"{run} mutants, {run - len(survivors)} killed, {len(survivors)} survived")
+    for mutation in survivors:
+        print(f"survived: {mutation}")
+    for mutation in left_out:
+        print(f"not run, the CPU lacks the instructions: {mutation}")
+    return 1 if survivors or not run else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
