@@ -191,8 +191,9 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
   }
   if (!weights_finite) return;  // what is NaN follows the geometry; its consistency is compared elsewhere
 
-  // Sums end with the addition of the bias or of +0, so that -0 needs a bias of -0.
-  const bool no_negative_zeros = !operands.has_bias && !directed && !flushes && storage.bytes == compute.bytes;
+  // Sums end with the addition of the bias or of +0, so that -0 needs a bias of -0. Also where denormal numbers are
+  // flushed: what +0 is added to has been by the operation before.
+  const bool no_negative_zeros = !operands.has_bias && !directed && storage.bytes == compute.bytes;
 
   double squares = 0, most = 0;
   int64_t measured = 0;

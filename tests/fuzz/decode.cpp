@@ -293,6 +293,12 @@ Case decode(const uint8_t* data, size_t size) {
     case Kind::kLargeKernel:
       h.kernel = bytes.from(7, 17);
       w.kernel = bytes.from(7, 17);
+      if (bytes.one_in(3)) {  // depthwise ones, whose phases have several chains of taps
+        c.groups = bytes.from(1, 20);
+        c.in = c.out = 1;
+        h.stride = bytes.from(1, 2);
+        w.stride = 2;
+      }
       break;
     case Kind::kLongKernel:
       h.kernel = bytes.from(1, 2);

@@ -1,0 +1,41 @@
+"""Whether the fuzzer would find bugs in the CPU engine: cpu_host/mutations.py puts them in.
+
+Each run takes four of them, other ones every day, or those that CONV2D_EXT_FUZZ_SEED names;
+`python tests/cpu_host/mutations.py` takes all.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+
+import pytest
+from cpu_host.mutations import MUTATIONS, chosen, replaced, run_mutant
+
+NUMBER = int(os.environ.get("CONV2D_EXT_FUZZ_SEED", "0")) or datetime.date.today().toordinal()
+
+
+def test_every_mutation_applies():
+    """Else the line that it broke is another one now, and the mutation has to follow it."""
+    assert len({str(mutation) for mutation in MUTATIONS}) == len(MUTATIONS) >= 60
+    for mutation in MUTATIONS:
+        assert replaced(mutation)
+
+
+def test_all_come_around():
+    here = {mutation for mutation in MUTATIONS if mutation.runs_here()}
+    assert {mutation for number in range(len(here)) for mutation in chosen(number)} == here
+
+
+@pytest.mark.slow
+def test_mutants_are_caught():
+    mutations = chosen(NUMBER)
+    if not mutations:
+        pytest.skip("the bugs are in code that this CPU does not run")
+    survivors = []
+    for mutation in mutations:
+        how = run_mutant(mutation)
+        print(f"{mutation}: {how or 'survived'}")
+        if not how:
+            survivors.append(mutation)
+    assert not survivors, f"CONV2D_EXT_FUZZ_SEED={NUMBER}: no test finds {survivors}"
