@@ -108,6 +108,8 @@ Layout draw_layout(Bytes& bytes, bool may_expand, bool dense) {
   layout.offset = bytes.one_in(3) ? bytes.below(32) : 0;
   if (kind < 2) return layout;
   layout.order = kind < 5 ? kChannelsLast : bytes.below(kOrders);
+  // Gaps and repetitions of the two formats, which most kernels are for, more often than of the others.
+  if (kind > 5 && bytes.one_in(2)) layout.order = bytes.one_in(2) ? kContiguous : kChannelsLast;
   layout.single = bytes.one_in(4) ? bytes.below(5) : 0;
   if (dense || kind < 6) return layout;
   if (kind == 6 || !may_expand) {
@@ -233,7 +235,7 @@ Case decode(const uint8_t* data, size_t size) {
   if (bytes.below(2) == 0) c.values[1] = c.values[0];
   c.seed = bytes.byte() + 256 * bytes.byte();
   c.bias = bytes.below(2);
-  c.bias_stride = bytes.one_in(4) ? bytes.below(4) : 1;
+  c.bias_stride = bytes.one_in(2) ? bytes.below(4) : 1;
 
   if (bytes.one_in(12)) {
     c.plan = 1;
