@@ -717,6 +717,7 @@ MUTATIONS = (
         "partial sums begin anew with every row",
         "W* const lane = partial[(p + x) % 8];",
         "W* const lane = partial[x % 8];",
+        dtype="float64",
     ),
     M(
         "drivers/grad_bias.h",
