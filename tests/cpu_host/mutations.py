@@ -904,7 +904,7 @@ MUTATIONS = (
         "plan/tile_pixels.cpp",
         "no room for what the last panel reads beyond its row",
         "vector.element_size) + kMaxPanelVectors * vector.lanes;",
-        "vector.element_size);",
+        "vector.element_size) - 128 / vector.element_size;",
         sanitizer="address",
     ),
     M(

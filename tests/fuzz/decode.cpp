@@ -311,7 +311,8 @@ Case decode(const uint8_t* data, size_t size) {
       c.in = bytes.one_in(2) ? bytes.from(300, 3000) : bytes.from(30, 300);
       c.out = bytes.one_in(2) ? bytes.from(300, 3000) : bytes.from(30, 300);
       if (c.op == int64_t(Op::kForward)) c.out = bytes.from(1, 9);
-      if (c.op == int64_t(Op::kGradInput)) c.in = bytes.from(1, 9);
+      // As many channels as joined phases want, or few.
+      if (c.op == int64_t(Op::kGradInput)) c.in = bytes.one_in(3) ? bytes.from(16, 33) : bytes.from(1, 9);
       if (c.op == int64_t(Op::kGradWeight)) {
         c.in = bytes.from(1, 9);
         c.out = bytes.from(1, 9);
