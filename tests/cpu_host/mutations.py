@@ -217,15 +217,6 @@ MUTATIONS = (
     ),
     M(
         "isa/vec_avx2.h",
-        "the lanes of a dot product are added in another order",
-        "t[1], 0x44), _mm256_shuffle_ps(t[0], t[1], 0xee));\n"
-        "    u[1] = add(_mm256_shuffle_ps(t[2], t[3], 0x44), _mm256_shuffle_ps(t[2], t[3], 0xee))",
-        "t[1], 0x88), _mm256_shuffle_ps(t[0], t[1], 0xdd));\n"
-        "    u[1] = add(_mm256_shuffle_ps(t[2], t[3], 0x88), _mm256_shuffle_ps(t[2], t[3], 0xdd))",
-        isas=("portable", "avx2"),
-    ),
-    M(
-        "isa/vec_avx2.h",
         "even and odd columns change places",
         "const reg lo = _mm256_unpacklo_pd(even, odd), hi = _mm256_unpackhi_pd(even, odd);",
         "const reg lo = _mm256_unpacklo_pd(odd, even), hi = _mm256_unpackhi_pd(odd, even);",
@@ -415,12 +406,6 @@ MUTATIONS = (
     # ---- stores
     M(
         "pack/store.h",
-        "what additions of chunks lose is lost",
-        "e[i] += (a[i] - (sum - taken)) + (b[i] - taken);",
-        "e[i] += R(0) * taken;",
-    ),
-    M(
-        "pack/store.h",
         "infinities of long sums become NaN",
         "e[i] == e[i] ? e[i] : R(0)",
         "e[i]",
@@ -436,20 +421,6 @@ MUTATIONS = (
         "the last pixels of a plane are stored as a whole vector",
         "if (n == L && valid == L) {",
         "if (valid == L) {",
-    ),
-    M(
-        "pack/store.h",
-        "a neighbour of the row is read and written back",
-        "const int64_t span = 2 * n - 1,",
-        "const int64_t span = 2 * n,",
-        sanitizer="thread",
-    ),
-    M(
-        "pack/store.h",
-        "columns of others are read and written back",
-        "gemm.owns_columns_between ? Between::kOwned : Between::kOthers",
-        "Between::kOwned",
-        sanitizer="thread",
     ),
     M(
         "pack/store.h",

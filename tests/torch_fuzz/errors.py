@@ -103,7 +103,8 @@ def _reshaped(tensor: torch.Tensor, how: str, dim: int) -> torch.Tensor:
         return tensor
     dim %= tensor.dim()
     if how == "drop":
-        return tensor.sum(dim, dtype=tensor.dtype) if tensor.dtype.is_signed else tensor
+        # Not every dtype has a sum, nor every dimension a first element.
+        return tensor.select(dim, 0) if tensor.shape[dim] else tensor
     size = {"grow": tensor.shape[dim] + 1, "shrink": max(0, tensor.shape[dim] - 1), "zero": 0}[how]
     shape = [size if i == dim else s for i, s in enumerate(tensor.shape)]
     return torch.ones(shape).to(tensor.dtype)

@@ -355,6 +355,8 @@ def _inference_operand(tensor: torch.Tensor) -> torch.Tensor:
 
 def _resized(tensor: torch.Tensor) -> torch.Tensor:
     """Storage given back and taken again, as FSDP's resharding does."""
+    if tensor.untyped_storage().nbytes() == 0:
+        return tensor  # PyTorch itself crashes where it clones what another layer has freed
     tensor = tensor.clone()
     values, size = tensor.clone(), tensor.untyped_storage().nbytes()
     tensor.untyped_storage().resize_(0)
