@@ -1,7 +1,7 @@
 """`Conv2d`, a drop-in `torch.nn.Conv2d`, and `convert`, which puts it into a model."""
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`: torch.fx copies the annotations of a module that it
+# traces, and can't pickle strings.
 import logging
 
 import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 
 import pytest
 import torch
@@ -152,3 +153,11 @@ def test_convert_leaves_what_is_prepared_for_quantization(caplog):
     prepared(make_input().float())
     quantized = quantization.convert(prepared)
     assert type(quantized[0]).__module__.startswith("torch.ao.nn.quantized")
+
+
+def test_a_traced_layer_pickles():
+    """The root of a trace is no leaf: its forward is traced, with its annotations."""
+    layer = conv2d_ext.Conv2d(2, 3, 3, padding=1)
+    traced = torch.fx.symbolic_trace(layer)
+    x = torch.randn(1, 2, 5, 6)
+    assert torch.equal(pickle.loads(pickle.dumps(traced))(x), layer(x))

@@ -406,6 +406,13 @@ MUTATIONS = (
     # ---- stores
     M(
         "pack/store.h",
+        "columns of others are read and written back",
+        "gemm.owns_columns_between ? Between::kOwned : Between::kOthers",
+        "Between::kOwned",
+        sanitizer="thread",
+    ),
+    M(
+        "pack/store.h",
         "infinities of long sums become NaN",
         "e[i] == e[i] ? e[i] : R(0)",
         "e[i]",
@@ -972,13 +979,6 @@ MUTATIONS = (
         "for (int64_t c = 0; c < 1; ++c) {",
     ),
     # ---- what all share
-    M(
-        "base/scratch.h",
-        "parts of scratch begin anywhere",
-        "bytes_ = round_up(bytes_ + bytes, 64);",
-        "bytes_ = bytes_ + bytes;",
-        sanitizer="address",
-    ),
     M(
         "base/executor.h",
         "two work items are none",
