@@ -144,7 +144,7 @@ py::dict describe(const cpu::Explanation& e) {
   result["work_items"] = e.work_items;
   result["workspace_bytes_per_thread"] = e.workspace_bytes_per_thread;
   result["refused"] = e.refused;
-  result["candidates"] = e.candidates;
+  result["candidates"] = py::tuple(py::cast(e.candidates));
   return result;
 }
 

@@ -48,6 +48,17 @@ def test_the_problem(problem):
     assert {plan.forward.gemm_m, plan.forward.gemm_n} == {m, n}
 
 
+def test_who_was_asked_before():
+    """In order, each with its reason; the one that computes is not among them."""
+    plan = _explain(Problem("dense", 1, 8, (9, 9), 16, (3, 3))).forward
+    names, reasons = zip(*plan.candidates, strict=True)
+    assert names[0].startswith("depthwise")
+    assert plan.engine not in names
+    assert all(reasons)
+    assert all(f"not {name}: {reason}" in str(plan) for name, reason in plan.candidates)
+    hash(plan)  # frozen, with all it holds
+
+
 @pytest.mark.parametrize("dilation", [1, 2, 12], ids=str)
 def test_bands(dilation):
     """Only where taps lie in the padding at many positions."""
