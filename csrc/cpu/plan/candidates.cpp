@@ -33,7 +33,7 @@ const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vecto
   return g.batch <= (far ? kMaxRowImagesFar : kMaxRowImages) ? nullptr : "from this batch on packing the weight pays";
 }
 
-const char* refuse_depthwise(const ConvGemm& g, const VectorShape& vector) {
+const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector) {
   if (!vector.interleaves) return kNotCompiled;
   if (g.m != 1 || g.channels != 1) return "a group has several channels";
   if (g.groups < vector.lanes) return "fewer groups than a vector has lanes";
@@ -42,24 +42,24 @@ const char* refuse_depthwise(const ConvGemm& g, const VectorShape& vector) {
   return one_segment ? nullptr : "the taps make several segments, or none";
 }
 
-const char* refuse_groups(const ConvGemm& g, const VectorShape& vector) {
+const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector) {
   return lanes_are_groups(g, vector) ? nullptr : "vectors over a group's channels have more lanes at work";
 }
 
-const char* refuse_planes(const ConvGemm& g, const VectorShape& vector, int64_t storage_size) {
+const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector) {
   if (!vector.interleaves) return kNotCompiled;
   if (g.m > kMostFewPlanes || g.channels < 2) return "more than four result channels, or one source channel";
   if (!reads_whole_planes(g) || g.destination_col != 1 || g.result_taps() != 1) {
     return "not a 1x1 kernel on whole planes";
   }
-  const int64_t plane_bytes = g.cols * storage_size;
+  const int64_t storage_size = size_of(dtype), plane_bytes = g.cols * storage_size;
   const bool large = storage_size != vector.element_size
                          ? plane_bytes >= kLeastWidenedPlaneBytes
                          : plane_bytes >= kLeastPlaneBytes && g.channels * plane_bytes >= kLeastSourceBytes;
   return large ? nullptr : "small planes do as well with panels of pixels";
 }
 
-const char* refuse_pixels(const ConvGemm& g, const VectorShape& vector) {
+const char* refuse_pixels(const ConvGemm& g, DType, const VectorShape& vector) {
   if (!vector.interleaves) return kNotCompiled;
   // Along a row the pixels of a patch are neighbours unless there are taps that a stride skips between.
   const bool neighbours = g.axis_w.step == 1 || g.taps_w == 1;
@@ -85,7 +85,7 @@ const char* refuse_pixels(const ConvGemm& g, const VectorShape& vector) {
   return over_pixels * advantage > over_channels ? nullptr : kDearer;
 }
 
-const char* accept(const ConvGemm&, const VectorShape&) { return nullptr; }
+const char* accept(const ConvGemm&, DType, const VectorShape&) { return nullptr; }
 
 struct GemmCandidate {
   Driver driver;
@@ -93,11 +93,8 @@ struct GemmCandidate {
 };
 // Of a GEMM whose rows are joined where they can be.
 constexpr GemmCandidate kGemmCandidates[] = {
-    {Driver::kDepthwise, [](const ConvGemm& g, DType, const VectorShape& v) { return refuse_depthwise(g, v); }},
-    {Driver::kGroups, [](const ConvGemm& g, DType, const VectorShape& v) { return refuse_groups(g, v); }},
-    {Driver::kPlanes, [](const ConvGemm& g, DType d, const VectorShape& v) { return refuse_planes(g, v, size_of(d)); }},
-    {Driver::kPixels, [](const ConvGemm& g, DType, const VectorShape& v) { return refuse_pixels(g, v); }},
-    {Driver::kGemm, [](const ConvGemm& g, DType, const VectorShape& v) { return accept(g, v); }},
+    {Driver::kDepthwise, refuse_depthwise}, {Driver::kGroups, refuse_groups}, {Driver::kPlanes, refuse_planes},
+    {Driver::kPixels, refuse_pixels},       {Driver::kGemm, accept},
 };
 
 class Tasks {
