@@ -134,9 +134,8 @@ def toolkit_version(cuda_home: str | None) -> str | None:
 
 
 def find_sources(root: Path, *, cuda: bool) -> list[str]:
-    """Paths relative to `root`, as setuptools wants them, in a fixed order: what compiles for long
-    comes first, so that no core waits at the end. A file that another one includes is a part of it.
-    """
+    """Paths relative to `root`, as setuptools wants them, in a fixed order. A file that another one
+    includes is a part of it."""
     patterns = ["csrc/*.cpp", "csrc/cpu/**/*.cpp"]
     if cuda:
         patterns += ["csrc/cuda/*.cpp", "csrc/cuda/*.cu"]
@@ -144,8 +143,17 @@ def find_sources(root: Path, *, cuda: bool) -> list[str]:
     for path in tuple(found):
         included = re.findall(r'^#include "(.+\.cpp)"', path.read_text(encoding="utf-8"), re.M)
         found -= {path.parent / name for name in included}
-    names = sorted(path.relative_to(root).as_posix() for path in found)
-    return sorted(names, key=lambda name: ("/engine_" not in name, name.count("/")))
+    return sorted(path.relative_to(root).as_posix() for path in found)
+
+
+def longest_first(sources: list[str]) -> list[str]:
+    """The sources in the order to compile them in, so that no core waits at the end."""
+    long = [r"\.cu$", r"/extension\.cpp$", r"/engine_"]
+
+    def rank(name: str) -> int:
+        return next((i for i, pattern in enumerate(long) if re.search(pattern, name)), len(long))
+
+    return sorted(sources, key=rank)
 
 
 def format_build_info(
@@ -234,6 +242,10 @@ def _build_ext_with_torch(cuda_archs: str | None, warnings: tuple[str, ...]) -> 
             python = sys.implementation.cache_tag
             tag = f"{sysconfig.get_platform()}-{python}-torch{torch.__version__}"
             self.build_temp = os.path.join("build", f"temp.{tag}")
+
+        def swig_sources(self, sources, extension):
+            # The one step after setuptools has sorted the sources by name.
+            return longest_first(super().swig_sources(sources, extension))
 
         def run(self):
             compiler = find_compiler()

@@ -194,9 +194,21 @@ def test_sources(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "csrc/b.cpp").write_text('#include "part.cpp"\n#include "cpu/part.cpp"\n')
-    cpu = ["csrc/cpu/isa/engine_x.cpp", "csrc/b.cpp", "csrc/cpu/a.cpp"]
+    cpu = ["csrc/b.cpp", "csrc/cpu/a.cpp", "csrc/cpu/isa/engine_x.cpp"]
     assert build.find_sources(tmp_path, cuda=False) == cpu
     assert build.find_sources(tmp_path, cuda=True) == [*cpu, "csrc/cuda/k.cu", "csrc/cuda/o.cpp"]
+
+
+def test_what_compiles_for_long_comes_first():
+    sources = ["csrc/cpu/a.cpp", "csrc/cpu/isa/engine_x.cpp", "csrc/cuda/k.cu", "csrc/extension.cpp"]
+    assert build.longest_first(sources) == [
+        "csrc/cuda/k.cu", "csrc/extension.cpp", "csrc/cpu/isa/engine_x.cpp", "csrc/cpu/a.cpp",
+    ]  # fmt: skip
+    # The names of the patterns are those of real files.
+    real = build.longest_first(build.find_sources(ROOT, cuda=True))
+    assert real[0].endswith(".cu")
+    assert real.index("csrc/extension.cpp") < real.index("csrc/cpu/isa/engine_avx2.cpp")
+    assert real.index("csrc/cpu/isa/engine_avx2.cpp") < real.index("csrc/cpu/conv2d_cpu.cpp")
 
 
 TORCH_CUDA = torch.version.cuda or "13.0"

@@ -1,0 +1,9 @@
+// All that includes torch's headers as one translation unit: parsing them is most of what these files take to compile.
+#include "bindings.cpp"  // first, since it configures headers of torch
+#include "conv2d_autograd.cpp"
+#include "conv2d_checks.cpp"
+#include "cpu/conv2d_cpu_ops.cpp"
+#if defined(CONV2D_EXT_WITH_CUDA)
+#include "cuda/conv2d_cuda_ops.cpp"
+#endif
+#include "library.cpp"
