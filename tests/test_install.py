@@ -200,7 +200,12 @@ def test_sources(tmp_path):
 
 
 def test_what_compiles_for_long_comes_first():
-    sources = ["csrc/cpu/a.cpp", "csrc/cpu/isa/engine_x.cpp", "csrc/cuda/k.cu", "csrc/extension.cpp"]
+    sources = [
+        "csrc/cpu/a.cpp",
+        "csrc/cpu/isa/engine_x.cpp",
+        "csrc/cuda/k.cu",
+        "csrc/extension.cpp",
+    ]
     assert build.longest_first(sources) == [
         "csrc/cuda/k.cu", "csrc/extension.cpp", "csrc/cpu/isa/engine_x.cpp", "csrc/cpu/a.cpp",
     ]  # fmt: skip

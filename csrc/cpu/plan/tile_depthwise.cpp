@@ -45,7 +45,7 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   // Small images several together, which share the packed weights.
   t.tile_images = 1;
   if (t.tiles_h * t.tiles_w == 1) {
-    t.tile_images = even_piece(gemm.batch, kTilePixels / max64(t.pixels(), 1));
+    t.tile_images = even_piece(gemm.batch, kTilePixels / max64(t.image_pixels(), 1));
     if (div_up(gemm.batch, t.tile_images) * t.blocks < 4 * num_threads) t.tile_images = 1;
   }
   t.tiles_n = div_up(gemm.batch, t.tile_images);
@@ -58,13 +58,13 @@ DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& 
   const int64_t block = (tiling.block_vectors + 1) * vector.lanes * vector.element_size;
   ScratchLayout layout;
   DepthwiseScratch s{};
-  s.position_offsets = layout.take(tiling.pixels() * int64_t(sizeof(int64_t)));
+  s.position_offsets = layout.take(tiling.image_pixels() * int64_t(sizeof(int64_t)));
   s.tap_offsets = layout.take(gemm.taps() * int64_t(sizeof(int64_t)));
   s.start = layout.take(block);
   s.bias = layout.take(block);
   s.weights = layout.take(gemm.taps() * block);
   // One vector of all pixels, or all vectors of a row's.
-  s.c_tile = layout.take(max64(tiling.pixels() * vector.lanes * vector.element_size, tiling.tile_cols * block));
+  s.c_tile = layout.take(max64(tiling.image_pixels() * vector.lanes * vector.element_size, tiling.tile_cols * block));
   s.patch = layout.take(tiling.patch_elements * vector.element_size);
   s.bytes = layout.bytes();
   return s;

@@ -6,6 +6,7 @@
 #include "conv_gemm.h"
 #include "patch_axis.h"
 #include "summation_order.h"
+#include "tile_grid.h"
 
 namespace conv2d_ext::cpu {
 
@@ -30,14 +31,11 @@ constexpr int64_t depthwise_weight_rows(int64_t taps_w, int64_t accumulators) {
   return accumulators / taps_w < 1 ? 1 : accumulators / taps_w > 4 ? 4 : accumulators / taps_w;
 }
 
-struct DepthwiseTiling {
+struct DepthwiseTiling : TileGrid {
   int64_t block_vectors;  // whole vectors of groups in a block; the last block takes what is left, too
   int64_t blocks;
-  int64_t tile_images, tile_rows, tile_cols;
-  int64_t tiles_n, tiles_h, tiles_w;
   int64_t patch_elements;
-  int64_t pixels() const { return tile_rows * tile_cols; }  // that are computed at a time: one image's
-  int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
+  int64_t image_pixels() const { return tile_rows * tile_cols; }  // which are computed at a time
   int64_t items() const { return tiles() * blocks; }
 };
 DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads);

@@ -224,11 +224,6 @@ int64_t partial_bytes(const WeightTiling& t, const VectorShape& vector) {
   return (t.slots + 2) * t.group_blocks * t.tiles() * t.tile_size(vector.lanes) * vector.element_size;
 }
 
-Panels cut_panels(int64_t vectors, int64_t max_vectors) {
-  const int64_t count = div_up(vectors, max_vectors);
-  return {count, vectors / count, vectors % count};
-}
-
 namespace {
 
 constexpr int64_t kOffsetBytes = sizeof(int64_t);

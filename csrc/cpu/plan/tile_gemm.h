@@ -8,20 +8,17 @@
 #include "conv_gemm.h"
 #include "patch_axis.h"
 #include "summation_order.h"
+#include "tile_grid.h"
 
 namespace conv2d_ext::cpu {
 
 // Tiles of the driver for ConvGemm.
-struct ConvTiling {
-  int64_t tile_images, tile_rows, tile_cols;  // pixels of a tile
-  int64_t tiles_n, tiles_h, tiles_w;
+struct ConvTiling : TileGrid {
   int64_t block_channels;           // channels whose patch lies in scratch together (whole segments)
   int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
   int64_t patch_elements;           // scratch for the patch
   bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
   bool interleaved;                 // lanes are groups, and all result channels of them are stored together
-  int64_t pixels() const { return tile_images * tile_rows * tile_cols; }
-  int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
 };
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
                      int num_threads);
@@ -50,14 +47,6 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
 // Bytes of the call's workspace, where chunks of pixels are summed in parallel: a partial of each tile in each slot,
 // its total, and what that lost. At most limits::tiling::kPartialBytes a thread.
 int64_t partial_bytes(const WeightTiling& tiling, const VectorShape& vector);
-
-// How many vectors each panel of a chunk takes: near-equal, at most max_vectors.
-struct Panels {
-  int64_t count, vectors, larger;  // the first `larger` panels take one vector more
-  int64_t size(int64_t panel) const { return vectors + (panel < larger ? 1 : 0); }
-  int64_t start(int64_t panel) const { return panel * vectors + (panel < larger ? panel : larger); }
-};
-Panels cut_panels(int64_t vectors, int64_t max_vectors);
 
 // A thread's scratch: offsets in bytes.
 struct ConvScratch {

@@ -30,7 +30,8 @@ bool planes_fit_l1(int64_t pitch, int64_t depth) {
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads) {
   PixelTiling t{};
-  t.batch = gemm.batch;
+  t.tile_images = 1;
+  t.tiles_n = gemm.batch;
   const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
   // A single block of result channels reads every pixel once. Planes off the borders of 16 bytes have nearly every
   // other vector in two cache lines: many channels had better read a copy.

@@ -5,7 +5,7 @@
 #include "conv_gemm.h"
 #include "patch_axis.h"
 #include "summation_order.h"
-#include "tile_gemm.h"
+#include "tile_grid.h"
 
 namespace conv2d_ext::cpu {
 
@@ -25,9 +25,7 @@ constexpr int64_t pixel_panel_vectors(int64_t rows, const VectorShape& vector) {
 }
 
 // Tiles of the driver with vectors over pixels: of one image each.
-struct PixelTiling {
-  int64_t tile_rows, tile_cols;
-  int64_t batch, tiles_h, tiles_w;
+struct PixelTiling : TileGrid {
   int64_t block_channels;
   int64_t chunk_m, chunks_m;  // result channels of a work item
   int64_t patch_elements, c_elements;
@@ -35,7 +33,6 @@ struct PixelTiling {
   bool source_in_place;  // full panels are read from the source tensor
   bool weight_in_place;  // weights are read from the weight tensor
   bool direct;           // full panels are summed in the result tensor
-  int64_t tiles() const { return batch * tiles_h * tiles_w; }
 };
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads);

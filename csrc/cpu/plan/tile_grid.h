@@ -1,0 +1,40 @@
+// Tiles of result positions, and panels of vectors: how every driver of a ConvGemm cuts its result.
+#pragma once
+
+#include "conv_gemm.h"
+
+namespace conv2d_ext::cpu {
+
+// A rectangle of positions of `images` images.
+struct Tile {
+  int64_t image, images, row, rows, col, cols;
+  int64_t pixels() const { return images * rows * cols; }
+};
+
+// Tiles of one image each, or of several whole images. Columns vary fastest.
+struct TileGrid {
+  int64_t tile_images, tile_rows, tile_cols;
+  int64_t tiles_n, tiles_h, tiles_w;
+  int64_t pixels() const { return tile_images * tile_rows * tile_cols; }
+  int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
+  // The last one along each axis takes what is left.
+  Tile tile(int64_t number, const ConvGemm& gemm) const {
+    const int64_t image = number / (tiles_h * tiles_w) * tile_images;
+    const int64_t row = number / tiles_w % tiles_h * tile_rows, col = number % tiles_w * tile_cols;
+    return {image, min64(tile_images, gemm.batch - image), row, min64(tile_rows, gemm.rows - row),
+            col,   min64(tile_cols, gemm.cols - col)};
+  }
+};
+
+// Vectors cut into panels of near-equal width, at most a given one.
+struct Panels {
+  int64_t count, vectors, larger;  // the first `larger` panels take one vector more
+  int64_t size(int64_t panel) const { return vectors + (panel < larger ? 1 : 0); }
+  int64_t start(int64_t panel) const { return panel * vectors + (panel < larger ? panel : larger); }
+};
+inline Panels cut_panels(int64_t vectors, int64_t max_vectors) {
+  const int64_t count = div_up(vectors, max_vectors);
+  return {count, vectors / count, vectors % count};
+}
+
+}  // namespace conv2d_ext::cpu
