@@ -58,7 +58,7 @@ struct ConvCall {
 
   // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
   // pixels far apart a segment reads a few lines of each, every time from other pages; with many result channels a
-  // dense copy is then 3 to 7 % faster (AVX2).
+  // dense copy is then faster.
   bool source_is_patch() const {
     constexpr int64_t kFarApart = 2048, kLeastChannels = 128;
     if (G || gemm.taps() != 1 || order != PatchOrder::kChannelInner || gemm.lone) return false;
