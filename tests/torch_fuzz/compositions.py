@@ -250,16 +250,22 @@ def check_composition(case: Case) -> None:
         rest = [layer for layer in layers if layer["kind"] not in DATALESS]
         real = _run(_composed(case, Library, rest), operands(case))
         if real.error is None:
-            _require_strides(ours.results, real.results, "with data")
+            # A sum of terms is PyTorch's, whose own `add` gives dimensions of size 1 other strides
+            # on the CPU than on the meta device.
+            sums = bool(kinds & DERIVATIVES)
+            _require_strides(ours.results, real.results, "with data", but_of_ones=sums)
     # torch.compile may lose the sign of a negative view, of F.conv2d's operands too.
     if kinds <= IDENTITIES and not {"compile", "neg"} <= kinds:
         _require_plain_bits(case, ours.results)
     _require_bits_of_examples(case, ours.results)
 
 
-def _require_strides(ours: list, theirs: list, whose: str) -> None:
+def _require_strides(ours: list, theirs: list, whose: str, but_of_ones: bool = False) -> None:
     for i, (r, t) in enumerate(zip(ours, theirs, strict=True)):
-        if r is not None and t is not None and r.stride() != t.stride():
+        if r is None or t is None:
+            continue
+        told = [d for d in range(r.dim()) if r.shape[d] != 1 or not but_of_ones]
+        if any(r.stride(d) != t.stride(d) for d in told):
             raise Violation("strides", f"result {i} has {r.stride()}, {whose} {t.stride()}")
 
 
@@ -371,6 +377,10 @@ def _is_known_limit(case: Case, error: BaseException) -> bool:
         return "vmap" in str(case.options) or bool(kinds & {"jacrev", "jacfwd", "hessian"})
     if "_new_zeros_with_same_feature" in said:
         return {"linearize", "make_fx"} <= kinds  # PyTorch's make_dual, of symbolic strides
+    if "did not have observable data dependence" in said:
+        # The tracer does not see what a wrapper holds: of torch.add it says so as well, F.conv2d's
+        # trace returns the result of the first call for every input.
+        return {"trace", "wrapped"} <= kinds
     if "a dense (strided) tensor" in said and "sparse" in kinds:
         return case.options["body"] == "grad_bias"  # a sum there, which takes sparse tensors
     return False
