@@ -87,7 +87,7 @@ class Child:
             theirs = peer.was_running()
             self._start()
             if theirs:
-                return Finding(PEER, f"F.conv2d ended the process, status {status}", case)
+                return Finding(PEER, f"PyTorch itself ended the process, status {status}", case)
             if status < 0:
                 name = signal.Signals(-status).name
                 return Finding(f"crash by {name}", "the process ended", case)
