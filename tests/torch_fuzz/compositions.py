@@ -225,6 +225,9 @@ def check_composition(case: Case) -> None:
     kinds = {layer["kind"] for layer in layers}
     if kinds & {"freed", "wrapped"} and kinds & {"conj", "neg"}:
         return  # PyTorch's own copy of such a view crashes, and a wrapper loses its sign
+    if "freed" in kinds and any(map(_casts, layers)):
+        with peer.calls():  # autocast's own copy of freed data may crash, before either library
+            _run(_composed(case, Peer, layers), operands(case))
     with threads(case.threads):
         ours = _run(_composed(case, Library, layers), operands(case))
     with peer.calls():
@@ -274,6 +277,7 @@ _ACCEPTED = (
     r"not implemented for '(Half|ComplexDouble|ComplexFloat|BFloat16)'",
     # Only what a wanted gradient needs is saved.
     r"Inference tensors cannot be saved for backward",
+    r"backward through the graph a second time",
     r"grad_weight must be contiguous",
     r"Batching rule not implemented",
     r"unsupported argument type in the JIT tracer",
@@ -287,6 +291,9 @@ _ACCEPTED = (
     r"SymIntArrayRef expected to contain only concrete integers",
     # A subclass that holds a transform's tensor.
     r"Cannot access storage of",
+    r"convolution_overrideable not implemented",
+    # Under a dispatch mode the tracer sees custom ops, but not PyTorch's own.
+    r"did not have observable data dependence",
 )
 
 
@@ -303,6 +310,8 @@ def compare_outcomes(case: Case, ours: _Outcome, theirs: _Outcome) -> bool:
             return False  # refused, each in its own words
         if _maps_nothing(case):
             return False  # PyTorch's own rules do not all take an empty dimension
+        if ours.error is not None and _is_allowed(case, ours.error):
+            return False
         if ours.error is None:
             # Of an empty batch nothing is read, and gradients are zero by another way.
             if case.problem.batch != 0:
@@ -313,15 +322,7 @@ def compare_outcomes(case: Case, ours: _Outcome, theirs: _Outcome) -> bool:
             raise Violation("exception type", both)
         return False
     if ours.error is not None:
-        kinds = {layer["kind"] for layer in case.options.get("layers", ())}
-        unseen = case.problem.batch == 0 or case.problem.padding == "same" or kinds & DATALESS
-        if unseen and "should be the same" in str(ours.error):
-            return False  # F.conv2d does not look at the dtypes there
-        if "Inference tensors cannot be saved" in str(ours.error) and "complex" in case.dtype:
-            return False  # F.conv2d takes complex tensors apart, and saves the parts
-        if "mkldnn" in str(case.options) and "Mkldnn" in str(ours.error):
-            return False  # refused, as the README says
-        if _is_known_limit(case, ours.error):
+        if _is_allowed(case, ours.error):
             return False
         raise Violation("raises", both)
     if len(ours.results) != len(theirs.results):
@@ -360,6 +361,19 @@ def _is_tagged_while_traced(kinds: set[str], error: BaseException) -> bool:
     return {"tagged", "make_fx"} <= kinds and "Multiple dispatch failed" in str(error)
 
 
+def _is_allowed(case: Case, error: BaseException) -> bool:
+    """What F.conv2d may compute, or fail in later."""
+    kinds = {layer["kind"] for layer in case.options.get("layers", ())}
+    unseen = case.problem.batch == 0 or case.problem.padding == "same" or kinds & DATALESS
+    if unseen and "should be the same" in str(error):
+        return True  # F.conv2d does not look at the dtypes there
+    if "Inference tensors cannot be saved" in str(error) and "complex" in case.dtype:
+        return True  # F.conv2d takes complex tensors apart, and saves the parts
+    if "mkldnn" in str(case.options) and "Mkldnn" in str(error):
+        return True  # refused, as the README says
+    return _is_known_limit(case, error)
+
+
 def _is_known_limit(case: Case, error: BaseException) -> bool:
     """Compositions that F.conv2d takes and this library doesn't."""
     said = str(error)
@@ -368,7 +382,7 @@ def _is_known_limit(case: Case, error: BaseException) -> bool:
     if "symbolic_trace" in changes and {"script", "script_saved", "script_frozen"} & {*changes}:
         # A layer that is the root of a trace becomes a call of conv2d_ext.conv2d, which is a
         # Python function; TorchScript knows the op alone.
-        return "Unknown type name '_Tensor_'" in said
+        return "Unknown type constructor Sequence" in said
     if "Inference tensors cannot be saved" in said and "inference_operand" in kinds:
         # The unsqueeze of an unbatched input makes a tensor that F.conv2d can save.
         return bool(case.options.get("unbatched"))
@@ -381,8 +395,9 @@ def _is_known_limit(case: Case, error: BaseException) -> bool:
         # The tracer does not see what a wrapper holds: of torch.add it says so as well, F.conv2d's
         # trace returns the result of the first call for every input.
         return {"trace", "wrapped"} <= kinds
-    if "a dense (strided) tensor" in said and "sparse" in kinds:
-        return case.options["body"] == "grad_bias"  # a sum there, which takes sparse tensors
+    if "sparse" in kinds and case.options["body"] == "grad_bias":
+        # A sum there, which takes sparse tensors; vmap's rule folds them first.
+        return "a dense (strided) tensor" in said or "not implemented for sparse" in said
     return False
 
 
@@ -448,13 +463,24 @@ def require_close(case: Case, ours: list, theirs: list, exact: list | None) -> N
         largest = value.abs().max().item()
         error, allowed = ((u - value).abs().max().item() for u in (r, t))
         roundoff = torch.finfo(ours[i].dtype).eps
-        bound = 4 * allowed + roundoff * (64 * largest + least)
+        roundings = 64
+        if value is t and case.kind == "composition":
+            # `error` has F.conv2d's as well, which is a rounding for each of equal products.
+            roundings += _longest_sum(case)
+        bound = 4 * allowed + roundoff * (roundings * largest + least)
         if not error <= bound and math.isfinite(allowed):
             raise Violation(
                 "composed values",
                 f"result {i} of {len(ours)}: error {error:.3g}, F.conv2d's {allowed:.3g}, the "
                 f"largest value {largest:.3g}",
             )
+
+
+def _longest_sum(case: Case) -> int:
+    output, weight = case.problem.output_shape, case.problem.weight_shape
+    per_group = weight[0] // case.problem.groups
+    pixels = output[0] * output[2] * output[3]
+    return max(math.prod(weight[1:]), per_group * math.prod(weight[2:]), pixels)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
