@@ -54,6 +54,7 @@ class Child:
         self._start()
 
     def _start(self) -> None:
+        peer.was_running()  # a child that was ended in the middle of a call does not say so
         to_child, to_parent = os.pipe(), os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
