@@ -681,8 +681,8 @@ MUTATIONS = (
     M(
         "drivers/grad_weight.h",
         "a patch of several segments begins with each of them",
-        "view.patch.position_offset(n, segment.row - view.first_row + p, q)",
-        "view.patch.position_offset(n, p, q)",
+        "scratch.pixel_offsets,\n                     segment.row - view.first_row);",
+        "scratch.pixel_offsets,\n                     0);",
     ),
     M(
         "drivers/grad_weight.h",
