@@ -3,14 +3,7 @@
 
 namespace conv2d_ext::cpu {
 const Engine* portable_engine() {
-  static constexpr Engine kEngine{portable::kIsaName,
-                                  portable::kIsaName,
-                                  portable::run_task,
-                                  portable::grad_bias,
-                                  portable::shape_of,
-                                  portable::rows_of,
-                                  nullptr,
-                                  nullptr};
+  static constexpr Engine kEngine = portable::make_engine();
   return &kEngine;
 }
 }  // namespace conv2d_ext::cpu
