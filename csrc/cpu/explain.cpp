@@ -84,7 +84,12 @@ class TaskExplainer {
   Explanation explain() {
     e_.engine = name_of(task_.driver);
     e_.isa = engine().isa;
-    if (task_.gemm != nullptr) set_gemm(*task_.gemm);
+    const bool has_phases = task_.driver == Driver::kStrided || task_.driver == Driver::kPhases;
+    if (task_.call->direction == Direction::kGradWeight) {
+      set_weight_sums();
+    } else if (!has_phases) {
+      set_gemm(*task_.gemm);
+    }
     explain_driver();
     return e_;
   }
@@ -170,17 +175,20 @@ class TaskExplainer {
     set_tile(1, 1, 1);
   }
 
+  PixelBlocking pixel_blocking() const {
+    return block_pixels(problem_.batch, problem_.out_h, problem_.out_w, vector_.limits);
+  }
+
   // The same of grad_weight, whichever driver forms its sums.
-  PixelBlocking set_weight_sums() {
+  void set_weight_sums() {
     const Conv2dProblem& p = problem_;
-    const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector_.limits);
+    const PixelBlocking pixels = pixel_blocking();
     e_.gemm_m = p.out_channels_per_group();
     e_.gemm_n = p.gemm_k();
     e_.gemm_k = p.gemm_n();
     e_.k_segments = count_chains(pixels, p);
     e_.k_segment_length = pixels.chain;
     set_tile(pixels.images, pixels.rows, pixels.cols);
-    return pixels;
   }
 
   // ---- the drivers
@@ -197,7 +205,6 @@ class TaskExplainer {
   }
 
   void explain_rows(const RowProducts& rows) {
-    if (task_.gemm == nullptr) set_weight_sums();
     const RowTiling t = tile_rows(rows, threads_);
     const int64_t results = row_results(t.results), lanes = vector_.lanes, size = vector_.element_size;
     name_kernel("row_ukernel", results, lanes * row_vectors(lanes * size, results), Widened::kAsLoaded);
@@ -271,7 +278,7 @@ class TaskExplainer {
   }
 
   void explain_weight(WeightLanes lanes) {
-    const PixelBlocking pixels = set_weight_sums();
+    const PixelBlocking pixels = pixel_blocking();
     const WeightTiling t = tile_grad_weight(problem_, pixels, vector_, lanes, threads_);
     name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
     const int64_t kernel_h = problem_.kernel_h, kernel_w = problem_.kernel_w;
