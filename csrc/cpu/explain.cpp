@@ -287,7 +287,7 @@ class TaskExplainer {
       const int64_t rows = min64(depthwise_weight_rows(kernel_w, accumulators), kernel_h);
       e_.micro_kernel = ukernel("depthwise_weight_ukernel", rows, kernel_w);
     }
-    set_work(t.tiles() * t.group_blocks * t.slots,
+    set_work(t.items() * t.slots,
              lay_out_scratch(t, pixels, vector_).bytes + div_up(partial_bytes(t, vector_), threads_));
   }
 
@@ -367,9 +367,7 @@ Explanation explain(const ExplainedCall& explained) {
       return;
     }
     Explanation one = TaskExplainer(task, isa, num_threads).explain();
-    for (int i = 0; i < refusals.count; ++i) {
-      one.candidates.emplace_back(name_of(refusals.refusal[i].driver), refusals.refusal[i].reason);
-    }
+    for (const Refusal& refusal : refusals) one.candidates.emplace_back(name_of(refusal.driver), refusal.reason);
     add_task(e, one);
   };
   for_each_task(call, isa, add, &refusals);

@@ -17,8 +17,4 @@ const Engine* avx2_engine() {
   return &kEngine;
 }
 }  // namespace conv2d_ext::cpu
-#else
-namespace conv2d_ext::cpu {
-const Engine* avx2_engine() { return nullptr; }
-}  // namespace conv2d_ext::cpu
 #endif

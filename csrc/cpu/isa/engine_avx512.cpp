@@ -21,8 +21,4 @@ const Engine* avx512_engine() {
   return &kEngine;
 }
 }  // namespace conv2d_ext::cpu
-#else
-namespace conv2d_ext::cpu {
-const Engine* avx512_engine() { return nullptr; }
-}  // namespace conv2d_ext::cpu
 #endif

@@ -49,8 +49,4 @@ const Engine* avx512_bf16_engine() {
   return &engine;
 }
 }  // namespace conv2d_ext::cpu
-#else
-namespace conv2d_ext::cpu {
-const Engine* avx512_bf16_engine() { return nullptr; }
-}  // namespace conv2d_ext::cpu
 #endif

@@ -107,7 +107,7 @@ struct Tasks {
 
   // Whether a candidate accepts.
   bool takes(Driver driver, const char* refusal) const {
-    if (refusal != nullptr && refusals != nullptr) refusals->add(driver, refusal);
+    if (refusal != nullptr && refusals != nullptr) refusals->push_back({driver, refusal});
     return refusal == nullptr;
   }
 
@@ -116,9 +116,9 @@ struct Tasks {
 
   // A GEMM of forward or grad_input, to the first that accepts it.
   void visit_candidate(const ConvGemm& gemm) const {
-    const int before = refusals != nullptr ? refusals->count : 0;
+    const size_t of_the_call = refusals != nullptr ? refusals->size() : 0;
     give(gemm);
-    if (refusals != nullptr) refusals->count = before;
+    if (refusals != nullptr) refusals->resize(of_the_call);
   }
 
  private:

@@ -5,6 +5,8 @@
 // choice changes no bit, except for kDot and kPairs, whose sums have an order of their own (summation_order.h).
 #pragma once
 
+#include <vector>
+
 #include "../base/visitor.h"
 #include "call.h"
 #include "conv_gemm.h"
@@ -53,14 +55,7 @@ struct Refusal {
   const char* reason;
 };
 // The candidates before the one that takes a task, and why they don't.
-struct Refusals {
-  static constexpr int kMost = 12;
-  int count = 0;
-  Refusal refusal[kMost];
-  void add(Driver driver, const char* reason) {
-    if (count < kMost) refusal[count++] = {driver, reason};
-  }
-};
+using Refusals = std::vector<Refusal>;
 
 const char* name_of(Driver driver);
 

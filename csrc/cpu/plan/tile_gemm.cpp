@@ -169,7 +169,7 @@ struct WeightTiler {
     t.blocks_c = div_up(channels, t.block_channels);
     // Finer blocks of input channels where threads would idle, down to kWeightTileColumns columns.
     const int64_t most_blocks = max64(t.blocks_c, min64(channels, channels * taps / limit::kWeightTileColumns));
-    while (threads_would_idle(t.group_blocks * t.tiles(), num_threads) && t.blocks_c < most_blocks) {
+    while (threads_would_idle(t.items(), num_threads) && t.blocks_c < most_blocks) {
       t.block_channels = div_up(channels, t.blocks_c + 1);
       const int64_t blocks = div_up(channels, t.block_channels);
       if (blocks <= t.blocks_c) break;
@@ -181,12 +181,11 @@ struct WeightTiler {
   // Where items are still too few: chunks of pixels in parallel, as many as fit the workspace.
   void cut_pixels(WeightTiling& t) const {
     t.slots = 1;
-    const int64_t items = t.group_blocks * t.tiles();
-    if (items >= num_threads || pixels.chunks() <= 1) return;
+    if (t.items() >= num_threads || pixels.chunks() <= 1) return;
     // A slot's, and twice as much for the totals and what they lost.
-    const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * items;
+    const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * t.items();
     const int64_t fit = num_threads * limit::kPartialBytes / max64(partial, 1) - 2;
-    t.slots = min64(pixels.chunks(), max64(div_up(num_threads, items), fit));
+    t.slots = min64(pixels.chunks(), max64(div_up(num_threads, t.items()), fit));
   }
 
  private:
@@ -239,7 +238,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
 
 int64_t partial_bytes(const WeightTiling& t, const VectorShape& vector) {
   if (t.slots == 1) return 0;
-  return (t.slots + 2) * t.group_blocks * t.tiles() * t.tile_size(vector.lanes) * vector.element_size;
+  return (t.slots + 2) * t.items() * t.tile_size(vector.lanes) * vector.element_size;
 }
 
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector) {

@@ -6,6 +6,15 @@ namespace conv2d_ext::cpu {
 
 namespace limit = limits::one_pixel;
 
+namespace {
+
+// Items that there should be for the threads to share, where each then has products enough.
+int64_t worthwhile_items(double products, int num_threads) {
+  return num_threads == 1 ? 1 : min64(4 * num_threads, int64_t(products / double(limit::kThreadProducts)));
+}
+
+}  // namespace
+
 bool is_small(const Conv2dProblem& p) {
   return p.out_h == 1 && p.out_w == 1 &&
          double(p.batch) * double(p.out_channels) * double(p.gemm_k()) < double(limit::kSmallProducts);
@@ -21,8 +30,8 @@ DotTiling tile_dot(const ConvGemm& gemm, const DotBlocking& k, const DotKernelSh
   int64_t blocks_m = div_up(gemm.m, max64(limit::kDotResults / t.images, step));
   const int64_t others = gemm.groups * t.blocks_n;
   const double products = double(gemm.m) * double(k.products) * double(t.images) * double(others);
-  const int64_t wanted = min64(4 * num_threads, int64_t(products / double(limit::kThreadProducts)));
-  if (num_threads > 1 && others * blocks_m < wanted) {
+  const int64_t wanted = worthwhile_items(products, num_threads);
+  if (others * blocks_m < wanted) {
     blocks_m = min64(div_up(gemm.m, step), round_up(div_up(wanted, others), num_threads));
   }
   t.rows = min64(gemm.m, round_up(div_up(gemm.m, blocks_m), step));
@@ -65,8 +74,8 @@ RowTiling tile_rows(const RowProducts& p, int num_threads) {
   t.blocks_l = div_up(p.lanes, limit::kRowLanes);
   t.blocks_r = 1;
   const double products = double(p.groups) * double(p.results) * double(p.depth) * double(p.lanes);
-  const int64_t wanted = min64(4 * num_threads, int64_t(products / double(limit::kThreadProducts)));
-  if (num_threads > 1 && p.groups * t.blocks_l < wanted) {
+  const int64_t wanted = worthwhile_items(products, num_threads);
+  if (p.groups * t.blocks_l < wanted) {
     // Results where there are many (grad_weight), else lanes, in pieces of whole cache lines.
     const int64_t pieces = div_up(wanted, p.groups * t.blocks_l);
     if (p.results >= 8 * pieces) {
