@@ -2,7 +2,8 @@
 // rest to the device.
 //
 // Device has static functions forward, grad_input, grad_weight and grad_bias, which write every element of a result
-// that has some; all their tensors have passed the checks.
+// that has some; all their tensors have passed the checks. Where nothing is read, data need not be there: a shard whose
+// batch is empty has its result without its weight.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -24,15 +25,15 @@ struct DeviceOps {
                        IntArrayRef padding, IntArrayRef dilation, int64_t groups) {
     const auto problem =
         check_conv2d<int64_t>(input, weight, bias, make_params<int64_t>(stride, padding, dilation, groups));
-    check_data("input", input);
-    check_data("weight", weight);
-    if (bias.has_value() && bias->defined()) {
-      check_data("bias", *bias);
-    }
     const auto output =
         empty_activation<int64_t>(problem.batch, result_channels<int64_t>(problem), problem.out_h, problem.out_w,
                                   input.dim() == 3, output_is_channels_last(input, weight), input.options());
     if (output.numel() != 0) {
+      check_data("input", input);
+      check_data("weight", weight);
+      if (bias.has_value() && bias->defined()) {
+        check_data("bias", *bias);
+      }
       Device::forward(problem, input, weight, bias.has_value() ? *bias : Tensor(), output);
     }
     return output;
@@ -43,11 +44,11 @@ struct DeviceOps {
                                   bool channels_last) {
     const auto problem = check_conv2d_grad_input<int64_t>(grad_output, weight, input_size,
                                                           make_params<int64_t>(stride, padding, dilation, groups));
-    check_data("grad_output", grad_output);
-    check_data("weight", weight);
     const auto result = empty_activation<int64_t>(problem.batch, problem.in_channels, problem.in_h, problem.in_w,
                                                   input_size.size() == 3, channels_last, grad_output.options());
     if (result.numel() != 0) {
+      check_data("grad_output", grad_output);
+      check_data("weight", weight);
       Device::grad_input(problem, grad_output, weight, result);
     }
     return result;
@@ -58,12 +59,12 @@ struct DeviceOps {
                                    IntArrayRef dilation, int64_t groups) {
     const auto problem = check_conv2d_grad_weight<int64_t>(grad_output, input, weight_size,
                                                            make_params<int64_t>(stride, padding, dilation, groups));
-    check_data("grad_output", grad_output);
-    check_data("input", input);
     const auto result = checked_weight_strides(at::empty_strided(weight_size, weight_stride, grad_output.options()));
     if (input.numel() == 0) {
       result.zero_();
     } else {
+      check_data("grad_output", grad_output);
+      check_data("input", input);
       Device::grad_weight(problem, grad_output, input, result);
     }
     return result;
@@ -71,11 +72,11 @@ struct DeviceOps {
 
   static Tensor conv2d_grad_bias(const Tensor& grad_output) {
     check_conv2d_grad_bias(grad_output);
-    check_data("grad_output", grad_output);
     const auto channels = grad_output.size(-3);
     if (grad_output.numel() == 0) {
       return at::zeros({channels}, grad_output.options());
     }
+    check_data("grad_output", grad_output);
     const auto result = at::empty({channels}, grad_output.options());
     Device::grad_bias(grad_output, result);
     return result;

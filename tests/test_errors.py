@@ -368,6 +368,21 @@ class TestStorage:
         no_channels.untyped_storage().resize_(0)
         assert conv2d_ext.conv2d(no_channels, weight[:, :0], bias).shape == (2, 0, 6, 7)
 
+    @pytest.mark.parametrize("size", [(0, 4, 8, 9), (2, 0, 8, 9)])
+    def test_empty_images_read_no_weight(self, size, device):
+        """A shard without images has its results while the weight is elsewhere."""
+        input = torch.randn(size, device=device, requires_grad=True)
+        weight = torch.randn(6, size[1], 3, 3, device=device, requires_grad=True)
+        bias = torch.randn(B, device=device, requires_grad=True)
+        for tensor in (weight, bias):
+            tensor.untyped_storage().resize_(0)
+        output = conv2d_ext.conv2d(input, weight, bias)
+        assert output.shape == (size[0], 6 if size[1] else 0, 6, 7)
+        gradients = torch.autograd.grad(output.sum(), (input, weight, bias))
+        for gradient, tensor in zip(gradients, (input, weight, bias), strict=True):
+            assert gradient.shape == tensor.shape
+            assert not gradient.count_nonzero()
+
     def test_expanded_and_sliced_tensors_lie_within_theirs(self, device):
         input = torch.randn(4, 8, 9, device=device).expand(X)
         weight = torch.randn(6, 4, 5, 5, device=device)[:, :, 2:, 2:]

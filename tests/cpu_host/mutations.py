@@ -317,20 +317,20 @@ MUTATIONS = (
     M(
         "pack/patch.h",
         "rows above the image are joined to it",
-        "rows.first >= 0 && rows.first + rows.run_length",
+        "rows.first >= 0 &&\n           rows.first + rows.run_length",
         "rows.first + rows.run_length",
     ),
     M(
         "pack/patch.h",
         "the padding on the right is stale",
-        "clear(d + in.high * patch.col_pitch, (cols.run_length - in.high) * patch.col_pitch);",
+        "clear(to + in.high * patch_.col_pitch, (cols.run_length - in.high) * patch_.col_pitch);",
         "",
     ),
     M(
         "pack/patch.h",
         "a long border is cleared in the first plane alone",
-        "for (int64_t c = 0; c < together; ++c) fill_zero(d + c * patch.channel_pitch, n);",
-        "fill_zero(d, n);",
+        "        fill_zero(to, n);",
+        "        if (c == 0) fill_zero(to, n);",
     ),
     M(
         "pack/patch.h",
@@ -361,8 +361,8 @@ MUTATIONS = (
     M(
         "pack/interleave.h",
         "a later panel takes the first channels",
-        "V::store(dst + c * channel_pitch, r[first + c]);",
-        "V::store(dst + c * channel_pitch, r[c]);",
+        "V::store(dst + c * to.channel_pitch, r[first + c]);",
+        "V::store(dst + c * to.channel_pitch, r[c]);",
     ),
     M(
         "pack/interleave.h",
@@ -373,8 +373,8 @@ MUTATIONS = (
     M(
         "pack/weights.h",
         "the stride of columns for rows",
-        "t / tap_cols * gemm.weight_i + t % tap_cols * gemm.weight_j, lane_step",
-        "t / tap_cols * gemm.weight_j + t % tap_cols * gemm.weight_j, lane_step",
+        "from.data + t / tap_cols * gemm.weight_i + t",
+        "from.data + t / tap_cols * gemm.weight_j + t",
     ),
     M(
         "pack/weights.h",
@@ -420,7 +420,7 @@ MUTATIONS = (
     M(
         "pack/store.h",
         "the last channels are stored as a whole vector",
-        "const int n = int(channels - m);",
+        "const int n = int(sums.channels - m);",
         "const int n = L;",
     ),
     M(
@@ -432,33 +432,33 @@ MUTATIONS = (
     M(
         "pack/store.h",
         "rows with gaps are stored as one run",
-        "r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols",
-        "r.cols == gemm.cols",
+        "join_rows = tile.cols == gemm.cols && gemm.destination_row == gemm.destination_col *",
+        "join_rows = tile.cols == gemm.cols && 1 == 1 + 0 *",
     ),
     # ---- drivers
     M(
         "drivers/gemm.h",
         "later segments read the first one's channels",
-        "operand + s0 * patch.channel_pitch,",
-        "operand,",
+        "operands.b = operand + s * patch.channel_pitch;",
+        "operands.b = operand;",
     ),
     M(
         "drivers/gemm.h",
         "images are stored as rows",
-        "operands.c = first + row / r.rows * gemm.destination_n + ",
-        "operands.c = first + row / r.rows * gemm.destination_row + ",
+        "operands.c = first + row / tile.rows * gemm.destination_n + ",
+        "operands.c = first + row / tile.rows * gemm.destination_row + ",
     ),
     M(
         "drivers/gemm.h",
         "a group takes another one's bias",
-        "source[(lane * gemm.m + v) * gemm.bias_stride]",
-        "source[(lane + v) * gemm.bias_stride]",
+        "source[(group * gemm.m + c) * gemm.bias_stride]",
+        "source[(group + c) * gemm.bias_stride]",
     ),
     M(
         "drivers/gemm.h",
         "rows of taps that are dropped are not skipped",
-        "            from += r.cols * width;\n",
-        "",
+        "          from += tile.cols * sums.pitch;\n",
+        "          if (row >= 0 && row < gemm.destination_h) from += tile.cols * sums.pitch;\n",
     ),
     M(
         "drivers/gemm.h",
@@ -469,14 +469,14 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "an empty sum is stored as scratch was",
-        "if (is_empty) fill_zero(c, pixels * vectors * L);",
+        "if (gemm.channels * gemm.taps() == 0) fill_zero(c, pixels * width);",
         "",
     ),
     M(
-        "drivers/gemm.h",
+        "pack/store.h",
         "a chunk begins one segment late",
-        "const bool begins_chunk = number % kSegmentsPerChunk == 0;",
-        "const bool begins_chunk = number == 0 || (number > 1 && number % kSegmentsPerChunk == 1);",
+        "if (number % kSegmentsPerChunk != 0) return false;",
+        "if (number > 0 && number % kSegmentsPerChunk != 1) return false;",
     ),
     M(
         "drivers/gemm.h",
@@ -487,38 +487,38 @@ MUTATIONS = (
     M(
         "drivers/pixels.h",
         "no +0 is added where the sum began from the bias",
-        "!last || k.has_chunks() ? nullptr : bias_first ? zeros : bias + m;",
-        "!last || k.has_chunks() || bias_first ? nullptr : bias + m;",
+        "o.bias = !add_bias ? nullptr : bias_first",
+        "o.bias = !add_bias || bias_first ? nullptr : bias_first",
     ),
     M(
         "drivers/pixels.h",
         "the last pixels are stored as a whole vector",
-        "store_interleaved<true>(channels, planes, L, 1, n - done, no_bias,",
-        "store_interleaved<true>(channels, planes, L, 1, L, no_bias,",
+        "channels * L, 1, n - done});",
+        "channels * L, 1, L});",
     ),
     M(
         "drivers/pixels.h",
         "a chunk of channels takes the first one's bias",
-        "static_cast<const S*>(gemm.bias) + (group * gemm.m + m0) * gemm.bias_stride;",
-        "static_cast<const S*>(gemm.bias) + group * gemm.m * gemm.bias_stride;",
+        "load_bias<S>(gemm, group, m0, item.channels_m, item.bias);",
+        "load_bias<S>(gemm, group, 0, item.channels_m, item.bias);",
     ),
     M(
         "drivers/pixels.h",
         "all rows of taps are the first",
-        "c * gemm.weight_c + i * gemm.weight_i, gemm.weight_j, tap_cols, dst,",
-        "c * gemm.weight_c, gemm.weight_j, tap_cols, dst,",
+        "c * gemm.weight_c + i * gemm.weight_i, gemm.weight_j, segment.tap_cols",
+        "c * gemm.weight_c, gemm.weight_j, segment.tap_cols",
     ),
     M(
         "drivers/pixels.h",
         "the patch of the last panel begins with the first",
-        "col0 + first_packed, cols - first_packed, j0",
-        "col0, cols - first_packed, j0",
+        "packed.col += item.first_packed();",
+        "",
     ),
     M(
-        "drivers/pixels.h",
+        "pack/store.h",
         "the total of chunks is not that of the first",
-        "                        number == kSegmentsPerChunk);",
-        "                        false);",
+        "add_chunk(total, lost, sums, n, number == kSegmentsPerChunk);",
+        "add_chunk(total, lost, sums, n, false);",
     ),
     M(
         "drivers/planes.h",
@@ -527,15 +527,15 @@ MUTATIONS = (
         "o.pixels = tiling.run;",
     ),
     M(
-        "drivers/planes.h",
+        "drivers/parts.h",
         "a bias of any stride is read as a dense one",
-        "widen_scalar(from[r * gemm.bias_stride])",
-        "widen_scalar(from[r])",
+        "gemm.bias_stride, gemm.bias_stride, count",
+        "gemm.bias_stride, 1, count",
     ),
     M(
         "drivers/planes.h",
         "a chunk's sum is not begun anew",
-        "o.adds = !begins_chunk;",
+        "o.adds = !begins || chain > c0;",
         "o.adds = chain != 0;",
     ),
     M(
@@ -602,7 +602,7 @@ MUTATIONS = (
     M(
         "drivers/phases.h",
         "the table of positions is the first phase's",
-        "        positions += pixels;\n",
+        "        operands.j_offset += pixels;\n",
         "",
     ),
     M(
@@ -668,21 +668,21 @@ MUTATIONS = (
     M(
         "drivers/grad_weight.h",
         "a chain overwrites the one before it",
-        "              operands.accumulate = true;\n",
+        "          operands.accumulate = true;\n",
         "",
     ),
     M(
         "drivers/grad_weight.h",
         "the input is not conjugated",
-        "in[1], t.groups},\n                   true, patch_data);",
-        "in[1], t.groups},\n                   false, patch_data);",
+        "pack_patch(patch, source, true, patch_data);",
+        "pack_patch(patch, source, false, patch_data);",
         dtype="complex64",
     ),
     M(
         "drivers/grad_weight.h",
         "a patch of several segments begins with each of them",
-        "patch.position_offset(n, p0 - patch_row + p, q)",
-        "patch.position_offset(n, p, q)",
+        "view.patch.position_offset(n, segment.row - view.first_row + p, q)",
+        "view.patch.position_offset(n, p, q)",
     ),
     M(
         "drivers/grad_weight.h",
@@ -927,9 +927,8 @@ MUTATIONS = (
     M(
         "plan/tile_depthwise.cpp",
         "room for one vector of a row's pixels",
-        "layout.take(max64(tiling.image_pixels() * vector.lanes * vector.element_size,"
-        " tiling.tile_cols * block));",
-        "layout.take(tiling.image_pixels() * vector.lanes * vector.element_size);",
+        "vector.lanes * vector.element_size, tiling.tile_cols * block));",
+        "vector.lanes * vector.element_size, block));",
         dtype="bfloat16",
         sanitizer="address",
     ),

@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
+from . import peer
+
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Tensors]
 Layer = dict[str, Any]
@@ -86,9 +88,11 @@ def _deterministic() -> Iterator[None]:
 
 
 def _saved_tensors_hooks() -> Any:
-    return torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: (tensor.detach().clone(), tensor.dtype), lambda packed: packed[0]
-    )
+    def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        with peer.calls():  # as in _on_operands
+            return tensor.detach().clone(), tensor.dtype
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed[0])
 
 
 CONTEXTS: dict[str, Callable[[Layer], Any]] = {
@@ -196,10 +200,12 @@ def _vjp(_: Layer, f: Function) -> Function:
 
 
 def _tangent(tensor: torch.Tensor) -> torch.Tensor:
-    """PyTorch's arithmetic crashes on freed data: there is nothing to make a tangent of."""
+    """PyTorch's arithmetic crashes on freed data, also where a transform hides that it is freed:
+    there is nothing to make a tangent of."""
     if _is_freed(tensor):
         return torch.ones_like(tensor)
-    return tensor * 0.5 + 0.25
+    with peer.calls():
+        return tensor * 0.5 + 0.25
 
 
 def _is_freed(tensor: torch.Tensor) -> bool:
@@ -325,7 +331,12 @@ def _meta(_: Layer, f: Function) -> Function:
 
 
 def _on_operands(change: Callable) -> Callable[[Layer, Function], Function]:
-    return lambda layer, f: lambda *t: f(*_some(layer, t, change))
+    def by_pytorch(tensor):
+        # It crashes where it copies what another layer has freed.
+        with peer.calls():
+            return change(tensor)
+
+    return lambda layer, f: lambda *t: f(*_some(layer, t, by_pytorch))
 
 
 def _tagged(layer: Layer, f: Function) -> Function:

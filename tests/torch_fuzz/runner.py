@@ -54,6 +54,7 @@ class Child:
         self._start()
 
     def _start(self) -> None:
+        peer.was_running()  # a child that was ended in the middle of a call does not say so
         to_child, to_parent = os.pipe(), os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -87,7 +88,7 @@ class Child:
             theirs = peer.was_running()
             self._start()
             if theirs:
-                return Finding(PEER, f"F.conv2d ended the process, status {status}", case)
+                return Finding(PEER, f"PyTorch itself ended the process, status {status}", case)
             if status < 0:
                 name = signal.Signals(-status).name
                 return Finding(f"crash by {name}", "the process ended", case)

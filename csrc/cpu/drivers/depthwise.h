@@ -17,6 +17,7 @@
 #include "../pack/patch.h"
 #include "../pack/store.h"
 #include "../pack/weights.h"
+#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -55,7 +56,7 @@ struct DepthwiseCall {
         tiling(tile_depthwise(g, vector_shape<T>(), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())) {}
 
-  // A block of groups, and where its operands lie in scratch.
+  // A work item: a tile of pixels, in a block of groups, and where its operands lie in scratch.
   struct Block {
     int64_t group, groups;
     int64_t *position_offsets, *tap_offsets;
@@ -75,33 +76,17 @@ struct DepthwiseCall {
 
   void work(int64_t item) const {
     // Blocks of groups vary fastest: they lie side by side.
-    const int64_t at = item % tiling.blocks, tile = item / tiling.blocks;
-    const int64_t image0 = tile / (tiling.tiles_h * tiling.tiles_w) * tiling.tile_images;
-    const int64_t row = tile / tiling.tiles_w % tiling.tiles_h * tiling.tile_rows;
-    const int64_t col = tile % tiling.tiles_w * tiling.tile_cols;
-    const Rectangle whole{row, min64(tiling.tile_rows, gemm.rows - row), col, min64(tiling.tile_cols, gemm.cols - col)};
-
-    char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
-    const int64_t group = at * tiling.block_vectors * L;
-    const int64_t groups = at + 1 == tiling.blocks ? gemm.groups - group : tiling.block_vectors * L;
-    const Block block{group,
-                      groups,
-                      reinterpret_cast<int64_t*>(memory + layout.position_offsets),
-                      reinterpret_cast<int64_t*>(memory + layout.tap_offsets),
-                      reinterpret_cast<T*>(memory + layout.start),
-                      reinterpret_cast<T*>(memory + layout.bias),
-                      reinterpret_cast<T*>(memory + layout.weights),
-                      reinterpret_cast<T*>(memory + layout.c_tile),
-                      reinterpret_cast<T*>(memory + layout.patch)};
+    const Block block = block_at(item % tiling.blocks);
     load_operands(block);
-
+    const Tile tile = tiling.tile(item / tiling.blocks, gemm);
+    const int64_t row = tile.row, row_end = row + tile.rows, col = tile.col, col_end = col + tile.cols;
+    const Rectangle whole{row, tile.rows, col, tile.cols};
     const Inside rows = inside(gemm.axis_h, gemm.taps_h, gemm.source_h, gemm.rows);
     const Inside cols = inside(gemm.axis_w, gemm.taps_w, gemm.source_w, gemm.cols);
-    const int64_t row_end = row + whole.rows, col_end = col + whole.cols;
     const int64_t row_low = min64(max64(rows.low, row), row_end), row_high = max64(min64(rows.high, row_end), row_low);
     const int64_t col_low = min64(max64(cols.low, col), col_end), col_high = max64(min64(cols.high, col_end), col_low);
     const Rectangle inner{row_low, row_high - row_low, col_low, col_high - col_low};
-    for (int64_t n = image0, end = min64(image0 + tiling.tile_images, gemm.batch); n < end; ++n) {
+    for (int64_t n = tile.image; n < tile.image + tile.images; ++n) {
       // Strips of the border cost a patch each; where they are most of the tile, one patch is cheaper.
       if (!kInPlace || 4 * inner.area() < 3 * whole.area()) {
         compute_packed(block, n, whole);
@@ -115,24 +100,35 @@ struct DepthwiseCall {
     }
   }
 
+  Block block_at(int64_t number) const {
+    char* const scratch = static_cast<char*>(thread_scratch(layout.bytes));
+    Block block;
+    block.group = number * tiling.block_vectors * L;
+    block.groups = number + 1 == tiling.blocks ? gemm.groups - block.group : tiling.block_vectors * L;
+    block.position_offsets = part<int64_t>(scratch, layout.position_offsets);
+    block.tap_offsets = part<int64_t>(scratch, layout.tap_offsets);
+    block.start = part<T>(scratch, layout.start);
+    block.bias = part<T>(scratch, layout.bias);
+    block.weights = part<T>(scratch, layout.weights);
+    block.c_tile = part<T>(scratch, layout.c_tile);
+    block.patch = part<T>(scratch, layout.patch);
+    return block;
+  }
+
   void load_operands(const Block& block) const {
-    const bool bias_first = gemm.taps() <= kBiasFirstProducts;
+    const bool bias_first = starts_from_bias(gemm);
     T* const bias = bias_first ? block.start : block.bias;
     fill_zero(bias_first ? block.bias : block.start, block.vectors() * L);
-    const S* const source = static_cast<const S*>(gemm.bias);
     for (int64_t v = 0; v < block.vectors(); ++v) {
       const int64_t group = block.group + block.lane(v);
-      if (source == nullptr) {
-        fill_zero(bias + v * L, L);
-      } else {
-        copy_run(source + group * gemm.bias_stride, gemm.bias_stride, L, bias + v * L, false);
-      }
-      pack_weight<S, T>(gemm, static_cast<const S*>(gemm.weight) + group * gemm.weight_g, gemm.weight_g, L, 1,
-                        gemm.taps_h, gemm.taps_w, block.weights + v * gemm.taps() * L, L, L);
+      load_bias<S>(gemm, group, 0, L, bias + v * L);
+      const WeightSegment<S> weight{
+          static_cast<const S*>(gemm.weight) + group * gemm.weight_g, gemm.weight_g, L, 1, gemm.taps_h, gemm.taps_w};
+      pack_weight(gemm, weight, Panel<T>{block.weights + v * gemm.taps() * L, L, L});
     }
   }
 
-  const S* source_of(const Block& block, int64_t image) const {
+  const S* source_of_image(const Block& block, int64_t image) const {
     return static_cast<const S*>(gemm.source) + image * gemm.source_n + block.group;
   }
 
@@ -141,10 +137,9 @@ struct DepthwiseCall {
     const Patch patch =
         lay_out_patch(PatchOrder::kChannelInner, make_patch_axis(gemm.axis_h, r.row, r.rows, 0, gemm.taps_h),
                       make_patch_axis(gemm.axis_w, r.col, r.cols, 0, gemm.taps_w), 1, block.groups, L, sizeof(T));
-    pack_patch(patch,
-               Source<S>{source_of(block, image), 0, 1, gemm.source_row, gemm.source_col, gemm.source_h, gemm.source_w,
-                         1, block.groups},
-               false, block.patch);
+    Source<S> source = source_of(gemm, source_of_image(block, image));
+    source.channel = 1;  // the patch's channels are groups
+    pack_patch(patch, source, false, block.patch);
     const PatchAxis &rows = patch.rows, &cols = patch.cols;
     compute(block, image, r,
             {block.patch + patch.tap_offset(0, 0, 0), saturating_mul(rows.position_pitch, patch.row_pitch),
@@ -156,7 +151,7 @@ struct DepthwiseCall {
     if constexpr (kInPlace) {
       if (r.area() == 0) return;
       compute(block, image, r,
-              {source_of(block, image) + gemm.axis_h.source(r.row, 0) * gemm.source_row +
+              {source_of_image(block, image) + gemm.axis_h.source(r.row, 0) * gemm.source_row +
                    gemm.axis_w.source(r.col, 0) * gemm.source_col,
                saturating_mul(gemm.axis_h.step, gemm.source_row), saturating_mul(gemm.axis_w.step, gemm.source_col),
                saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col)});
@@ -180,22 +175,20 @@ struct DepthwiseCall {
     const int64_t tap_row_step = gemm.taps_h == 1 ? 0 : view.tap_row;
     const int64_t tap_col_step = gemm.taps_w == 1 ? position : tap_col;
     const int64_t dst_step = backwards ? -gemm.destination_col : gemm.destination_col;
-    const int64_t last_lane = block.lane(block.vectors() - 1);
+    DepthwiseOperands<T> operands{};
+    operands.position = position;
+    operands.tap_row = tap_row_step;
+    operands.tap_col = tap_col_step;
+    operands.taps_h = gemm.taps_h;
+    operands.weights = block.weights;
+    operands.start = block.start;
+    operands.bias = block.bias;
+    operands.vectors = block.vectors();
+    operands.last_lane = block.lane(block.vectors() - 1);
     const auto pixels = [&](DepthwiseUkernel<T> ukernel, int64_t width, int64_t row, int64_t at, int64_t blocks) {
       const int64_t col = backwards ? r.cols - 1 - at : at;
-      DepthwiseOperands<T> operands{view.data + row * view.position_row + col * view.position_col,
-                                    position,
-                                    tap_row_step,
-                                    tap_col_step,
-                                    gemm.taps_h,
-                                    block.weights,
-                                    block.start,
-                                    block.bias,
-                                    block.vectors(),
-                                    last_lane,
-                                    nullptr,
-                                    0,
-                                    blocks};
+      operands.source = view.data + row * view.position_row + col * view.position_col;
+      operands.blocks = blocks;
       S* const d = dst + row * gemm.destination_row + col * gemm.destination_col;
       if constexpr (kInPlace) {
         operands.dst = d;
@@ -242,14 +235,22 @@ struct DepthwiseCall {
     for (int64_t i = 0; i < gemm.taps_h; ++i) {
       for (int64_t j = 0; j < gemm.taps_w; ++j) *tap_offset++ = i * view.tap_row + j * view.tap_col;
     }
+    GemmOperands<T> operands{};
+    operands.depth = gemm.taps();
+    operands.chain = chain;
+    operands.a_pitch = operands.c_pitch = L;
+    operands.j_offset = block.position_offsets;
+    operands.k_offset = block.tap_offsets;
+    operands.c = block.c_tile;
     for (int64_t v = 0; v < block.vectors(); ++v) {
       const int64_t lane = block.lane(v);
-      gemm_panel<true, T>(r.area(), 1,
-                          {gemm.taps(), chain, block.weights + v * gemm.taps() * L, L, view.data + lane,
-                           block.position_offsets, block.tap_offsets, block.start + v * L, block.c_tile, L, false});
+      operands.a = block.weights + v * gemm.taps() * L;
+      operands.b = view.data + lane;
+      operands.start = block.start + v * L;
+      gemm_panel<true, T>(r.area(), 1, operands);
       for (int64_t row = 0; row < r.rows; ++row) {
-        store_tile<S, T>(block.c_tile + row * r.cols * L, L, r.cols, L, block.bias + v * L,
-                         dst + row * gemm.destination_row + lane, gemm.destination_col, 1);
+        store_tile(TileSums<T>{block.c_tile + row * r.cols * L, L, r.cols, L, block.bias + v * L},
+                   TileTarget<S>{dst + row * gemm.destination_row + lane, gemm.destination_col, 1}, Between::kOthers);
       }
     }
   }

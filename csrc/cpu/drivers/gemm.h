@@ -23,13 +23,14 @@
 #endif
 #include "../pack/store.h"
 #include "../pack/weights.h"
+#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // Pixels of a finished piece of the C tile, about. Pieces are near-equal, since a rest of few pixels would leave the
 // FMA units waiting, and whole micro-kernels but for the last.
 template <class T>
-constexpr int64_t store_pixels(int64_t vectors) {
+constexpr int64_t store_pixels_at_once(int64_t vectors) {
   return kTakesPairs<T> && vectors < 3 ? 144 : 48;
 }
 
@@ -37,12 +38,14 @@ template <class S, class T, bool G>
 struct ConvCall {
   static constexpr int L = Vec<T>::kLanes;
   static constexpr int kPerStep = kTakesPairs<T> ? 2 : 1;  // channels in a step of k
+  static constexpr int kPerVector = G ? 1 : L;             // result channels in a vector: L, or one of each of L groups
   const ConvGemm& gemm;
   const KBlocking k;
   const ConvTiling tiling;
-  PatchOrder order;
+  const PatchOrder order;
   const ConvScratch layout;
-  bool in_place;  // the source is read where it lies
+  const bool bias_first;
+  const bool in_place;  // the source is read where it lies
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
@@ -50,11 +53,12 @@ struct ConvCall {
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
         order(patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
+        bias_first(starts_from_bias(g)),
         in_place(source_is_patch()) {}
 
   // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
   // pixels far apart a segment reads a few lines of each, every time from other pages; with many result channels a
-  // dense copy is then 3 to 7 % faster (AVX2).
+  // dense copy is then faster.
   bool source_is_patch() const {
     constexpr int64_t kFarApart = 2048, kLeastChannels = 128;
     if (G || gemm.taps() != 1 || order != PatchOrder::kChannelInner || gemm.lone) return false;
@@ -70,251 +74,246 @@ struct ConvCall {
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
 
+  // What a work item computes, and where its operands lie in scratch.
+  struct Item {
+    ResultPiece piece;
+    int64_t m0, channels_m;  // result channels of a group
+    Panels panels;
+    int64_t *position_offsets, *tap_offsets;
+    T *zeros, *bias;
+    Operand<T>*panel, *patch;
+    ChunkSums<T> c_tile;
+    const S *source, *weight;  // of the item's first image and group
+  };
+  CONV2D_INLINE Item item_at(int64_t number) const {
+    Item item;
+    // Pixel tiles vary fastest: neighbouring items share weights.
+    item.piece.tile = tiling.tile(number % tiling.tiles(), gemm);
+    const int64_t chunk = number / tiling.tiles() % tiling.chunks_m;
+    const int64_t group = number / tiling.tiles() / tiling.chunks_m * (G ? L : 1);
+    item.piece.group = group;
+    item.piece.groups = G ? min64(L, gemm.groups - group) : 1;
+    item.m0 = chunk * tiling.chunk_vectors * kPerVector;
+    item.channels_m = min64(tiling.chunk_vectors * kPerVector, gemm.m - item.m0);
+    item.panels = cut_panels(div_up(item.channels_m, kPerVector), Vec<T>::kMaxVectors);
+    char* const scratch = static_cast<char*>(thread_scratch(layout.bytes));
+    item.position_offsets = part<int64_t>(scratch, layout.position_offsets);
+    item.tap_offsets = part<int64_t>(scratch, layout.tap_offsets);
+    item.zeros = part<T>(scratch, layout.zeros);
+    item.bias = part<T>(scratch, layout.bias);
+    item.panel = part<Operand<T>>(scratch, layout.panel);
+    item.patch = part<Operand<T>>(scratch, layout.patch);
+    item.c_tile = {part<T>(scratch, layout.c_tile), part<T>(scratch, layout.total_tile),
+                   part<T>(scratch, layout.lost_tile), k.has_chunks()};
+    item.source = static_cast<const S*>(gemm.source) + item.piece.tile.image * gemm.source_n + group * gemm.source_g();
+    item.weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g;
+    return item;
+  }
+
   static void run(void* context, int64_t item) { static_cast<const ConvCall*>(context)->work(item); }
 
-  void work(int64_t item) const {
-    // Pixel tiles vary fastest: neighbouring items share weights.
-    const int64_t tile = item % tiling.tiles(), chunk = item / tiling.tiles() % tiling.chunks_m;
-    const int64_t group = item / tiling.tiles() / tiling.chunks_m * (G ? L : 1);
-    const int64_t groups = G ? min64(L, gemm.groups - group) : 1;
-    const int64_t image0 = tile / (tiling.tiles_h * tiling.tiles_w) * tiling.tile_images;
-    const int64_t row0 = tile / tiling.tiles_w % tiling.tiles_h * tiling.tile_rows;
-    const int64_t col0 = tile % tiling.tiles_w * tiling.tile_cols;
-    const int64_t images = min64(tiling.tile_images, gemm.batch - image0);
-    const int64_t rows = min64(tiling.tile_rows, gemm.rows - row0);
-    const int64_t cols = min64(tiling.tile_cols, gemm.cols - col0);
-    const int64_t pixels = images * rows * cols;
+  void work(int64_t number) const {
+    const Item item = item_at(number);
+    fill_zero(item.zeros, item.panels.size(0) * L);
+    for_each_block(gemm, k, tiling.block_channels, [&](const KBlock& block) {
+      Patch patch;
+      const Operand<T>* const operand = read_source(item, block, patch);
+      const Tile& tile = item.piece.tile;
+      fill_positions(patch, tile.images, tile.rows, tile.cols, item.position_offsets);
+      // Of the first segment; in later ones the same taps lie whole channels further.
+      fill_taps(patch, min64(k.segment_channels, block.channels), block.tap_rows, block.tap_cols, item.tap_offsets);
+      for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, patch, operand, at);
+    });
+    if (!tiling.one_block) finish(item);
+  }
 
-    // Result channels in a vector: L, or one of each of L groups.
-    constexpr int kPerVector = G ? 1 : L;
-    const int64_t m0 = chunk * tiling.chunk_vectors * kPerVector;
-    const int64_t channels_m = min64(tiling.chunk_vectors * kPerVector, gemm.m - m0);
-    const Panels panels = cut_panels(div_up(channels_m, kPerVector), Vec<T>::kMaxVectors);
-    const ResultPiece result{group, groups, image0, row0, col0, images, rows, cols};
+  // The patch, and where it lies: in scratch, or in the source itself.
+  CONV2D_INLINE const Operand<T>* read_source(const Item& item, const KBlock& block, Patch& patch) const {
+    const Tile& tile = item.piece.tile;
+    const S* const source = item.source + block.channel * gemm.source_c;
+    if (in_place) {
+      patch = patch_in_place(gemm.axis_h, gemm.axis_w, gemm.source_n / kPerStep, 1, gemm.source_row / kPerStep,
+                             gemm.source_col / kPerStep);
+      return reinterpret_cast<const Operand<T>*>(source + gemm.axis_h.source(tile.row, 0) * gemm.source_row +
+                                                 gemm.axis_w.source(tile.col, 0) * gemm.source_col);
+    }
+    patch = lay_out_patch<T>(order, gemm, tile, block);
+    Source<S> from = source_of(gemm, source);
+    from.lanes = item.piece.groups;
+    from.lone = gemm.lone && block.channel + block.channels == gemm.channels;
+    pack_patch(patch, from, false, item.patch);
+    return item.patch;
+  }
 
-    char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
-    int64_t* const position_offsets = reinterpret_cast<int64_t*>(memory + layout.position_offsets);
-    int64_t* const tap_offsets = reinterpret_cast<int64_t*>(memory + layout.tap_offsets);
-    T* const zeros = reinterpret_cast<T*>(memory + layout.zeros);
-    T* const bias = reinterpret_cast<T*>(memory + layout.bias);
-    Operand<T>* const panel = reinterpret_cast<Operand<T>*>(memory + layout.panel);
-    T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
-    T* const total_tile = reinterpret_cast<T*>(memory + layout.total_tile);
-    T* const lost_tile = reinterpret_cast<T*>(memory + layout.lost_tile);
-    Operand<T>* const patch_data = reinterpret_cast<Operand<T>*>(memory + layout.patch);
-
-    const S* const source = static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.source_g();
-    const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g;
-
-    fill_zero(zeros, panels.size(0) * L);
-    const bool bias_first = gemm.channels * gemm.taps() <= kBiasFirstProducts;
-    bool is_empty = true;  // the sum: no channels or no taps
-    // Blocks of channels; where a kernel has too many taps for one segment, rectangles of taps inside a channel.
-    for (int64_t c0 = 0; c0 < gemm.channels; c0 += tiling.block_channels) {
-      const int64_t block_channels = min64(tiling.block_channels, gemm.channels - c0);
-      for (int64_t i0 = 0; i0 < gemm.taps_h; i0 += k.tap_rows) {
-        const int64_t tap_rows = min64(k.tap_rows, gemm.taps_h - i0);
-        for (int64_t j0 = 0; j0 < gemm.taps_w; j0 += k.tap_cols) {
-          const int64_t tap_cols = min64(k.tap_cols, gemm.taps_w - j0);
-          const Operand<T>* operand = patch_data;
-          Patch patch;
-          if (in_place) {
-            patch = patch_in_place(gemm.axis_h, gemm.axis_w, gemm.source_n / kPerStep, 1, gemm.source_row / kPerStep,
-                                   gemm.source_col / kPerStep);
-            operand = reinterpret_cast<const Operand<T>*>(source + c0 * gemm.source_c +
-                                                          gemm.axis_h.source(row0, 0) * gemm.source_row +
-                                                          gemm.axis_w.source(col0, 0) * gemm.source_col);
-          } else {
-            patch = lay_out_patch(order, make_patch_axis(gemm.axis_h, row0, rows, i0, tap_rows),
-                                  make_patch_axis(gemm.axis_w, col0, cols, j0, tap_cols), images, block_channels, L,
-                                  sizeof(T));
-            pack_patch(patch,
-                       Source<S>{source + c0 * gemm.source_c, gemm.source_n, gemm.source_c, gemm.source_row,
-                                 gemm.source_col, gemm.source_h, gemm.source_w, gemm.source_g(), groups,
-                                 gemm.lone && c0 + block_channels == gemm.channels},
-                       false, patch_data);
-          }
-          int64_t pixel = 0;
-          for (int64_t n = 0; n < images; ++n) {
-            for (int64_t p = 0; p < rows; ++p) {
-              for (int64_t q = 0; q < cols; ++q) position_offsets[pixel++] = patch.position_offset(n, p, q);
-            }
-          }
-          // Of the first segment; in later ones the same taps lie whole channels further.
-          int64_t tap = 0;
-          for (int64_t s = 0, channels = min64(k.segment_channels, block_channels); s < channels; ++s) {
-            for (int64_t i = 0; i < tap_rows; ++i) {
-              for (int64_t j = 0; j < tap_cols; ++j) tap_offsets[tap++] = patch.tap_offset(s, i, j);
-            }
-          }
-
-          for (int64_t at = 0; at < panels.count; ++at) {
-            const int64_t vectors = panels.size(at), width = vectors * L, start = panels.start(at);
-            const int64_t m = start * kPerVector;
-            T* const c = tiling.one_block ? c_tile : c_tile + pixels * start * L;
-            if (tiling.one_block || bias_first) load_bias(group, groups, m0 + m, vectors, bias);
-            for (int64_t s0 = 0; s0 < block_channels; s0 += k.segment_channels) {
-              const int64_t segment = min64(k.segment_channels, block_channels - s0);
-              const S* const segment_weight =
-                  weight + (c0 + s0) * gemm.weight_c + i0 * gemm.weight_i + j0 * gemm.weight_j;
-              const S* const w = segment_weight + (m0 + m) * gemm.weight_m;
-              if constexpr (G) {
-                for (int64_t v = 0; v < vectors; ++v) {
-                  pack_weight<S, T>(gemm, w + v * gemm.weight_m, gemm.weight_g, groups, segment, tap_rows, tap_cols,
-                                    panel + v * L, width, L);
-                }
-              } else if constexpr (kTakesPairs<T>) {
-                pack_weight_pairs(gemm, w, min64(width, channels_m - m), segment,
-                                  gemm.lone && c0 + s0 + segment == gemm.channels, tap_rows, tap_cols, panel, width);
-              } else if (gemm.result_taps() > 1) {
-                pack_weight_of_taps<S, T>(gemm, segment_weight, m0 + m, min64(width, channels_m - m), segment, panel,
-                                          width);
-              } else {
-                pack_weight<S, T>(gemm, w, gemm.weight_m, min64(width, channels_m - m), segment, tap_rows, tap_cols,
-                                  panel, width, width);
-              }
-              const bool last = tiling.one_block && s0 + segment == gemm.channels, complete = last && s0 == 0;
-              const int64_t number = k.segment_at(c0 + s0, i0, j0);
-              const bool begins_chunk = number % kSegmentsPerChunk == 0;
-              T* const total = total_tile + (c - c_tile);
-              T* const lost = lost_tile + (c - c_tile);
-              if (begins_chunk && number > 0) {
-                add_chunk(total, lost, c, pixels * width, number == kSegmentsPerChunk);
-              }
-              GemmOperands<T> operands{segment * tap_rows * tap_cols,
-                                       k.chain,
-                                       panel,
-                                       width,
-                                       operand + s0 * patch.channel_pitch,
-                                       position_offsets,
-                                       tap_offsets,
-                                       bias_first ? bias : zeros,
-                                       c,
-                                       width,
-                                       !begins_chunk,
-                                       nullptr};
-              if constexpr (kStoresSums) {
-                if (complete && m + width <= channels_m && result_is_panel(result)) {
-                  operands.c_pitch = gemm.destination_col;
-                  operands.bias = bias_first ? zeros : bias;
-                  run_rows(result, m0 + m, vectors, operands);
-                  continue;
-                }
-              }
-              // Sums that this segment completes leave scratch while they are still in L1; for planes of channels
-              // longer runs are the better. A piece's pixels, where they lie far apart, are asked for meanwhile.
-              const bool piecewise = last && gemm.destination_m == 1 && gemm.result_taps() == 1;
-              int64_t pieces = piecewise ? div_up(pixels, store_pixels<T>(vectors)) : 1;
-              for (int64_t x = 0, now = 0; x < pixels; x += now, --pieces) {
-                const int64_t left = pixels - x, rows_at_once = ukernels_for<T, G>(vectors).rows;
-                now = min64(round_up(div_up(left, pieces), rows_at_once), left);
-                operands.j_offset = position_offsets + x;
-                operands.c = complete ? c : c + x * width;
-                if (!G && piecewise) prefetch_result(result, x, now, m0 + m, vectors);
-                gemm_panel<G, T>(now, vectors, operands);
-                if (last && k.has_chunks()) {
-                  add_chunk(total + x * width, lost + x * width, operands.c, now * width, false);
-                  finish_chunks(operands.c, total + x * width, lost + x * width, now * width);
-                }
-                if (last) store(result, x, now, operands.c, vectors, m0 + m, bias_first ? zeros : bias);
-              }
-            }
-          }
-          is_empty = false;
-        }
+  // Segment after segment of a block, for one panel of result channels.
+  CONV2D_INLINE void multiply(const Item& item, const KBlock& block, const Patch& patch, const Operand<T>* operand,
+                              int64_t at) const {
+    const int64_t vectors = item.panels.size(at), width = vectors * L, pixels = item.piece.tile.pixels();
+    const int64_t m = item.m0 + item.panels.start(at) * kPerVector;
+    const ChunkSums<T> c = tiling.one_block ? item.c_tile : item.c_tile.from(pixels * item.panels.start(at) * L);
+    if (tiling.one_block || bias_first) load_bias_panel(item.piece, m, vectors, item.bias);
+    for (int64_t s = 0; s < block.channels; s += k.segment_channels) {
+      const KBlock segment = block.segment(s, k);
+      pack_panel(item, segment, m, vectors);
+      const int64_t number = k.segment_at(segment.channel, segment.tap_row, segment.tap_col);
+      const bool begins = c.begin(number, pixels * width);
+      const bool last = tiling.one_block && segment.channel + segment.channels == gemm.channels;
+      GemmOperands<T> operands{};
+      operands.depth = segment.channels * segment.taps();
+      operands.chain = k.chain;
+      operands.a = item.panel;
+      operands.a_pitch = width;
+      operands.b = operand + s * patch.channel_pitch;
+      operands.j_offset = item.position_offsets;
+      operands.k_offset = item.tap_offsets;
+      operands.start = bias_first ? item.bias : item.zeros;
+      operands.c = c.sums;
+      operands.c_pitch = width;
+      operands.accumulate = !begins;
+      if (!last) {
+        gemm_panel<G, T>(pixels, vectors, operands);
+      } else if (s == 0 && sums_in_result(item, m, width)) {
+        if constexpr (kStoresSums) sum_in_result(item, m, vectors, operands);
+      } else {
+        finish_pieces(item, m, vectors, operands, c, /*complete=*/s == 0);
       }
     }
-    if (!tiling.one_block && k.has_chunks()) {
-      const int64_t elements = pixels * div_up(channels_m, kPerVector) * L;
-      add_chunk(total_tile, lost_tile, c_tile, elements, false);
-      finish_chunks(c_tile, total_tile, lost_tile, elements);
+  }
+
+  // The last segment of a panel whose sums leave scratch at once, while they are still in L1; for planes of channels
+  // longer runs are the better. `complete`: it is the first segment, too, so that pieces take turns in L1.
+  CONV2D_INLINE void finish_pieces(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands,
+                                   const ChunkSums<T>& c, bool complete) const {
+    const int64_t width = vectors * L, pixels = item.piece.tile.pixels();
+    const T* const added = bias_first ? item.zeros : item.bias;
+    const int64_t rows_at_once = ukernels_for<T, G>(vectors).rows;
+    const bool piecewise = gemm.destination_m == 1 && gemm.result_taps() == 1;
+    int64_t pieces = piecewise ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
+    for (int64_t x = 0, now = 0; x < pixels; x += now, --pieces) {
+      const int64_t left = pixels - x;
+      now = min64(round_up(div_up(left, pieces), rows_at_once), left);
+      const ChunkSums<T> sums = complete ? c : c.from(x * width);
+      operands.c = sums.sums;
+      // A piece's pixels, where they lie far apart, are asked for meanwhile.
+      if (!G && piecewise) prefetch_result(item.piece, x, now, m, vectors);
+      gemm_panel<G, T>(now, vectors, operands);
+      operands.j_offset += now;
+      sums.finish(now * width);
+      store(item, x, {sums.sums, width, now, 0, added}, m, vectors);
     }
-    if constexpr (G && kHasTranspose<T>) {
-      if (tiling.interleaved) {
-        store_groups(result, panels, c_tile, bias_first);
-        return;
+  }
+
+  CONV2D_INLINE void pack_panel(const Item& item, const KBlock& segment, int64_t m, int64_t vectors) const {
+    const int64_t width = vectors * L, lanes = min64(width, item.m0 + item.channels_m - m);
+    const S* const all = item.weight + segment.weight_offset(gemm);
+    const WeightSegment<S> weight{all + m * gemm.weight_m,
+                                  G ? gemm.weight_g : gemm.weight_m,
+                                  G ? item.piece.groups : lanes,
+                                  segment.channels,
+                                  segment.tap_rows,
+                                  segment.tap_cols};
+    if constexpr (G) {
+      for (int64_t v = 0; v < vectors; ++v) {
+        WeightSegment<S> channel = weight;
+        channel.data += v * gemm.weight_m;
+        pack_weight(gemm, channel, Panel<T>{item.panel + v * L, width, L});
       }
-    }
-    if (!tiling.one_block) {
-      for (int64_t at = 0; at < panels.count; ++at) {
-        const int64_t vectors = panels.size(at), start = panels.start(at);
-        T* const c = c_tile + pixels * start * L;
-        if (is_empty) fill_zero(c, pixels * vectors * L);
-        load_bias(group, groups, m0 + start * kPerVector, vectors, bias);
-        store(result, 0, pixels, c, vectors, m0 + start * kPerVector, bias);
-      }
+    } else if constexpr (kTakesPairs<T>) {
+      const bool lone = gemm.lone && segment.channel + segment.channels == gemm.channels;
+      pack_weight_pairs(gemm, weight, lone, {item.panel, width, width});
+    } else if (gemm.result_taps() > 1) {
+      pack_weight_of_taps(gemm, all, m, lanes, segment.channels, Panel<T>{item.panel, width, width});
+    } else {
+      pack_weight(gemm, weight, Panel<T>{item.panel, width, width});
     }
   }
 
   // Whether the result tensor itself can serve as the C tile of a complete sum: pixel by pixel, channels side by side.
-  static constexpr bool kStoresSums = std::is_same_v<S, T> && kHasTranspose<T> && !G;
   // Rows that don't continue one another are summed one by one, if they have enough pixels.
-  bool result_is_panel(const ResultPiece& r) const {
+  static constexpr bool kStoresSums = std::is_same_v<S, T> && kHasTranspose<T> && !G;
+  bool sums_in_result(const Item& item, int64_t m, int64_t width) const {
     constexpr int64_t kLeastPixels = 4 * kMR;
-    return gemm.destination_m == 1 && gemm.result_taps() == 1 && (r.cols >= kLeastPixels || joins_rows(r));
+    return kStoresSums && m + width <= item.m0 + item.channels_m && gemm.destination_m == 1 &&
+           gemm.result_taps() == 1 && (item.piece.tile.cols >= kLeastPixels || joins_rows(item.piece.tile));
   }
-  bool joins_rows(const ResultPiece& r) const {
+  bool joins_rows(const Tile& t) const {
     const bool rows_join =
-        r.rows == 1 || (r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols);
+        t.rows == 1 || (t.cols == gemm.cols && gemm.destination_row == gemm.destination_col * t.cols);
     return rows_join &&
-           (r.images == 1 || (r.rows == gemm.rows && gemm.destination_n == gemm.destination_col * r.rows * r.cols));
+           (t.images == 1 || (t.rows == gemm.rows && gemm.destination_n == gemm.destination_col * t.rows * t.cols));
   }
-  void run_rows(const ResultPiece& r, int64_t m, int64_t vectors, GemmOperands<T> operands) const {
-    const int64_t rows = joins_rows(r) ? 1 : r.images * r.rows, pixels = r.images * r.rows * r.cols / rows;
-    S* const first = static_cast<S*>(gemm.destination) + (r.group * gemm.m + m) * gemm.destination_m +
-                     r.image0 * gemm.destination_n + r.row0 * gemm.destination_row + r.col0 * gemm.destination_col;
+  void sum_in_result(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands) const {
+    const Tile& tile = item.piece.tile;
+    const int64_t rows = joins_rows(tile) ? 1 : tile.images * tile.rows, pixels = tile.pixels() / rows;
+    S* const first = item.piece.template first_pixel<S>(gemm, m);
+    operands.c_pitch = gemm.destination_col;
+    operands.bias = bias_first ? item.zeros : item.bias;
     for (int64_t row = 0; row < rows; ++row) {
-      operands.c = first + row / r.rows * gemm.destination_n + row % r.rows * gemm.destination_row;
+      operands.c = first + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row;
       gemm_panel<G, T>(pixels, vectors, operands);
       operands.j_offset += pixels;
     }
   }
 
   // The bias of a panel's result channels, zeros where there is none.
-  void load_bias(int64_t group, int64_t groups, int64_t m, int64_t vectors, T* bias) const {
+  void load_bias_panel(const ResultPiece& piece, int64_t m, int64_t vectors, T* bias) const {
     fill_zero(bias, vectors * L);
     if (gemm.bias == nullptr) return;
-    const S* const source = static_cast<const S*>(gemm.bias) + (group * gemm.m + m) * gemm.bias_stride;
-    if constexpr (G) {
-      for (int64_t v = 0; v < vectors; ++v) {
-        for (int64_t lane = 0; lane < groups; ++lane) {
-          set_lane(bias + v * L, int(lane), widen_scalar(source[(lane * gemm.m + v) * gemm.bias_stride]));
-        }
-      }
-    } else {
-      for (int64_t i = 0, valid = min64(vectors * L, gemm.m - m); i < valid; ++i) {
-        set_lane(bias + i / L * L, int(i % L), widen_scalar(source[i * gemm.bias_stride]));
+    const S* const source = static_cast<const S*>(gemm.bias) + (piece.group * gemm.m + m) * gemm.bias_stride;
+    const int64_t channels = min64(vectors * kPerVector, gemm.m - m), groups = G ? piece.groups : 1;
+    for (int64_t c = 0; c < channels; ++c) {
+      for (int64_t group = 0; group < groups; ++group) {
+        const T value = widen_scalar(source[(group * gemm.m + c) * gemm.bias_stride]);
+        set_lane(bias + c / kPerVector * L, int(G ? group : c % L), value);
       }
     }
   }
 
-  // `count` finished pixels of the tile, from `first` on: a panel of result channels from m on.
-  void store(const ResultPiece& r, int64_t first, int64_t count, const T* c, int64_t vectors, int64_t m,
-             const T* bias) const {
-    const int64_t width = vectors * L;
+  // The C tile, which has waited in scratch for the end of K.
+  void finish(const Item& item) const {
+    const int64_t pixels = item.piece.tile.pixels();
+    item.c_tile.finish(pixels * div_up(item.channels_m, kPerVector) * L);
+    if constexpr (G && kHasTranspose<T>) {
+      if (tiling.interleaved) return store_groups(item);
+    }
+    for (int64_t at = 0; at < item.panels.count; ++at) {
+      const int64_t vectors = item.panels.size(at), width = vectors * L, start = item.panels.start(at);
+      const int64_t m = item.m0 + start * kPerVector;
+      T* const c = item.c_tile.sums + pixels * start * L;
+      // A sum without channels or taps. (One that starts from the bias is never here: it has a single block.)
+      if (gemm.channels * gemm.taps() == 0) fill_zero(c, pixels * width);
+      load_bias_panel(item.piece, m, vectors, item.bias);
+      store(item, 0, {c, width, pixels, 0, item.bias}, m, vectors);
+    }
+  }
+
+  // Finished pixels of the tile, from `first` on: a panel of result channels from m on.
+  void store(const Item& item, int64_t first, TileSums<T> sums, int64_t m, int64_t vectors) const {
     if constexpr (G) {
-      for (int64_t v = 0; v < vectors; ++v) {
-        store_lanes<S, T>(gemm, r, first, count, c + v * L, width, r.group * gemm.m + m + v, gemm.m, r.groups,
-                          bias + v * L);
+      sums.channels = item.piece.groups;
+      for (int64_t v = 0; v < vectors; ++v, sums.data += L, sums.bias += L) {
+        store_lanes<S, T>(gemm, item.piece, first, sums, m + v, gemm.m);
       }
-    } else if (gemm.result_taps() > 1) {
-      store_taps(r, c, width, m, min64(width, gemm.m - m));
     } else {
-      store_lanes<S, T>(gemm, r, first, count, c, width, r.group * gemm.m + m, 1, min64(width, gemm.m - m), bias);
+      sums.channels = min64(vectors * L, gemm.m - m);
+      if (gemm.result_taps() > 1) {
+        store_taps(item.piece, sums, m);
+      } else {
+        store_lanes<S, T>(gemm, item.piece, first, sums, m, 1);
+      }
     }
   }
 
   // Asks for the lines that store() will write, where pixels lie so far apart that no hardware prefetcher would.
-  void prefetch_result(const ResultPiece& r, int64_t first, int64_t count, int64_t m, int64_t vectors) const {
+  void prefetch_result(const ResultPiece& piece, int64_t first, int64_t count, int64_t m, int64_t vectors) const {
     constexpr int64_t kLine = 64 / sizeof(S), kFarApart = 1024 / sizeof(S);
     if (gemm.destination_col < kFarApart) return;
-    const S* const channel = static_cast<const S*>(gemm.destination) + (r.group * gemm.m + m) * gemm.destination_m +
-                             r.image0 * gemm.destination_n + r.row0 * gemm.destination_row +
-                             r.col0 * gemm.destination_col;
+    const Tile& tile = piece.tile;
+    const S* const channel = piece.template first_pixel<S>(gemm, m);
     const int64_t lanes = min64(vectors * L, gemm.m - m);
     for (int64_t x = first, end = first + count; x < end;) {
-      const int64_t row = x / r.cols, col = x - row * r.cols, run = min64(r.cols - col, end - x);
-      const S* pixel = channel + row / r.rows * gemm.destination_n + row % r.rows * gemm.destination_row +
+      const int64_t row = x / tile.cols, col = x - row * tile.cols, run = min64(tile.cols - col, end - x);
+      const S* pixel = channel + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row +
                        col * gemm.destination_col;
       for (const S* const last = pixel + run * gemm.destination_col; pixel != last; pixel += gemm.destination_col) {
         for (int64_t i = 0; i < lanes; i += kLine) __builtin_prefetch(pixel + i, 1);
@@ -324,64 +323,68 @@ struct ConvCall {
   }
 
   // Lane l of the panel is (channel, tap) number m + l; the taps of a row of the kernel lie side by side.
-  void store_taps(const ResultPiece& r, const T* c, int64_t width, int64_t m, int64_t lanes) const {
+  void store_taps(const ResultPiece& piece, const TileSums<T>& sums, int64_t m) const {
+    const Tile& tile = piece.tile;
     const int64_t taps_w = gemm.result_taps_w, channels = gemm.m / gemm.result_taps();
-    S* const destination =
-        static_cast<S*>(gemm.destination) + r.image0 * gemm.destination_n + r.group * channels * gemm.destination_m;
-    for (int64_t lane = 0, run = 0; lane < lanes; lane += run) {
+    S* const destination = static_cast<S*>(gemm.destination) + tile.image * gemm.destination_n +
+                           piece.group * channels * gemm.destination_m;
+    for (int64_t lane = 0, run = 0; lane < sums.channels; lane += run) {
       const int64_t tap_row = (m + lane) / taps_w, j = (m + lane) % taps_w;
-      run = min64(taps_w - j, lanes - lane);
+      run = min64(taps_w - j, sums.channels - lane);
       S* const plane = destination + tap_row / gemm.result_taps_h * gemm.destination_m;
-      const T* from = c;
-      for (int64_t n = 0; n < r.images; ++n) {
-        for (int64_t p = r.row0; p < r.row0 + r.rows; ++p) {
+      const T* from = sums.data;
+      for (int64_t n = 0; n < tile.images; ++n) {
+        for (int64_t p = tile.row; p < tile.row + tile.rows; ++p) {
           const int64_t row = gemm.place_h.source(p, tap_row % gemm.result_taps_h);
-          if (row < 0 || row >= gemm.destination_h) {
-            from += r.cols * width;
-            continue;
-          }
-          S* const to = plane + n * gemm.destination_n + row * gemm.destination_row;
-          for (int64_t q = r.col0; q < r.col0 + r.cols; ++q, from += width) {
-            const int64_t col = gemm.place_w.source(q, j), step = gemm.place_w.tap;
-            const RunBounds in = clip_run(col, step, run, gemm.destination_w);
-            S* const first = to + col * gemm.destination_col;
-            // As with every other result a bias, here none, is added last.
-            for (int64_t t = in.low; t < in.high; ++t) {
-              T sum;
-              if constexpr (kHasTranspose<T>) {
-                sum = from[lane + t];
-              } else {
-                sum = get_lane(from + (lane + t) / L * L, int((lane + t) % L));
-              }
-              first[t * step * gemm.destination_col] = Narrow<S>::from(add_scalar(sum, T{}));
+          if (row >= 0 && row < gemm.destination_h) {
+            S* const to = plane + n * gemm.destination_n + row * gemm.destination_row;
+            for (int64_t q = 0; q < tile.cols; ++q) {
+              store_tap_row(from + q * sums.pitch, lane, run, gemm.place_w.source(tile.col + q, j), to);
             }
           }
+          from += tile.cols * sums.pitch;
         }
       }
     }
   }
+  // A pixel's lanes [lane, lane + run) are neighbouring taps, of which the first one's column is `col`.
+  CONV2D_INLINE void store_tap_row(const T* from, int64_t lane, int64_t run, int64_t col, S* row) const {
+    const int64_t step = gemm.place_w.tap;
+    const RunBounds in = clip_run(col, step, run, gemm.destination_w);
+    for (int64_t t = in.low; t < in.high; ++t) {
+      T sum;
+      if constexpr (kHasTranspose<T>) {
+        sum = from[lane + t];
+      } else {
+        sum = get_lane(from + (lane + t) / L * L, int((lane + t) % L));
+      }
+      // As with every other result a bias, here none, is added last.
+      row[(col + t * step) * gemm.destination_col] = Narrow<S>::from(add_scalar(sum, T{}));
+    }
+  }
 
   // All panels of whole groups whose channels lie side by side.
-  void store_groups(const ResultPiece& r, const Panels& panels, const T* c_tile, bool bias_added) const {
-    const int64_t pixels = r.images * r.rows * r.cols;
+  void store_groups(const Item& item) const {
+    const Tile& tile = item.piece.tile;
     T bias[kMaxInterleaved * L];
-    if (bias_added) {
+    if (bias_first) {
       fill_zero(bias, gemm.m * L);
     } else {
-      load_bias(r.group, r.groups, 0, gemm.m, bias);
+      load_bias_panel(item.piece, 0, gemm.m, bias);
     }
-    S* const destination = static_cast<S*>(gemm.destination) + r.group * gemm.m + r.image0 * gemm.destination_n +
-                           r.row0 * gemm.destination_row + r.col0 * gemm.destination_col;
+    S* const destination = item.piece.template first_pixel<S>(gemm, 0);
     // A power of two of channels is cut into panels of one width.
-    const int64_t width = panels.size(0) * L;
+    const int64_t vectors = item.panels.size(0), width = vectors * L;
     const T* planes[kMaxInterleaved];
-    for (int64_t v = 0; v < gemm.m; ++v)
-      planes[v] = c_tile + v / panels.size(0) * pixels * width + v % panels.size(0) * L;
-    for (int64_t n = 0; n < r.images; ++n) {
-      for (int64_t y = 0; y < r.rows; ++y) {
-        store_interleaved<false>(gemm.m, planes, width, r.cols, r.groups, bias,
-                                 destination + n * gemm.destination_n + y * gemm.destination_row, gemm.destination_col);
-        for (int64_t v = 0; v < gemm.m; ++v) planes[v] += r.cols * width;
+    for (int64_t v = 0; v < gemm.m; ++v) {
+      planes[v] = item.c_tile.sums + v / vectors * tile.pixels() * width + v % vectors * L;
+    }
+    for (int64_t n = 0; n < tile.images; ++n) {
+      for (int64_t y = 0; y < tile.rows; ++y) {
+        S* const row = destination + n * gemm.destination_n + y * gemm.destination_row;
+        store_interleaved(gemm.m, planes, width, bias,
+                          GroupPixels<S>{row, gemm.destination_col, tile.cols, item.piece.groups});
+        for (int64_t v = 0; v < gemm.m; ++v) planes[v] += tile.cols * width;
       }
     }
   }

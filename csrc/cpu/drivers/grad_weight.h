@@ -19,6 +19,7 @@
 #include "../pack/interleave.h"
 #include "../pack/patch.h"
 #include "../pack/store.h"
+#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -63,12 +64,12 @@ struct GradWeightCall {
   int64_t items() const { return tiling.group_blocks * tiling.tiles(); }
 
   // The tile of weights that an item owns.
-  struct Tile {
+  struct WeightTile {
     int64_t group, groups, m0, channels_m, c0, channels, i0, tap_rows, j0, tap_cols;
     int64_t elements() const { return channels * tap_rows * tap_cols; }
   };
-  Tile tile_of(int64_t item) const {
-    Tile t{};
+  WeightTile tile_of(int64_t item) const {
+    WeightTile t{};
     t.j0 = item % tiling.blocks_w * tiling.tap_cols;
     item /= tiling.blocks_w;
     t.i0 = item % tiling.blocks_h * tiling.tap_rows;
@@ -87,196 +88,261 @@ struct GradWeightCall {
     return t;
   }
 
+  // Where a thread's operands lie in scratch.
+  struct Scratch {
+    int64_t *element_offsets, *pixel_offsets;
+    T *zeros, *panel, *patch;
+  };
+  Scratch scratch_in(char* memory) const {
+    return {part<int64_t>(memory, layout.element_offsets), part<int64_t>(memory, layout.pixel_offsets),
+            part<T>(memory, layout.zeros), part<T>(memory, layout.panel), part<T>(memory, layout.patch)};
+  }
+
+  // The pixels of a segment.
+  Tile segment_at(int64_t number) const {
+    const int64_t n = number / (pixels.blocks_h * pixels.blocks_w) * pixels.images;
+    const int64_t p = number / pixels.blocks_w % pixels.blocks_h * pixels.rows;
+    const int64_t q = number % pixels.blocks_w * pixels.cols;
+    return {n, min64(pixels.images, problem.batch - n), p, min64(pixels.rows, problem.out_h - p),
+            q, min64(pixels.cols, problem.out_w - q)};
+  }
+
+  // The input as the micro-kernels read it: a patch in scratch, or the input itself.
+  struct PatchView {
+    Patch patch;
+    const T* data;
+    int64_t first_row, end;  // the first output row it covers, and the segment after the last
+  };
+
   // c[panel][element][channel] = the sum over one chunk of pixels.
-  void sum_chunk(const Tile& t, int64_t chunk, char* memory, T* c_tile) const {
+  void sum_chunk(const WeightTile& t, int64_t chunk, char* memory, T* c_tile) const {
     const int64_t first = chunk * kPixelSegmentsPerChunk;
     const int64_t last = min64(first + kPixelSegmentsPerChunk, pixels.segments());
-    int64_t* const element_offsets = reinterpret_cast<int64_t*>(memory + layout.element_offsets);
-    int64_t* const pixel_offsets = reinterpret_cast<int64_t*>(memory + layout.pixel_offsets);
-    T* const panel = reinterpret_cast<T*>(memory + layout.panel);
-    T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
-    T* const zeros = reinterpret_cast<T*>(memory + layout.zeros);
-    fill_zero(zeros, Vec<T>::kMaxVectors * L);
-    const Panels panels = cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
-    const int64_t* const go = grad_output.stride;
-    const int64_t* const in = input.stride;
-    const PatchOrder order =
-        kInner ? PatchOrder::kChannelInner : patch_order(G, t.channels, in[1], in[3], problem.in_w);
-
-    Patch patch{};
-    const T* operand = patch_data;
-    int64_t next_patch = first, patch_row = 0;
-    for (int64_t segment = first; segment < last; ++segment) {
-      const int64_t n0 = segment / (pixels.blocks_h * pixels.blocks_w) * pixels.images;
-      const int64_t p0 = segment / pixels.blocks_w % pixels.blocks_h * pixels.rows;
-      const int64_t q0 = segment % pixels.blocks_w * pixels.cols;
-      const int64_t images = min64(pixels.images, problem.batch - n0);
-      const int64_t rows = min64(pixels.rows, problem.out_h - p0);
-      const int64_t cols = min64(pixels.cols, problem.out_w - q0);
-
-      // The patch, of this segment or of several.
+    const Scratch scratch = scratch_in(memory);
+    fill_zero(scratch.zeros, Vec<T>::kMaxVectors * L);
+    PatchView view{};
+    view.end = first;
+    for (int64_t number = first; number < last; ++number) {
+      const Tile segment = segment_at(number);
       if (in_place) {
-        patch = patch_in_place(problem.rows(), problem.cols(), in[0], in[1], in[2], in[3]);
-        operand =
-            reinterpret_cast<const T*>(static_cast<const S*>(input.data) + n0 * in[0] +
-                                       (t.group * problem.in_channels_per_group() + t.c0) * in[1] +
-                                       problem.rows().source(p0, 0) * in[2] + problem.cols().source(q0, 0) * in[3]);
-        patch_row = p0;
-      } else if (segment == next_patch) {
-        const int64_t below = min64(min64(tiling.patch_segments, last - segment),
-                                    pixels.blocks_h - segment / pixels.blocks_w % pixels.blocks_h);
-        next_patch = segment + below;
-        patch_row = p0;
-        patch = lay_out_patch(
-            order,
-            make_patch_axis(problem.rows(), p0, min64(below * pixels.rows, problem.out_h - p0), t.i0, t.tap_rows),
-            make_patch_axis(problem.cols(), q0, cols, t.j0, t.tap_cols), images, kInner ? t.groups : t.channels, L,
-            sizeof(T));
-        pack_patch(patch,
-                   Source<S>{static_cast<const S*>(input.data) + n0 * in[0] +
-                                 (t.group * problem.in_channels_per_group() + t.c0) * in[1],
-                             in[0], in[1], in[2], in[3], problem.in_h, problem.in_w,
-                             problem.in_channels_per_group() * in[1], t.groups},
-                   true, patch_data);
+        view = input_in_place(t, segment);
+      } else if (number == view.end) {
+        view = pack_input(t, segment, number, last, scratch.patch);
       }
-      int64_t e = 0;
-      for (int64_t c = 0; c < t.channels; ++c) {
-        for (int64_t i = 0; i < t.tap_rows; ++i) {
-          for (int64_t j = 0; j < t.tap_cols; ++j) element_offsets[e++] = patch.tap_offset(c, i, j);
-        }
-      }
-      int64_t depth = 0;
-      for (int64_t n = 0; n < images; ++n) {
-        for (int64_t p = 0; p < rows; ++p) {
-          for (int64_t q = 0; q < cols; ++q) pixel_offsets[depth++] = patch.position_offset(n, p0 - patch_row + p, q);
-        }
-      }
-
+      fill_taps(view.patch, t.channels, t.tap_rows, t.tap_cols, scratch.element_offsets);
+      fill_positions(view.patch, segment.images, segment.rows, segment.cols, scratch.pixel_offsets,
+                     segment.row - view.first_row);
       if constexpr (kInner) {
-        const S* const source =
-            static_cast<const S*>(grad_output.data) + n0 * go[0] + t.group + p0 * go[2] + q0 * go[3];
-        DepthwiseWeightOperands<T> operands{
-            depth, pixels.chain, nullptr, 0, patch_data + patch.tap_offset(0, 0, 0), pixel_offsets,
-            // A step that is never taken may be of any length.
-            t.tap_rows == 1 ? 0 : patch.tap_offset(0, 1, 0) - patch.tap_offset(0, 0, 0),
-            t.tap_cols == 1 ? 0 : patch.tap_offset(0, 0, 1) - patch.tap_offset(0, 0, 0), nullptr, segment != first};
-        const auto multiply = [&](int64_t v, const T* a, int64_t a_pitch) {
-          depthwise_weight_panel<T>(t.tap_rows, t.tap_cols, element_offsets, zeros, operands, inner_lane(t, v), a,
-                                    a_pitch, c_tile + v * t.elements() * L);
-        };
-        // Pixels that lie evenly are read in place, a chain in all vectors after the other.
-        if constexpr (sizeof(S) == sizeof(T)) {
-          if ((rows == 1 || go[2] == cols * go[3]) && (images == 1 || go[0] == rows * cols * go[3])) {
-            for (int64_t k = 0; k < depth; k += pixels.chain) {
-              operands.depth = min64(pixels.chain, depth - k);
-              operands.k_offset = pixel_offsets + k;
-              for (int64_t v = 0; v * L < t.groups; ++v) multiply(v, source + inner_lane(t, v) + k * go[3], go[3]);
-              operands.accumulate = true;
-            }
-            continue;
-          }
-        }
-        for (int64_t v = 0; v * L < t.groups; ++v) {
-          for (int64_t x = 0; x < images * rows; ++x) {
-            pack_lanes(source + inner_lane(t, v) + x / rows * go[0] + x % rows * go[2], 1, go[3], L, cols,
-                       panel + x * cols * L, L, L, false);
-          }
-          multiply(v, panel, L);
-        }
-        continue;
-      }
-      const bool join_rows = rows == 1 || go[2] == cols * go[3];
-      const int64_t run = join_rows ? rows * cols : cols, runs = join_rows ? 1 : rows;
-      for (int64_t x = 0; x < panels.count; ++x) {
-        const int64_t vectors = panels.size(x), width = vectors * L, start = panels.start(x);
-        const int64_t m = start * kPerVector;
-        const S* const source = static_cast<const S*>(grad_output.data) + n0 * go[0] +
-                                (t.group * problem.out_channels_per_group() + t.m0 + m) * go[1] + p0 * go[2] +
-                                q0 * go[3];
-        T* dst = panel;
-        for (int64_t n = 0; n < images; ++n) {
-          for (int64_t r = 0; r < runs; ++r, dst += run * width) {
-            const S* const s = source + n * go[0] + r * go[2];
-            if constexpr (G) {
-              if constexpr (kHasTranspose<T>) {
-                if (go[1] == 1 && can_interleave(problem.out_channels_per_group())) {
-                  load_interleaved(problem.out_channels_per_group(), s - (t.m0 + m), go[3], run, t.groups, t.m0 + m,
-                                   vectors, dst, width, L);
-                  continue;
-                }
-              }
-              for (int64_t v = 0; v < vectors; ++v) {
-                pack_lanes(s + v * go[1], problem.out_channels_per_group() * go[1], go[3], t.groups, run, dst + v * L,
-                           width, L, false);
-              }
-            } else {
-              pack_lanes(s, go[1], go[3], min64(width, t.channels_m - m), run, dst, width, width, false);
-            }
-          }
-        }
-        gemm_panel<G, T>(t.elements(), vectors,
-                         {depth, pixels.chain, panel, width, operand, element_offsets, pixel_offsets, zeros,
-                          c_tile + t.elements() * start * L, width, segment != first});
+        multiply_inner(t, segment, view, scratch, number != first, c_tile);
+      } else {
+        multiply(t, segment, view, scratch, number != first, c_tile);
       }
     }
   }
 
-  int64_t used_size(const Tile& t) const {
+  PatchView input_in_place(const WeightTile& t, const Tile& segment) const {
+    const int64_t* const in = input.stride;
+    const S* const data = input_at(t, segment) + problem.rows().source(segment.row, 0) * in[2] +
+                          problem.cols().source(segment.col, 0) * in[3];
+    return {patch_in_place(problem.rows(), problem.cols(), in[0], in[1], in[2], in[3]),
+            reinterpret_cast<const T*>(data), segment.row, 0};
+  }
+  const S* input_at(const WeightTile& t, const Tile& segment) const {
+    return static_cast<const S*>(input.data) + segment.image * input.stride[0] +
+           (t.group * problem.in_channels_per_group() + t.c0) * input.stride[1];
+  }
+
+  // The patch of segment `number`, and of those below it in the image that tiling lets share it.
+  PatchView pack_input(const WeightTile& t, const Tile& segment, int64_t number, int64_t last, T* patch_data) const {
+    const int64_t* const in = input.stride;
+    const int64_t below = min64(min64(tiling.patch_segments, last - number),
+                                pixels.blocks_h - number / pixels.blocks_w % pixels.blocks_h);
+    const int64_t rows = min64(below * pixels.rows, problem.out_h - segment.row);
+    const PatchOrder order =
+        kInner ? PatchOrder::kChannelInner : patch_order(G, t.channels, in[1], in[3], problem.in_w);
+    const Patch patch = lay_out_patch(order, make_patch_axis(problem.rows(), segment.row, rows, t.i0, t.tap_rows),
+                                      make_patch_axis(problem.cols(), segment.col, segment.cols, t.j0, t.tap_cols),
+                                      segment.images, kInner ? t.groups : t.channels, L, sizeof(T));
+    Source<S> source{};
+    source.data = input_at(t, segment);
+    source.image = in[0];
+    source.channel = in[1];
+    source.row = in[2];
+    source.col = in[3];
+    source.height = problem.in_h;
+    source.width = problem.in_w;
+    source.group = problem.in_channels_per_group() * in[1];
+    source.lanes = t.groups;
+    pack_patch(patch, source, true, patch_data);
+    return {patch, patch_data, segment.row, number + below};
+  }
+
+  const S* grad_output_at(const Tile& segment, int64_t channel) const {
+    const int64_t* const go = grad_output.stride;
+    return static_cast<const S*>(grad_output.data) + segment.image * go[0] + channel * go[1] + segment.row * go[2] +
+           segment.col * go[3];
+  }
+
+  // Neighbouring groups of a channels_last depthwise problem.
+  CONV2D_INLINE void multiply_inner(const WeightTile& t, const Tile& segment, const PatchView& view,
+                                    const Scratch& scratch, bool accumulate, T* c_tile) const {
+    const int64_t* const go = grad_output.stride;
+    const S* const source = grad_output_at(segment, t.group);
+    const int64_t depth = segment.pixels(), vectors = div_up(t.groups, L);
+    const int64_t first_tap = view.patch.tap_offset(0, 0, 0);
+    DepthwiseWeightOperands<T> operands{};
+    operands.depth = depth;
+    operands.chain = pixels.chain;
+    operands.k_offset = scratch.pixel_offsets;
+    // A step that is never taken may be of any length.
+    operands.tap_row = t.tap_rows == 1 ? 0 : view.patch.tap_offset(0, 1, 0) - first_tap;
+    operands.tap_col = t.tap_cols == 1 ? 0 : view.patch.tap_offset(0, 0, 1) - first_tap;
+    operands.accumulate = accumulate;
+    const auto multiply_vector = [&](int64_t v, const T* a, int64_t a_pitch) {
+      operands.a = a;
+      operands.a_pitch = a_pitch;
+      operands.b = view.data + first_tap + inner_lane(t, v);
+      operands.c = c_tile + v * t.elements() * L;
+      depthwise_weight_panel<T>(t.tap_rows, t.tap_cols, scratch.element_offsets, scratch.zeros, operands);
+    };
+    // Pixels that lie evenly are read in place, a chain in all vectors after the other.
+    if constexpr (sizeof(S) == sizeof(T)) {
+      if ((segment.rows == 1 || go[2] == segment.cols * go[3]) &&
+          (segment.images == 1 || go[0] == segment.rows * segment.cols * go[3])) {
+        for (int64_t k = 0; k < depth; k += pixels.chain) {
+          operands.depth = min64(pixels.chain, depth - k);
+          operands.k_offset = scratch.pixel_offsets + k;
+          for (int64_t v = 0; v < vectors; ++v) multiply_vector(v, source + inner_lane(t, v) + k * go[3], go[3]);
+          operands.accumulate = true;
+        }
+        return;
+      }
+    }
+    for (int64_t v = 0; v < vectors; ++v) {
+      for (int64_t x = 0; x < segment.images * segment.rows; ++x) {
+        const S* const row = source + inner_lane(t, v) + x / segment.rows * go[0] + x % segment.rows * go[2];
+        pack_lanes(LaneSource<S>{row, 1, go[3], L, segment.cols}, Panel<T>{scratch.panel + x * segment.cols * L, L, L},
+                   false);
+      }
+      multiply_vector(v, scratch.panel, L);
+    }
+  }
+
+  CONV2D_INLINE void multiply(const WeightTile& t, const Tile& segment, const PatchView& view, const Scratch& scratch,
+                              bool accumulate, T* c_tile) const {
+    GemmOperands<T> operands{};
+    operands.depth = segment.pixels();
+    operands.chain = pixels.chain;
+    operands.a = scratch.panel;
+    operands.b = view.data;
+    operands.j_offset = scratch.element_offsets;
+    operands.k_offset = scratch.pixel_offsets;
+    operands.start = scratch.zeros;
+    operands.accumulate = accumulate;
+    const Panels panels = panels_of(t);
+    for (int64_t x = 0; x < panels.count; ++x) {
+      const int64_t vectors = panels.size(x), start = panels.start(x);
+      pack_grad_output(t, segment, start * kPerVector, vectors, scratch.panel);
+      operands.a_pitch = operands.c_pitch = vectors * L;
+      operands.c = c_tile + t.elements() * start * L;
+      gemm_panel<G, T>(t.elements(), vectors, operands);
+    }
+  }
+  Panels panels_of(const WeightTile& t) const {
+    return cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
+  }
+
+  // A panel of a segment's pixels: [pixel][lane], from the tile's output channel m on.
+  CONV2D_INLINE void pack_grad_output(const WeightTile& t, const Tile& segment, int64_t m, int64_t vectors,
+                                      T* dst) const {
+    const int64_t* const go = grad_output.stride;
+    const int64_t width = vectors * L, group_channels = problem.out_channels_per_group();
+    // Rows that continue one another are one run.
+    const bool join_rows = segment.rows == 1 || go[2] == segment.cols * go[3];
+    const int64_t run = join_rows ? segment.rows * segment.cols : segment.cols, runs = join_rows ? 1 : segment.rows;
+    const S* const source = grad_output_at(segment, t.group * group_channels + t.m0 + m);
+    for (int64_t n = 0; n < segment.images; ++n) {
+      for (int64_t r = 0; r < runs; ++r, dst += run * width) {
+        const S* const s = source + n * go[0] + r * go[2];
+        if constexpr (!G) {
+          pack_lanes(LaneSource<S>{s, go[1], go[3], min64(width, t.channels_m - m), run}, Panel<T>{dst, width, width},
+                     false);
+          continue;
+        }
+        if constexpr (kHasTranspose<T>) {
+          if (go[1] == 1 && can_interleave(group_channels)) {
+            load_interleaved(group_channels, GroupPixels<const S>{s - (t.m0 + m), go[3], run, t.groups}, t.m0 + m,
+                             vectors, GroupPlanes<T>{dst, width, L});
+            continue;
+          }
+        }
+        for (int64_t v = 0; v < vectors; ++v) {
+          pack_lanes(LaneSource<S>{s + v * go[1], group_channels * go[1], go[3], t.groups, run},
+                     Panel<T>{dst + v * L, width, L}, false);
+        }
+      }
+    }
+  }
+
+  int64_t used_size(const WeightTile& t) const {
     return t.elements() * div_up(t.channels_m, kPerVector) * L * (kInner ? div_up(t.groups, L) : 1);
   }
   // Where a vector of an item's groups begins; what is left over overlaps the last whole one.
-  static int64_t inner_lane(const Tile& t, int64_t vector) { return min64(vector * L, t.groups - L); }
+  static int64_t inner_lane(const WeightTile& t, int64_t vector) { return min64(vector * L, t.groups - L); }
 
-  void store(const Tile& t, const T* c_tile) const {
-    const Panels panels = cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
+  void store(const WeightTile& t, const T* c_tile) const {
+    const Panels panels = panels_of(t);
     const int64_t* const gw = grad_weight.stride;
-    // Rows of the tile that continue one another in the result are stored as one run.
-    const bool join_i = gw[2] == gw[3] * t.tap_cols || t.tap_rows == 1;
-    const bool join_c = join_i && (gw[1] == gw[3] * t.tap_rows * t.tap_cols || t.channels == 1);
-    const int64_t run = t.tap_cols * (join_i ? t.tap_rows : 1) * (join_c ? t.channels : 1);
+    const int64_t group_channels = problem.out_channels_per_group(), taps = t.tap_rows * t.tap_cols;
     for (int64_t x = 0; x < panels.count; ++x) {
       const int64_t vectors = panels.size(x), width = vectors * L, start = panels.start(x);
       const int64_t m = t.m0 + start * kPerVector;
-      const T* const c_panel = c_tile + t.elements() * start * L;
-      S* const destination = static_cast<S*>(grad_weight.data) +
-                             (t.group * problem.out_channels_per_group() + m) * gw[0] + t.c0 * gw[1] + t.i0 * gw[2] +
-                             t.j0 * gw[3];
-      if constexpr (!G && !kInner) {
+      const T* const c = c_tile + t.elements() * start * L;
+      S* const to = static_cast<S*>(grad_weight.data) + (t.group * group_channels + m) * gw[0] + t.c0 * gw[1] +
+                    t.i0 * gw[2] + t.j0 * gw[3];
+      if constexpr (kInner) {
+        for (int64_t v = 0; v * L < t.groups; ++v) {
+          store_lane_block(t, {c + v * t.elements() * L, L, 0, L, nullptr}, {to + inner_lane(t, v) * gw[0], 0, gw[0]});
+        }
+      } else if constexpr (G) {
+        for (int64_t v = 0; v < vectors; ++v) {
+          store_lane_block(t, {c + v * L, width, 0, t.groups, nullptr}, {to + v * gw[0], 0, group_channels * gw[0]});
+        }
+      } else {
+        const int64_t channels = min64(width, t.m0 + t.channels_m - m);
         if (gw[1] == 1 && gw[3] != 1 && t.channels > 1) {
           // channels_last: a tap's channels lie side by side.
-          const int64_t taps = t.tap_rows * t.tap_cols;
           for (int64_t tap = 0; tap < taps; ++tap) {
-            store_tile<S, T>(c_panel + tap * width, taps * width, t.channels, min64(width, t.m0 + t.channels_m - m),
-                             nullptr, destination + tap / t.tap_cols * gw[2] + tap % t.tap_cols * gw[3], gw[1], gw[0]);
+            store_tile(TileSums<T>{c + tap * width, taps * width, t.channels, channels, nullptr},
+                       TileTarget<S>{to + tap / t.tap_cols * gw[2] + tap % t.tap_cols * gw[3], gw[1], gw[0]},
+                       Between::kOthers);
           }
           continue;
         }
+        store_lane_block(t, {c, width, 0, channels, nullptr}, {to, 0, gw[0]});
       }
-      for (int64_t e = 0; e < t.elements(); e += run) {
-        const int64_t c = e / (t.tap_rows * t.tap_cols), i = e / t.tap_cols % t.tap_rows;
-        const T* const from = c_panel + e * width;
-        S* const to = destination + c * gw[1] + i * gw[2];
-        if constexpr (kInner) {
-          for (int64_t v = 0; v * L < t.groups; ++v) {
-            store_tile<S, T>(from + v * t.elements() * L, L, run, L, nullptr, to + inner_lane(t, v) * gw[0], gw[3],
-                             gw[0]);
-          }
-        } else if constexpr (G) {
-          for (int64_t v = 0; v < vectors; ++v) {
-            store_tile<S, T>(from + v * L, width, run, t.groups, nullptr, to + v * gw[0], gw[3],
-                             problem.out_channels_per_group() * gw[0]);
-          }
-        } else {
-          store_tile<S, T>(from, width, run, min64(width, t.m0 + t.channels_m - m), nullptr, to, gw[3], gw[0]);
-        }
-      }
+    }
+  }
+  // All elements of the tile, in the lanes of one panel or vector. Rows that continue one another in the result are
+  // stored as one run.
+  void store_lane_block(const WeightTile& t, TileSums<T> sums, TileTarget<S> to) const {
+    const int64_t* const gw = grad_weight.stride;
+    const bool join_i = gw[2] == gw[3] * t.tap_cols || t.tap_rows == 1;
+    const bool join_c = join_i && (gw[1] == gw[3] * t.tap_rows * t.tap_cols || t.channels == 1);
+    sums.pixels = t.tap_cols * (join_i ? t.tap_rows : 1) * (join_c ? t.channels : 1);
+    to.x_step = gw[3];
+    S* const first = to.data;
+    for (int64_t e = 0; e < t.elements(); e += sums.pixels) {
+      to.data = first + e / (t.tap_rows * t.tap_cols) * gw[1] + e / t.tap_cols % t.tap_rows * gw[2];
+      store_tile(sums, to, Between::kOthers);
+      sums.data += sums.pixels * sums.pitch;
     }
   }
 
   // All chunks one after the other.
   static void whole_item(void* context, int64_t item) {
     const GradWeightCall& call = *static_cast<const GradWeightCall*>(context);
-    const Tile t = call.tile_of(item);
+    const WeightTile t = call.tile_of(item);
     char* const memory = static_cast<char*>(thread_scratch(call.layout.bytes));
     T* const total = reinterpret_cast<T*>(memory + call.layout.total);
     T* const tile = reinterpret_cast<T*>(memory + call.layout.tile);
@@ -299,7 +365,7 @@ struct GradWeightCall {
   }
   static void reduce_item(void* context, int64_t item) {
     const GradWeightCall& call = *static_cast<const GradWeightCall*>(context);
-    const Tile t = call.tile_of(item);
+    const WeightTile t = call.tile_of(item);
     T* const total = call.totals + item * call.tile_size();
     T* const lost = total + call.items() * call.tile_size();
     for (int64_t slot = 0; slot < call.chunks_in_flight; ++slot) {

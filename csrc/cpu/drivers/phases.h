@@ -14,6 +14,7 @@
 #include "../kernels/vector_shape.h"
 #include "../pack/patch.h"
 #include "../pack/store.h"
+#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -72,53 +73,48 @@ struct PhasesCall {
     const Panels panels = cut_panels(div_up(channels_m, L), tiling.panel_vectors);
 
     char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
-    int64_t* const position_offsets = reinterpret_cast<int64_t*>(memory + layout.position_offsets);
-    int64_t* const tap_offsets = reinterpret_cast<int64_t*>(memory + layout.tap_offsets);
-    T* const zeros = reinterpret_cast<T*>(memory + layout.zeros);
-    T* const taps = reinterpret_cast<T*>(memory + layout.taps);
-    T* const panel = reinterpret_cast<T*>(memory + layout.panel);
-    T* const c_tile = reinterpret_cast<T*>(memory + layout.c_tile);
-    T* const total_tile = reinterpret_cast<T*>(memory + layout.total_tile);
-    T* const lost_tile = reinterpret_cast<T*>(memory + layout.lost_tile);
-    T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
+    int64_t* const position_offsets = part<int64_t>(memory, layout.position_offsets);
+    int64_t* const tap_offsets = part<int64_t>(memory, layout.tap_offsets);
+    T* const zeros = part<T>(memory, layout.zeros);
+    T* const panel = part<T>(memory, layout.panel);
+    T* const patch_data = part<T>(memory, layout.patch);
 
     const S* const source = static_cast<const S*>(any.source) + image0 * any.source_n + group * any.source_g();
     const S* const weight = static_cast<const S*>(any.weight) + group * any.weight_g + m0 * any.weight_m;
     Patch tile = patch;
     tile.images = images;
-    pack_patch(tile,
-               Source<S>{source, any.source_n, any.source_c, any.source_row, any.source_col, any.source_h, any.source_w,
-                         any.source_g(), 1},
-               false, patch_data);
+    pack_patch(tile, source_of(any, source), false, patch_data);
     fill_zero(zeros, panels.size(0) * L);
     fill_offsets(images, position_offsets, tap_offsets);
 
+    GemmOperands<T> operands{};
+    operands.b = patch_data;
+    operands.start = zeros;
     for (int64_t at = 0; at < panels.count; ++at) {
       const int64_t vectors = panels.size(at), width = vectors * L, m = panels.start(at) * L;
       const int64_t lanes = min64(width, channels_m - m);
-      pack_taps(weight + m * any.weight_m, lanes, width, taps, panel);
-      const int64_t* positions = position_offsets;
+      pack_taps(weight + m * any.weight_m, lanes, width, part<T>(memory, layout.taps), panel);
+      operands.j_offset = position_offsets;
       for (int f = 0; f < phases.count; ++f) {
         const ConvGemm& g = phases.gemm[f];
-        const int64_t pixels = images * g.rows * g.cols;
+        const ResultPiece piece{group, 1, {image0, images, 0, g.rows, 0, g.cols}};
+        const int64_t pixels = piece.tile.pixels();
+        const ChunkSums<T> c{part<T>(memory, layout.c_tile), part<T>(memory, layout.total_tile),
+                             part<T>(memory, layout.lost_tile), k[f].has_chunks()};
+        operands.chain = k[f].chain;
+        operands.c = c.sums;
+        operands.a_pitch = operands.c_pitch = width;
         for (int64_t c0 = 0; c0 < g.channels; c0 += k[f].segment_channels) {
-          const int64_t depth = min64(k[f].segment_channels, g.channels - c0) * g.taps();
-          const int64_t row = first_row[f] + c0 * g.taps(), number = k[f].segment_at(c0, 0, 0);
-          const bool begins_chunk = number % kSegmentsPerChunk == 0;
-          if (begins_chunk && number > 0) {
-            add_chunk(total_tile, lost_tile, c_tile, pixels * width, number == kSegmentsPerChunk);
-          }
-          gemm_panel<false, T>(pixels, vectors,
-                               {depth, k[f].chain, panel + row * width, width, patch_data, positions, tap_offsets + row,
-                                zeros, c_tile, width, !begins_chunk, nullptr});
+          const int64_t row = first_row[f] + c0 * g.taps();
+          operands.depth = min64(k[f].segment_channels, g.channels - c0) * g.taps();
+          operands.a = panel + row * width;
+          operands.k_offset = tap_offsets + row;
+          operands.accumulate = !c.begin(k[f].segment_at(c0, 0, 0), pixels * width);
+          gemm_panel<false, T>(pixels, vectors, operands);
         }
-        if (k[f].has_chunks()) {
-          add_chunk(total_tile, lost_tile, c_tile, pixels * width, false);
-          finish_chunks(c_tile, total_tile, lost_tile, pixels * width);
-        }
-        positions += pixels;
-        store_lanes<S, T>(g, {group, 1, image0, 0, 0, images, g.rows, g.cols}, 0, pixels, c_tile, width,
-                          group * g.m + m0 + m, 1, lanes, zeros);
+        c.finish(pixels * width);
+        operands.j_offset += pixels;
+        store_lanes<S, T>(g, piece, 0, {c.sums, width, pixels, lanes, zeros}, m0 + m, 1);
       }
     }
   }
@@ -127,11 +123,7 @@ struct PhasesCall {
   void fill_offsets(int64_t images, int64_t* position_offsets, int64_t* tap_offsets) const {
     for (int f = 0; f < phases.count; ++f) {
       const ConvGemm& g = phases.gemm[f];
-      for (int64_t n = 0; n < images; ++n) {
-        for (int64_t p = 0; p < g.rows; ++p) {
-          for (int64_t q = 0; q < g.cols; ++q) *position_offsets++ = patch.position_offset(n, p, q);
-        }
-      }
+      position_offsets = fill_positions(patch, images, g.rows, g.cols, position_offsets);
       for (int64_t c = 0; c < g.channels; ++c) {
         for (int64_t i = 0; i < g.taps_h; ++i) {
           for (int64_t j = 0; j < g.taps_w; ++j) {
@@ -169,8 +161,8 @@ struct PhasesCall {
       const S* const from = weight + c * any.weight_c;
       if (c < last_ahead) prefetch_lanes(from + kStepsAhead * any.weight_c, any.weight_m, lanes);
       for (int64_t i = 0; i < rows; ++i) {
-        pack_lanes(from + i * phases.weight_i, any.weight_m, phases.weight_j, lanes, run, taps + i * run * width, width,
-                   width, false);
+        pack_lanes(LaneSource<S>{from + i * phases.weight_i, any.weight_m, phases.weight_j, lanes, run},
+                   Panel<T>{taps + i * run * width, width, width}, false);
       }
       for (int64_t tap = 0; tap < phases.taps(); ++tap) {
         for (int64_t x = 0; x < width; x += L) Vec<T>::store(row(tap, c) + x, Vec<T>::load(taps + tap * width + x));

@@ -16,6 +16,8 @@
 #include "../kernels/pixels.h"
 #include "../pack/interleave.h"
 #include "../pack/patch.h"
+#include "../pack/store.h"
+#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -27,200 +29,206 @@ struct PixelCall {
   const KBlocking k;
   const PixelTiling tiling;
   const PixelScratch layout;
+  const bool bias_first;
 
   PixelCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         k(block_k(g.geometry(), vector_shape<T>().limits)),
         tiling(tile_pixel_conv(g, k, vector_shape<T>(), sizeof(S), num_threads)),
-        layout(lay_out_scratch(tiling, k, vector_shape<T>())) {}
+        layout(lay_out_scratch(tiling, k, vector_shape<T>())),
+        bias_first(starts_from_bias(g)) {}
 
   int64_t items() const { return gemm.groups * tiling.tiles() * tiling.chunks_m; }
 
+  // What a work item computes, and where its operands lie in scratch. Its pixels are runs of neighbours, one for each
+  // row or a single one, in panels of vectors; the last panel of a run may not be full. Of each run the first panels
+  // need no scratch: `in_place` of them are read from the source, `direct` of them are summed in the result.
+  struct Item {
+    Tile tile;
+    int64_t channels_m;
+    Panels blocks;  // of result channels
+    int64_t runs, run;
+    Panels panels;  // of a run
+    int64_t in_place, direct;
+    int64_t *tap_offsets, *channel_offsets;
+    T *zeros, *bias, *weight_scratch, *patch;
+    ChunkSums<T> c;  // [run][result channel][c_pitch], of what is not direct
+    int64_t c_pitch;
+    const S *source, *weight;
+    S* destination;
+    // The first pixels of a run that are packed, and that are summed in scratch.
+    int64_t first_packed() const { return panels.start(in_place) * L; }
+    int64_t first_scratch() const { return panels.start(direct) * L; }
+    int64_t sums() const { return runs * channels_m * c_pitch; }
+  };
+  CONV2D_INLINE Item item_at(int64_t number) const {
+    Item item;
+    // Pixel tiles vary fastest: neighbouring items share weights.
+    item.tile = tiling.tile(number % tiling.tiles(), gemm);
+    const Tile& tile = item.tile;
+    const int64_t m0 = number / tiling.tiles() % tiling.chunks_m * tiling.chunk_m;
+    const int64_t group = number / tiling.tiles() / tiling.chunks_m;
+    item.channels_m = min64(tiling.chunk_m, gemm.m - m0);
+    item.blocks = cut_panels(item.channels_m, pixel_rows(vector_shape<T>()));
+    item.runs = tiling.join_rows ? 1 : tile.rows;
+    item.run = tiling.join_rows ? tile.rows * tile.cols : tile.cols;
+    item.panels = cut_panels(div_up(item.run, L), pixel_panel_vectors(item.blocks.size(0), vector_shape<T>()));
+    const int64_t full_panels = item.panels.count - (item.run % L != 0 ? 1 : 0);
+    item.direct = tiling.direct ? full_panels : 0;
+    item.in_place = tiling.source_in_place ? full_panels : 0;
+    item.c_pitch = div_up(item.run, L) * L - item.first_scratch();
+
+    char* const scratch = static_cast<char*>(thread_scratch(layout.bytes));
+    item.tap_offsets = part<int64_t>(scratch, layout.tap_offsets);
+    item.channel_offsets = part<int64_t>(scratch, layout.channel_offsets);
+    item.zeros = part<T>(scratch, layout.zeros);
+    item.bias = part<T>(scratch, layout.bias);
+    item.weight_scratch = part<T>(scratch, layout.weight);
+    item.patch = part<T>(scratch, layout.patch);
+    item.c = {part<T>(scratch, layout.c), part<T>(scratch, layout.total), part<T>(scratch, layout.lost),
+              k.has_chunks()};
+    item.source = static_cast<const S*>(gemm.source) + tile.image * gemm.source_n + group * gemm.source_g();
+    item.weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
+    item.destination = ResultPiece{group, 1, tile}.first_pixel<S>(gemm, m0);
+    fill_zero(item.zeros, item.blocks.size(0));
+    load_bias<S>(gemm, group, m0, item.channels_m, item.bias);
+    return item;
+  }
+
   static void run(void* context, int64_t item) { static_cast<const PixelCall*>(context)->work(item); }
+
+  void work(int64_t number) const {
+    const Item item = item_at(number);
+    for_each_block(gemm, k, tiling.block_channels, [&](const KBlock& block) {
+      Patch patch{};
+      if (item.in_place < item.panels.count) {
+        Tile packed = item.tile;
+        packed.col += item.first_packed();
+        packed.cols -= item.first_packed();
+        patch = lay_out_patch<T>(PatchOrder::kPlanar, gemm, packed, block);
+        pack_patch(patch, source_of(gemm, item.source + block.channel * gemm.source_c), false, item.patch);
+      }
+      for (int64_t s = 0; s < block.channels; s += k.segment_channels) multiply(item, block.segment(s, k), patch, s);
+    });
+    if (item.direct < item.panels.count) store(item);
+  }
+
+  // One K segment, which begins with channel `s` of the patch.
+  CONV2D_INLINE void multiply(const Item& item, const KBlock& segment, const Patch& patch, int64_t s) const {
+    const WeightRows w = weight_rows(item, segment);
+    int64_t depth = 0;
+    for (int64_t c = 0; c < segment.channels; ++c) {
+      for (int64_t i = 0; i < segment.tap_rows; ++i) {
+        for (int64_t j = 0; j < segment.tap_cols; ++j) {
+          item.channel_offsets[depth] = (segment.channel + c) * gemm.source_c;
+          item.tap_offsets[depth++] = patch.tap_offset(s + c, i, j);
+        }
+      }
+    }
+    const int64_t number = k.segment_at(segment.channel, segment.tap_row, segment.tap_col);
+    PixelOperands<T> o{};
+    o.depth = depth;
+    o.chain = k.chain;
+    o.w_pitch = w.pitch;
+    o.accumulate = !item.c.begin(number, item.sums());
+    const bool add_bias = number + 1 == k.segments() && !k.has_chunks();
+    for (int64_t r = 0; r < item.runs; ++r) {
+      for (int64_t p = 0; p < item.panels.count; ++p) {
+        const int64_t start = item.panels.start(p) * L;
+        o.b = item.patch + patch.position_offset(0, r, 0) + start - item.first_packed();
+        o.k_offset = item.tap_offsets;
+        T* c = item.c.sums + r * item.channels_m * item.c_pitch + start - item.first_scratch();
+        o.c_pitch = item.c_pitch;
+        if constexpr (sizeof(S) == sizeof(T)) {
+          if (p < item.in_place) {
+            o.b = item.source + item.tile.col + start;
+            o.k_offset = item.channel_offsets;
+          }
+          if (p < item.direct) {
+            c = item.destination + r * gemm.destination_row + start;
+            o.c_pitch = gemm.destination_m;
+          }
+        }
+        multiply_panel(item, w.data, add_bias, p, c, o);
+      }
+    }
+  }
+
+  // All result channels of a panel of pixels, block by block. Each block asks for its share of the next panel.
+  CONV2D_INLINE void multiply_panel(const Item& item, const T* w, bool add_bias, int64_t p, T* c,
+                                    PixelOperands<T>& o) const {
+    const Panels &blocks = item.blocks, &panels = item.panels;
+    const bool has_next = p + 1 < panels.count && p + 1 != item.in_place && blocks.size(0) > 2;
+    const T* const next = o.b + (has_next ? panels.size(p) * L : 0);
+    const int64_t next_pixels = has_next ? panels.size(p + 1) * L : 0, share = div_up(o.depth, blocks.count);
+    for (int64_t at = 0; at < blocks.count; ++at) {
+      const int64_t m = blocks.start(at);
+      for (int64_t i = at * share, end = min64(i + share, o.depth); i < end; ++i) {
+        for (int64_t x = 0; x < next_pixels; x += kLine) __builtin_prefetch(next + o.k_offset[i] + x);
+      }
+      o.w = w + m * o.w_pitch;
+      o.c = c + m * o.c_pitch;
+      o.start = bias_first ? item.bias + m : item.zeros;
+      o.bias = !add_bias ? nullptr : bias_first ? item.zeros : item.bias + m;
+      pixel_ukernel_for<T>(blocks.size(at), panels.size(p))(o);
+    }
+  }
 
   // The weights of one K segment for the micro-kernel: rows `pitch` apart.
   struct WeightRows {
     const T* data;
     int64_t pitch;
   };
-  WeightRows weight_rows(const S* weight, int64_t rows, int64_t channels, int64_t tap_rows, int64_t tap_cols,
-                         T* scratch) const {
+  WeightRows weight_rows(const Item& item, const KBlock& segment) const {
+    const S* const weight = item.weight + segment.weight_offset(gemm);
     if constexpr (sizeof(S) == sizeof(T)) {
       if (tiling.weight_in_place) return {weight, gemm.weight_m};
     }
-    const int64_t depth = channels * tap_rows * tap_cols, pitch = round_up(depth, L);
-    if (tap_rows * tap_cols == 1) {
+    T* const scratch = item.weight_scratch;
+    const int64_t channels = segment.channels, depth = channels * segment.taps(), pitch = round_up(depth, L);
+    if (segment.taps() == 1) {
       // Where the rows' step is the smaller one (grad_input), a transposition.
-      pack_lanes(weight, gemm.weight_c, gemm.weight_m, channels, rows, scratch, pitch, pitch, false);
+      pack_lanes(LaneSource<S>{weight, gemm.weight_c, gemm.weight_m, channels, item.channels_m},
+                 Panel<T>{scratch, pitch, pitch}, false);
       return {scratch, pitch};
     }
-    for (int64_t m = 0; m < rows; ++m) {
+    for (int64_t m = 0; m < item.channels_m; ++m) {
       T* dst = scratch + m * pitch;
       for (int64_t c = 0; c < channels; ++c) {
-        for (int64_t i = 0; i < tap_rows; ++i, dst += tap_cols) {
-          copy_run(weight + m * gemm.weight_m + c * gemm.weight_c + i * gemm.weight_i, gemm.weight_j, tap_cols, dst,
-                   false);
+        for (int64_t i = 0; i < segment.tap_rows; ++i, dst += segment.tap_cols) {
+          copy_run(weight + m * gemm.weight_m + c * gemm.weight_c + i * gemm.weight_i, gemm.weight_j, segment.tap_cols,
+                   dst, false);
         }
       }
     }
     return {scratch, pitch};
   }
 
-  void work(int64_t item) const {
-    // Pixel tiles vary fastest: neighbouring items share weights.
-    const int64_t tile = item % tiling.tiles(), chunk = item / tiling.tiles() % tiling.chunks_m;
-    const int64_t group = item / tiling.tiles() / tiling.chunks_m;
-    const int64_t image = tile / (tiling.tiles_h * tiling.tiles_w);
-    const int64_t row0 = tile / tiling.tiles_w % tiling.tiles_h * tiling.tile_rows;
-    const int64_t col0 = tile % tiling.tiles_w * tiling.tile_cols;
-    const int64_t rows = min64(tiling.tile_rows, gemm.rows - row0);
-    const int64_t cols = min64(tiling.tile_cols, gemm.cols - col0);
-    const int64_t m0 = chunk * tiling.chunk_m, channels_m = min64(tiling.chunk_m, gemm.m - m0);
-
-    char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
-    int64_t* const tap_offsets = reinterpret_cast<int64_t*>(memory + layout.tap_offsets);
-    int64_t* const channel_offsets = reinterpret_cast<int64_t*>(memory + layout.channel_offsets);
-    T* const zeros = reinterpret_cast<T*>(memory + layout.zeros);
-    T* const bias = reinterpret_cast<T*>(memory + layout.bias);
-    T* const weight_scratch = reinterpret_cast<T*>(memory + layout.weight);
-    T* const c_scratch = reinterpret_cast<T*>(memory + layout.c);
-    T* const total_scratch = reinterpret_cast<T*>(memory + layout.total);
-    T* const lost_scratch = reinterpret_cast<T*>(memory + layout.lost);
-    T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
-
-    const S* const source =
-        static_cast<const S*>(gemm.source) + image * gemm.source_n + group * gemm.channels * gemm.source_c;
-    const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
-    S* const destination = static_cast<S*>(gemm.destination) + image * gemm.destination_n +
-                           (group * gemm.m + m0) * gemm.destination_m + row0 * gemm.destination_row +
-                           col0 * gemm.destination_col;
-
-    // Blocks of result channels, and panels of pixels, near-equal.
-    const Panels blocks = cut_panels(channels_m, pixel_rows(vector_shape<T>()));
-    const int64_t max_vectors = pixel_panel_vectors(blocks.size(0), vector_shape<T>());
-    fill_zero(zeros, blocks.size(0));
-    fill_zero(bias, channels_m);
-    if (gemm.bias != nullptr) {
-      const S* const from = static_cast<const S*>(gemm.bias) + (group * gemm.m + m0) * gemm.bias_stride;
-      for (int64_t m = 0; m < channels_m; ++m) bias[m] = widen_scalar(from[m * gemm.bias_stride]);
-    }
-    const bool bias_first = gemm.channels * gemm.taps() <= kBiasFirstProducts;
-
-    // Pixels that are neighbours in the patch: of a row, or of all rows.
-    const int64_t runs = tiling.join_rows ? 1 : rows, run = tiling.join_rows ? rows * cols : cols;
-    const Panels panels = cut_panels(div_up(run, L), max_vectors);
-    const int64_t full_panels = panels.count - (run % L != 0 ? 1 : 0);
-    const int64_t direct_panels = tiling.direct ? full_panels : 0;
-    const int64_t first_scratch = panels.start(direct_panels) * L, scratch_pitch = div_up(run, L) * L - first_scratch;
-    const int64_t in_place_panels = tiling.source_in_place ? full_panels : 0;
-    const int64_t first_packed = panels.start(in_place_panels) * L;
-
-    for (int64_t c0 = 0; c0 < gemm.channels; c0 += tiling.block_channels) {
-      const int64_t block_channels = min64(tiling.block_channels, gemm.channels - c0);
-      for (int64_t i0 = 0; i0 < gemm.taps_h; i0 += k.tap_rows) {
-        const int64_t tap_rows = min64(k.tap_rows, gemm.taps_h - i0);
-        for (int64_t j0 = 0; j0 < gemm.taps_w; j0 += k.tap_cols) {
-          const int64_t tap_cols = min64(k.tap_cols, gemm.taps_w - j0);
-          Patch patch{};
-          if (in_place_panels < panels.count) {
-            patch = lay_out_patch(PatchOrder::kPlanar, make_patch_axis(gemm.axis_h, row0, rows, i0, tap_rows),
-                                  make_patch_axis(gemm.axis_w, col0 + first_packed, cols - first_packed, j0, tap_cols),
-                                  1, block_channels, L, sizeof(T));
-            pack_patch(patch,
-                       Source<S>{source + c0 * gemm.source_c, gemm.source_n, gemm.source_c, gemm.source_row,
-                                 gemm.source_col, gemm.source_h, gemm.source_w, 0, 1},
-                       false, patch_data);
-          }
-          for (int64_t s0 = 0; s0 < block_channels; s0 += k.segment_channels) {
-            const int64_t segment = min64(k.segment_channels, block_channels - s0);
-            const WeightRows w =
-                weight_rows(weight + (c0 + s0) * gemm.weight_c + i0 * gemm.weight_i + j0 * gemm.weight_j, channels_m,
-                            segment, tap_rows, tap_cols, weight_scratch);
-            int64_t depth = 0;
-            for (int64_t s = 0; s < segment; ++s) {
-              for (int64_t i = 0; i < tap_rows; ++i) {
-                for (int64_t j = 0; j < tap_cols; ++j) {
-                  channel_offsets[depth] = (c0 + s0 + s) * gemm.source_c;
-                  tap_offsets[depth++] = patch.tap_offset(s0 + s, i, j);
-                }
-              }
-            }
-            const int64_t number = k.segment_at(c0 + s0, i0, j0);
-            const bool begins_chunk = number % kSegmentsPerChunk == 0, last = number + 1 == k.segments();
-            if (begins_chunk && number > 0) {
-              add_chunk(total_scratch, lost_scratch, c_scratch, runs * channels_m * scratch_pitch,
-                        number == kSegmentsPerChunk);
-            }
-            for (int64_t r = 0; r < runs; ++r) {
-              for (int64_t p = 0; p < panels.count; ++p) {
-                const int64_t start = panels.start(p) * L;
-                PixelOperands<T> o{};
-                o.depth = depth;
-                o.chain = k.chain;
-                o.w_pitch = w.pitch;
-                o.accumulate = !begins_chunk;
-                o.b = patch_data + patch.position_offset(0, r, 0) + start - first_packed;
-                o.k_offset = tap_offsets;
-                T* c = c_scratch + r * channels_m * scratch_pitch + start - first_scratch;
-                o.c_pitch = scratch_pitch;
-                if constexpr (sizeof(S) == sizeof(T)) {
-                  if (p < in_place_panels) {
-                    o.b = source + col0 + start;
-                    o.k_offset = channel_offsets;
-                  }
-                  if (p < direct_panels) {
-                    c = destination + r * gemm.destination_row + start;
-                    o.c_pitch = gemm.destination_m;
-                  }
-                }
-                // Each block of channels asks for its share of the next panel.
-                const bool has_next = p + 1 < panels.count && p + 1 != in_place_panels && blocks.size(0) > 2;
-                const T* const next = o.b + (has_next ? panels.size(p) * L : 0);
-                const int64_t next_pixels = has_next ? panels.size(p + 1) * L : 0, share = div_up(depth, blocks.count);
-                for (int64_t at = 0; at < blocks.count; ++at) {
-                  const int64_t m = blocks.start(at);
-                  for (int64_t i = at * share, end = min64(i + share, depth); i < end; ++i) {
-                    for (int64_t x = 0; x < next_pixels; x += kLine) __builtin_prefetch(next + o.k_offset[i] + x);
-                  }
-                  o.w = w.data + m * w.pitch;
-                  o.c = c + m * o.c_pitch;
-                  o.start = bias_first ? bias + m : zeros;
-                  o.bias = !last || k.has_chunks() ? nullptr : bias_first ? zeros : bias + m;
-                  pixel_ukernel_for<T>(blocks.size(at), panels.size(p))(o);
-                }
-              }
-            }
-          }
-        }
-      }
-    }
-    if (direct_panels == panels.count) return;
+  // What lies in scratch: the rest of each run, or all rows of it.
+  void store(const Item& item) const {
     if (k.has_chunks()) {
-      add_chunk(total_scratch, lost_scratch, c_scratch, runs * channels_m * scratch_pitch, false);
-      finish_chunks(c_scratch, total_scratch, lost_scratch, runs * channels_m * scratch_pitch);
-      for (int64_t row = 0; row < runs * channels_m; ++row) {
-        T* const c = c_scratch + row * scratch_pitch;
-        const typename Vec<T>::reg b = Vec<T>::broadcast(bias + row % channels_m);
-        for (int64_t x = 0; x < scratch_pitch; x += L) Vec<T>::store(c + x, Vec<T>::add(Vec<T>::load(c + x), b));
+      item.c.finish(item.sums());
+      for (int64_t row = 0; row < item.runs * item.channels_m; ++row) {
+        T* const c = item.c.sums + row * item.c_pitch;
+        store_row(c, Vec<T>::broadcast(item.bias + row % item.channels_m), item.c_pitch, c);
       }
     }
-    const int64_t step = gemm.destination_col;
-    const bool interleaved = gemm.destination_m == 1 && step == channels_m && can_interleave(channels_m);
-    for (int64_t r = 0; r < runs; ++r) {
-      const T* const from = c_scratch + r * channels_m * scratch_pitch;
-      S* const to = destination + r * gemm.destination_row;
-      // What lies in scratch is the rest of a run, or all rows of it.
-      const bool whole_rows = tiling.join_rows && !tiling.direct;
-      const int64_t pieces = whole_rows ? rows : 1, n = whole_rows ? cols : run - first_scratch;
+    const int64_t step = gemm.destination_col, first = item.first_scratch();
+    const bool interleaved = gemm.destination_m == 1 && step == item.channels_m && can_interleave(item.channels_m);
+    const bool whole_rows = tiling.join_rows && !tiling.direct;
+    const int64_t pieces = whole_rows ? item.tile.rows : 1, n = whole_rows ? item.tile.cols : item.run - first;
+    for (int64_t r = 0; r < item.runs; ++r) {
+      const T* const from = item.c.sums + r * item.channels_m * item.c_pitch;
+      S* const to = item.destination + r * gemm.destination_row;
       for (int64_t y = 0; y < pieces; ++y) {
-        const T* const c = from + y * cols;
-        S* const d = to + (whole_rows ? y * gemm.destination_row : first_scratch * step);
+        const T* const c = from + y * item.tile.cols;
+        S* const d = to + (whole_rows ? y * gemm.destination_row : first * step);
         if (interleaved) {
-          store_inner(c, scratch_pitch, channels_m, n, d);
+          store_inner(c, item.c_pitch, item.channels_m, n, d);
           continue;
         }
-        for (int64_t m = 0; m < channels_m; ++m) {
-          store_run(c + m * scratch_pitch, n, d + m * gemm.destination_m, step);
+        for (int64_t m = 0; m < item.channels_m; ++m) {
+          store_run(c + m * item.c_pitch, n, d + m * gemm.destination_m, step);
         }
       }
     }
@@ -231,11 +239,11 @@ struct PixelCall {
     const T* const no_bias = nullptr;
     const T* planes[kMaxInterleaved];
     for (int64_t m = 0; m < channels; ++m) planes[m] = from + m * pitch;
-    store_interleaved<true>(channels, planes, L, n / L, L, no_bias, to, channels * L);
+    store_interleaved(channels, planes, L, no_bias, GroupPixels<S>{to, channels * L, n / L, L});
     const int64_t done = n / L * L;
     if (done == n) return;
     for (int64_t m = 0; m < channels; ++m) planes[m] += done;
-    store_interleaved<true>(channels, planes, L, 1, n - done, no_bias, to + done * channels, channels * L);
+    store_interleaved(channels, planes, L, no_bias, GroupPixels<S>{to + done * channels, channels * L, 1, n - done});
   }
 
   static void store_run(const T* from, int64_t n, S* to, int64_t step) {

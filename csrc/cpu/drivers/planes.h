@@ -11,6 +11,7 @@
 #include "../kernels/planes.h"
 #include "../kernels/vector_shape.h"
 #include "../pack/store.h"
+#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -48,43 +49,35 @@ struct FewPlanesCall {
     const int64_t group = item / tiling.runs / gemm.batch, x0 = run * tiling.run;
     const S* const source = static_cast<const S*>(gemm.source) + image * gemm.source_n + group * gemm.source_g() + x0;
     const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g;
+    S* const result =
+        static_cast<S*>(gemm.destination) + image * gemm.destination_n + group * gemm.m * gemm.destination_m + x0;
 
     const VectorShape shape = vector_shape<T>();
-    T weights[kMostPlanesAtOnce * MR], zeros[MR] = {}, bias[MR] = {};
-    if (gemm.bias != nullptr) {
-      const S* const from = static_cast<const S*>(gemm.bias) + group * gemm.m * gemm.bias_stride;
-      for (int r = 0; r < MR; ++r) bias[r] = widen_scalar(from[r * gemm.bias_stride]);
-    }
-    const bool bias_first = gemm.channels <= kBiasFirstProducts;
+    T weights[kMostPlanesAtOnce * MR], zeros[MR] = {}, bias[MR];
+    load_bias<S>(gemm, group, 0, MR, bias);
+    const bool bias_first = starts_from_bias(gemm);
 
     PlaneOperands<S, T> o{};
     o.pixels = min64(tiling.run, gemm.cols - x0);
     o.plane_pitch = gemm.source_c;
     o.weights = weights;
     o.start = bias_first ? bias : zeros;
-    const T* const added = bias_first ? zeros : bias;
     o.row_pitch = padded_run(tiling, shape);
+    const int64_t sums = MR * o.row_pitch;
     o.chains = static_cast<T*>(thread_scratch(scratch_bytes(gemm, tiling, shape)));
-    o.sums = o.chains + MR * o.row_pitch;
-    T* const totals = o.sums + MR * o.row_pitch;
-    T* const lost = totals + MR * o.row_pitch;
-    S* const result =
-        static_cast<S*>(gemm.destination) + image * gemm.destination_n + group * gemm.m * gemm.destination_m + x0;
+    o.sums = o.chains + sums;
+    const ChunkSums<T> chunks{o.sums, o.sums + sums, o.sums + 2 * sums, k.has_chunks()};
     // After the last planes come the first ones of the next run.
     const int64_t next_run = max64(0, min64(o.pixels, gemm.cols - x0 - tiling.run));
 
     for (int64_t c0 = 0; c0 < gemm.channels; c0 += k.segment_channels) {
-      const int64_t segment = min64(c0 + k.segment_channels, gemm.channels);
-      for (int64_t chain = c0; chain < segment; chain += k.chain) {
-        const int64_t chain_end = min64(chain + k.chain, segment);
-        const int64_t number = k.segment_at(c0, 0, 0);
-        const bool begins_chunk = chain == c0 && number % kSegmentsPerChunk == 0;
-        if (begins_chunk && number > 0) {
-          add_chunk(totals, lost, o.sums, MR * o.row_pitch, number == kSegmentsPerChunk);
-        }
-        o.adds = !begins_chunk;
-        for (int64_t c = chain; c < chain_end;) {
-          const int64_t planes = planes_at_once(chain_end - c);
+      const bool begins = chunks.begin(k.segment_at(c0, 0, 0), sums);
+      const int64_t segment_end = min64(c0 + k.segment_channels, gemm.channels);
+      for (int64_t chain = c0; chain < segment_end; chain += k.chain) {
+        const int64_t chain_end = min64(chain + k.chain, segment_end);
+        o.adds = !begins || chain > c0;
+        for (int64_t c = chain, planes = 0; c < chain_end; c += planes) {
+          planes = planes_at_once(chain_end - c);
           for (int64_t s = 0; s < planes; ++s) {
             for (int r = 0; r < MR; ++r) {
               weights[s * MR + r] = widen_scalar(weight[r * gemm.weight_m + (c + s) * gemm.weight_c]);
@@ -108,14 +101,11 @@ struct FewPlanesCall {
               plane_ukernel<S, T, MR, 1>(o);
               break;
           }
-          c += planes;
         }
       }
     }
-    if (k.has_chunks()) {
-      add_chunk(totals, lost, o.sums, MR * o.row_pitch, false);
-      finish_chunks(o.sums, totals, lost, MR * o.row_pitch);
-    }
+    chunks.finish(sums);
+    const T* const added = bias_first ? zeros : bias;
     for (int r = 0; r < MR; ++r) {
       store_row(o.sums + r * o.row_pitch, Vec<T>::broadcast(added + r), o.pixels, result + r * gemm.destination_m);
     }

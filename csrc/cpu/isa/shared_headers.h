@@ -28,6 +28,7 @@
 #include "../plan/tile_one_pixel.h"
 #include "../plan/tile_phases.h"
 #include "../plan/tile_pixels.h"
+#include "../plan/tile_grid.h"
 #include "../plan/tile_planes.h"
 #include "engine.h"
 

@@ -92,19 +92,25 @@ CONV2D_INLINE int64_t choose_depthwise_weight_ukernel(int64_t rows, DepthwiseWei
   return 1;
 }
 
-// C for all taps of a vector of groups, from `lane` on.
+// C for all taps of a vector of groups. element_offsets: of the taps in the patch; zeros: a vector.
 template <class T>
 void depthwise_weight_panel(int64_t tap_rows, int64_t tap_cols, const int64_t* element_offsets, const T* zeros,
-                            DepthwiseWeightOperands<T> operands, int64_t lane, const T* a, int64_t a_pitch, T* c) {
+                            DepthwiseWeightOperands<T> operands) {
   constexpr int L = Vec<T>::kLanes;
-  operands.a = a;
-  operands.a_pitch = a_pitch;
-  operands.b += lane;
-  operands.c = c;
   if (!has_depthwise_weight_ukernel(tap_cols)) {
-    gemm_panel<true, T>(tap_rows * tap_cols, 1,
-                        {operands.depth, operands.chain, a, a_pitch, operands.b - element_offsets[0], element_offsets,
-                         operands.k_offset, zeros, c, L, operands.accumulate});
+    GemmOperands<T> gemm{};
+    gemm.depth = operands.depth;
+    gemm.chain = operands.chain;
+    gemm.a = operands.a;
+    gemm.a_pitch = operands.a_pitch;
+    gemm.b = operands.b - element_offsets[0];
+    gemm.j_offset = element_offsets;
+    gemm.k_offset = operands.k_offset;
+    gemm.start = zeros;
+    gemm.c = operands.c;
+    gemm.c_pitch = L;
+    gemm.accumulate = operands.accumulate;
+    gemm_panel<true, T>(tap_rows * tap_cols, 1, gemm);
     return;
   }
   for (int64_t i = 0; i < tap_rows;) {

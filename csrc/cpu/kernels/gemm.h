@@ -43,8 +43,7 @@ constexpr int kRows = NV == 1 && Vec<T>::kMaxVectors > 1 ? 9
                                                          : 9;
 
 // Whether a micro-kernel's loop takes four steps of k a round. Rounds spare instructions beside the multiply-adds, and
-// branch prediction sees the end of a chain of few rounds coming. On Zen 3 that is 1 to 2 % on a core of its own, and
-// 4 to 6 % on one whose other hardware thread is busy.
+// branch prediction sees the end of a chain of few rounds coming: most where the core's other hardware thread is busy.
 template <class T>
 constexpr bool kInRounds = kLoopsInRounds && (std::is_same_v<T, float> || std::is_same_v<T, double>);
 
@@ -193,9 +192,8 @@ CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors) {
 }
 
 // Rows of the packed panel that all rows of C use before the next ones, as whole chains: so many stay in L1 beside what
-// is read of the patch (8 KiB of float32 on AVX2; on AVX-512 32 KiB, which was not measured). C is added to at the end
-// of every chain, so that more passes over it cost no more additions. On Zen 3, 2 to 4 % for 3x3 kernels against passes
-// of 252.
+// is read of the patch (8 KiB of float32 on AVX2, 32 KiB on AVX-512). C is added to at the end of every chain, so that
+// more passes over it cost no more additions.
 constexpr int64_t kPassDepth = 128;
 
 // C (rows x NR) for any number of rows, in near-equal blocks of as many as the micro-kernel takes: a rest of one or two

@@ -47,72 +47,69 @@ CONV2D_INLINE void interleave(typename Vec<T>::reg* r) {
   }
 }
 
-// dst[x * dst_step + c * channel_pitch + lane] = src[x * step + lane * C + first + c] for x < count, c < channels and
-// lane < lanes; zero in the other lanes.
-template <class S, class T, int C>
-void load_interleaved_of(const S* src, int64_t step, int64_t count, int64_t lanes, int64_t first, int64_t channels,
-                         T* dst, int64_t dst_step, int64_t channel_pitch) {
+// Pixels of whole groups, whose channels lie side by side: `count` pixels that are `step` apart, of `lanes` groups.
+template <class S>
+struct GroupPixels {
+  S* data;
+  int64_t step, count, lanes;
+};
+// The same as a vector of groups for each channel: channel c of pixel x at data[c * channel_pitch + x * step].
+template <class T>
+struct GroupPlanes {
+  T* data;
+  int64_t step, channel_pitch;
+};
+
+// Channels [first, first + channels) of C; zero in the lanes that have no group.
+template <int C, class S, class T>
+void load_interleaved_of(const GroupPixels<const S>& from, int64_t first, int64_t channels, const GroupPlanes<T>& to) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
-  const int64_t valid = lanes * C;
-  for (int64_t x = 0; x < count; ++x, src += step, dst += dst_step) {
+  const S* src = from.data;
+  T* dst = to.data;
+  for (int64_t x = 0; x < from.count; ++x, src += from.step, dst += to.step) {
     typename V::reg r[C];
-    if (lanes == L) {
+    if (from.lanes == L) {
 #pragma GCC unroll 16
       for (int i = 0; i < C; ++i) r[i] = load_as(src + i * L);
     } else {
       for (int i = 0; i < C; ++i) {
-        const int64_t n = min64(valid - i * L, L);
+        const int64_t n = min64(from.lanes * C - i * L, L);
         r[i] = n <= 0 ? V::zero() : n == L ? load_as(src + i * L) : load_as_partial(src + i * L, int(n));
       }
     }
     deinterleave<T, C>(r);
     if (channels == C) {
 #pragma GCC unroll 16
-      for (int c = 0; c < C; ++c) V::store(dst + c * channel_pitch, r[c]);
+      for (int c = 0; c < C; ++c) V::store(dst + c * to.channel_pitch, r[c]);
     } else {
-      for (int64_t c = 0; c < channels; ++c) V::store(dst + c * channel_pitch, r[first + c]);
+      for (int64_t c = 0; c < channels; ++c) V::store(dst + c * to.channel_pitch, r[first + c]);
     }
   }
 }
-template <class S, class T>
-void load_interleaved(int64_t group_channels, const S* src, int64_t step, int64_t count, int64_t lanes, int64_t first,
-                      int64_t channels, T* dst, int64_t dst_step, int64_t channel_pitch) {
-  switch (group_channels) {
-    case 2:
-      return load_interleaved_of<S, T, 2>(src, step, count, lanes, first, channels, dst, dst_step, channel_pitch);
-    case 4:
-      return load_interleaved_of<S, T, 4>(src, step, count, lanes, first, channels, dst, dst_step, channel_pitch);
-    case 8:
-      return load_interleaved_of<S, T, 8>(src, step, count, lanes, first, channels, dst, dst_step, channel_pitch);
-    default:
-      return load_interleaved_of<S, T, 16>(src, step, count, lanes, first, channels, dst, dst_step, channel_pitch);
-  }
-}
 
-// dst[x * step + lane * C + c] = src[c][x * src_step + lane] + bias[c * kLanes + lane] for x < count, lane < lanes.
-// kFinished: these sums have had their last addition, and `bias` is not read.
-template <bool kFinished, class S, class T, int C>
-void store_interleaved_of(const T* const* src, int64_t src_step, int64_t count, int64_t lanes, const T* bias, S* dst,
-                          int64_t step) {
+// A group's channel c of pixel x is planes[c][x * step + group] + bias[c * kLanes + group]; nullptr: these sums have
+// had their last addition.
+template <int C, class S, class T>
+void store_interleaved_of(const T* const* planes, int64_t step, const T* bias, const GroupPixels<S>& to) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
-  const int64_t valid = lanes * C;
-  for (int64_t x = 0; x < count; ++x, dst += step) {
+  S* dst = to.data;
+  for (int64_t x = 0; x < to.count; ++x, dst += to.step) {
     typename V::reg r[C];
 #pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) r[c] = V::load(src[c] + x * src_step);
-    if constexpr (!kFinished) {
+    for (int c = 0; c < C; ++c) r[c] = V::load(planes[c] + x * step);
+    if (bias != nullptr) {
 #pragma GCC unroll 16
       for (int c = 0; c < C; ++c) r[c] = V::add(r[c], V::load(bias + c * L));
     }
     interleave<T, C>(r);
-    if (lanes == L) {
+    if (to.lanes == L) {
 #pragma GCC unroll 16
       for (int i = 0; i < C; ++i) store_as(dst + i * L, r[i]);
     } else {
       for (int i = 0; i < C; ++i) {
-        const int64_t n = min64(valid - i * L, L);
+        const int64_t n = min64(to.lanes * C - i * L, L);
         if (n == L) {
           store_as(dst + i * L, r[i]);
         } else if (n > 0) {
@@ -122,19 +119,30 @@ void store_interleaved_of(const T* const* src, int64_t src_step, int64_t count, 
     }
   }
 }
-template <bool kFinished, class S, class T>
-void store_interleaved(int64_t channels, const T* const* src, int64_t src_step, int64_t count, int64_t lanes,
-                       const T* bias, S* dst, int64_t step) {
+
+// call(std::integral_constant<int, C>) for a C that can_interleave.
+template <class Call>
+CONV2D_INLINE void with_interleaved(int64_t channels, const Call& call) {
   switch (channels) {
     case 2:
-      return store_interleaved_of<kFinished, S, T, 2>(src, src_step, count, lanes, bias, dst, step);
+      return call(std::integral_constant<int, 2>{});
     case 4:
-      return store_interleaved_of<kFinished, S, T, 4>(src, src_step, count, lanes, bias, dst, step);
+      return call(std::integral_constant<int, 4>{});
     case 8:
-      return store_interleaved_of<kFinished, S, T, 8>(src, src_step, count, lanes, bias, dst, step);
+      return call(std::integral_constant<int, 8>{});
     default:
-      return store_interleaved_of<kFinished, S, T, 16>(src, src_step, count, lanes, bias, dst, step);
+      return call(std::integral_constant<int, 16>{});
   }
+}
+template <class S, class T>
+void load_interleaved(int64_t group_channels, const GroupPixels<const S>& from, int64_t first, int64_t channels,
+                      const GroupPlanes<T>& to) {
+  with_interleaved(group_channels, [&](auto c) { load_interleaved_of<decltype(c)::value>(from, first, channels, to); });
+}
+template <class S, class T>
+void store_interleaved(int64_t group_channels, const T* const* planes, int64_t step, const T* bias,
+                       const GroupPixels<S>& to) {
+  with_interleaved(group_channels, [&](auto c) { store_interleaved_of<decltype(c)::value>(planes, step, bias, to); });
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -5,18 +5,30 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// dst[k * dst_pitch + lane] = src[lane * lane_step + k] for `depth` contiguous k, by kLanes x kLanes blocks in
-// registers. `lanes` <= width; the lanes beyond become zero. Where depth is no multiple of kLanes, the last block
-// overlaps the one before it.
+// What becomes a panel: `lanes` lanes of `depth` elements, element k of a lane at data[lane * lane_step + k * k_step].
+template <class S>
+struct LaneSource {
+  const S* data;
+  int64_t lane_step, k_step, lanes, depth;
+};
+// A panel: `width` lanes of element k at data[k * pitch]. Lanes that the source lacks become zero.
+template <class T>
+struct Panel {
+  T* data;
+  int64_t pitch, width;
+};
+
+// Of contiguous elements (k_step 1), by kLanes x kLanes blocks in registers. Where depth is no multiple of kLanes, the
+// last block overlaps the one before it.
 template <class S, class T>
-CONV2D_INLINE void pack_transposed(const S* src, int64_t lane_step, int64_t lanes, int64_t depth, T* dst,
-                                   int64_t dst_pitch, int64_t width) {
+CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Panel<T>& to) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
-  for (int64_t lane = 0; lane < width; lane += L) {
-    const int64_t valid = min64(lanes - lane, L);
-    const S* const s = src + lane * lane_step;
-    T* const d = dst + lane;
+  const int64_t lane_step = from.lane_step, depth = from.depth, dst_pitch = to.pitch;
+  for (int64_t lane = 0; lane < to.width; lane += L) {
+    const int64_t valid = min64(from.lanes - lane, L);
+    const S* const s = from.data + lane * lane_step;
+    T* const d = to.data + lane;
     if (valid <= 0) {
       for (int64_t k = 0; k < depth; ++k) V::store(d + k * dst_pitch, V::zero());
       continue;
@@ -55,11 +67,14 @@ CONV2D_INLINE void prefetch_lanes(const S* src, int64_t lane_step, int64_t lanes
   for (int64_t i = 0; i < lanes * lane_step; i += apart) __builtin_prefetch(src + i);
 }
 
-// The same for any strides: dst[k * dst_pitch + lane] = src[lane * lane_step + k * k_step].
+// The same for any strides.
 template <class S, class T>
-CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, int64_t lanes, int64_t depth, T* dst,
-                              int64_t dst_pitch, int64_t width, bool conj) {
+CONV2D_INLINE void pack_lanes(const LaneSource<S>& from, const Panel<T>& to, bool conj) {
   constexpr int L = Vec<T>::kLanes;
+  const int64_t lane_step = from.lane_step, k_step = from.k_step, lanes = from.lanes, depth = from.depth;
+  const int64_t dst_pitch = to.pitch, width = to.width;
+  const S* src = from.data;
+  T* dst = to.data;
   if constexpr (kHasTranspose<T>) {
     if (lane_step == 1) {
       for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
@@ -69,7 +84,7 @@ CONV2D_INLINE void pack_lanes(const S* src, int64_t lane_step, int64_t k_step, i
       return;
     }
     if (k_step == 1 && depth >= L / 4) {
-      pack_transposed(src, lane_step, lanes, depth, dst, dst_pitch, width);
+      pack_transposed(from, to);
       return;
     }
   }

@@ -4,6 +4,7 @@
 
 #include "../isa/convert.h"
 #include "patch.h"
+#include "weights.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -80,8 +81,10 @@ CONV2D_INLINE void copy_odd_channels(const BFloat16* src, int64_t n, int64_t cou
 // source.channel leads from pair to pair.
 template <>
 struct PixelCopier<BFloat16, BFloat16Pair> {
-  static CONV2D_INLINE void copy(const Patch& patch, const Source<BFloat16>& source, int64_t plane, const BFloat16* src,
-                                 int64_t step, int64_t count, BFloat16Pair* dst, bool) {
+  static CONV2D_INLINE void copy(const Patch& patch, const Source<BFloat16>& source, int64_t plane,
+                                 const SourceRun<BFloat16>& from, BFloat16Pair* dst, bool) {
+    const BFloat16* const src = from.data;
+    const int64_t step = from.step, count = from.count;
     if (patch.order == PatchOrder::kPlanar) {
       const bool lone = source.lone && plane == patch.channels - 1;
       copy_pairs(src, lone ? nullptr : src + source.channel / 2, step, count, dst);
@@ -98,47 +101,53 @@ struct PixelCopier<BFloat16, BFloat16Pair> {
   }
 };
 
-// dst[k * dst_pitch + lane] = load(lane, k, ...)[k - ...] for `depth` rows and `lanes` lanes, zeros up to `width`: by
-// blocks of 16 x 16 in registers. load(lane, k, n) gives n <= 16 pairs of one lane, from k on.
+// `depth` rows of `lanes` lanes, by blocks of 16 x 16 in registers. load(lane, k) gives 16 pairs of one lane, or what
+// there is of them, from k on.
 template <class Load>
-CONV2D_INLINE void pack_transposed_pairs(int64_t lanes, int64_t depth, BFloat16Pair* dst, int64_t dst_pitch,
-                                         int64_t width, Load load) {
+CONV2D_INLINE void pack_transposed_pairs(int64_t lanes, int64_t depth, const Panel<BFloat16Pair>& to, Load load) {
   using V = Vec<float>;
   constexpr int L = V::kLanes;
-  for (int64_t lane = 0; lane < width; lane += L) {
+  for (int64_t lane = 0; lane < to.width; lane += L) {
     const int64_t valid = min64(lanes - lane, L);
     for (int64_t k = 0; k < depth; k += L) {
       const int64_t n = min64(depth - k, L);
       V::reg r[L];
       if (valid == L) {
 #pragma GCC unroll 16
-        for (int i = 0; i < L; ++i) r[i] = _mm512_castsi512_ps(load(lane + i, k, n));
+        for (int i = 0; i < L; ++i) r[i] = _mm512_castsi512_ps(load(lane + i, k));
       } else {
-        for (int i = 0; i < L; ++i) r[i] = i < valid ? _mm512_castsi512_ps(load(lane + i, k, n)) : V::zero();
+        for (int i = 0; i < L; ++i) r[i] = i < valid ? _mm512_castsi512_ps(load(lane + i, k)) : V::zero();
       }
       V::transpose(r);
-      BFloat16Pair* const d = dst + k * dst_pitch + lane;
+      BFloat16Pair* const d = to.data + k * to.pitch + lane;
 #pragma GCC unroll 16
       for (int i = 0; i < L; ++i) {
-        if (i < n) _mm512_storeu_ps(d + i * dst_pitch, r[i]);
+        if (i < n) _mm512_storeu_ps(d + i * to.pitch, r[i]);
       }
     }
   }
 }
 
-// One K segment of weights as [k][width] pairs, k = (pair of channels, i, j); see pack_weight. `lone`: the last pair
-// has one channel.
-inline void pack_weight_pairs(const ConvGemm& gemm, const BFloat16* weight, int64_t lanes, int64_t pairs, bool lone,
-                              int64_t tap_rows, int64_t tap_cols, BFloat16Pair* dst, int64_t width) {
-  const int64_t lane_step = gemm.weight_m, pair_step = gemm.weight_c, second = gemm.weight_c / 2;
-  const int64_t taps = tap_rows * tap_cols;
-  const auto tap_offset = [&](int64_t t) { return t / tap_cols * gemm.weight_i + t % tap_cols * gemm.weight_j; };
+// pack_weight for k = (pair of channels, i, j). `lone`: the last pair has one channel.
+inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
+                              const Panel<BFloat16Pair>& to) {
+  const int64_t lane_step = from.lane_step, lanes = from.lanes, pairs = from.channels, width = to.width;
+  const int64_t pair_step = gemm.weight_c, second = gemm.weight_c / 2, taps = from.taps();
+  const BFloat16* const weight = from.data;
+  const auto tap_offset = [&](int64_t t) {
+    return t / from.tap_cols * gemm.weight_i + t % from.tap_cols * gemm.weight_j;
+  };
+  // Rows k, k + step, ...
+  const auto rows = [&](int64_t k, int64_t step) {
+    return Panel<BFloat16Pair>{to.data + k * to.pitch, step * to.pitch, width};
+  };
 
   if (lane_step == 1) {
     for (int64_t c = 0; c < pairs; ++c) {
       const bool alone = lone && c == pairs - 1;
-      for (int64_t t = 0; t < taps; ++t, dst += width) {
+      for (int64_t t = 0; t < taps; ++t) {
         const BFloat16* const src = weight + c * pair_step + tap_offset(t);
+        BFloat16Pair* const dst = rows(c * taps + t, 1).data;
         copy_pairs(src, alone ? nullptr : src + second, 1, lanes, dst);
         fill_zero(dst + lanes, width - lanes);
       }
@@ -150,7 +159,7 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const BFloat16* weight, int6
     const int64_t words = 2 * pairs - (lone ? 1 : 0);
     for (int64_t t = 0; t < taps; ++t) {
       const BFloat16* const src = weight + tap_offset(t);
-      pack_transposed_pairs(lanes, pairs, dst + t * width, taps * width, width, [&](int64_t lane, int64_t k, int64_t) {
+      pack_transposed_pairs(lanes, pairs, rows(t, taps), [&](int64_t lane, int64_t k) {
         return _mm512_maskz_loadu_epi16(word_mask(words - 2 * k), src + lane * lane_step + 2 * k);
       });
     }
@@ -168,7 +177,6 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const BFloat16* weight, int6
     }
     __m512i index = _mm512_loadu_si512(words);
     const BFloat16* const block = weight + tap_offset(t0);
-    BFloat16Pair* const rows = dst + t0 * width;
     const bool adjacent = second > 0 && second + span <= 32;
     if (adjacent) index = _mm512_add_epi32(index, _mm512_set1_epi32(int(second << 16)));
     for (int64_t c = 0; c < pairs; ++c) {
@@ -176,12 +184,12 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const BFloat16* weight, int6
       const bool alone = lone && c == pairs - 1;
       if (adjacent || alone) {
         const __mmask32 mask = word_mask(alone ? span : second + span), halves = alone ? 0x55555555u : ~0u;
-        pack_transposed_pairs(lanes, n, rows + c * taps * width, width, width, [&](int64_t lane, int64_t, int64_t) {
+        pack_transposed_pairs(lanes, n, rows(c * taps + t0, 1), [&](int64_t lane, int64_t) {
           return _mm512_maskz_permutexvar_epi16(halves, index, _mm512_maskz_loadu_epi16(mask, src + lane * lane_step));
         });
       } else {
         const __mmask32 mask = word_mask(span);
-        pack_transposed_pairs(lanes, n, rows + c * taps * width, width, width, [&](int64_t lane, int64_t, int64_t) {
+        pack_transposed_pairs(lanes, n, rows(c * taps + t0, 1), [&](int64_t lane, int64_t) {
           const BFloat16* const s = src + lane * lane_step;
           const __m512i a = _mm512_permutexvar_epi16(index, _mm512_maskz_loadu_epi16(mask, s));
           return _mm512_mask_permutexvar_epi16(a, 0xaaaaaaaau, index, _mm512_maskz_loadu_epi16(mask, s + second));

@@ -91,113 +91,149 @@ inline RunBounds clip_run(int64_t first, int64_t step, int64_t length, int64_t e
   return {low, max64(low, high)};
 }
 
-// pack_patch's inner step: `count` pixels of a patch's row from source pixels `step` apart, of one plane, or of all
-// channels where they are inner. Pairs of bfloat16 have their own (pairs.h).
+// Neighbouring elements of a row of a source: `count` of them, `step` apart.
+template <class S>
+struct SourceRun {
+  const S* data;
+  int64_t step, count;
+};
+
+// A run as it goes into a patch: of one plane, or of all channels where they are inner. Pairs of bfloat16 have their
+// own (pairs.h).
 template <class S, class T>
 struct PixelCopier {
-  static CONV2D_INLINE void copy(const Patch& patch, const Source<S>& source, int64_t /*plane*/, const S* src,
-                                 int64_t step, int64_t count, T* dst, bool conj) {
+  static CONV2D_INLINE void copy(const Patch& patch, const Source<S>& source, int64_t /*plane*/,
+                                 const SourceRun<S>& from, T* dst, bool conj) {
     if (patch.order == PatchOrder::kPlanar) {
-      copy_run(src, step, count, dst, conj);
+      copy_run(from.data, from.step, from.count, dst, conj);
     } else if (patch.order == PatchOrder::kLanes) {
-      pack_lanes(src, source.group, step, source.lanes, count, dst, patch.col_pitch, patch.col_pitch, conj);
-    } else if (step == patch.col_pitch && step == patch.channels && source.channel == 1) {
-      copy_run(src, 1, count * patch.channels, dst, conj);
+      pack_lanes(LaneSource<S>{from.data, source.group, from.step, source.lanes, from.count},
+                 Panel<T>{dst, patch.col_pitch, patch.col_pitch}, conj);
+    } else if (from.step == patch.col_pitch && from.step == patch.channels && source.channel == 1) {
+      copy_run(from.data, 1, from.count * patch.channels, dst, conj);
     } else {
-      for (int64_t x = 0; x < count; ++x) {
-        copy_run(src + x * step, source.channel, patch.channels, dst + x * patch.col_pitch, conj);
+      for (int64_t x = 0; x < from.count; ++x) {
+        copy_run(from.data + x * from.step, source.channel, patch.channels, dst + x * patch.col_pitch, conj);
       }
     }
   }
 };
 
 template <class S, class T>
-void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) {
-  const PatchAxis &rows = patch.rows, &cols = patch.cols;
-  // Lanes of whole groups that lie side by side are packed for all their channels at once.
-  const bool interleaved = kHasTranspose<T> && patch.order == PatchOrder::kLanes && source.channel == 1 &&
-                           source.group == patch.channels && can_interleave(patch.channels);
-  // Planes of pixels whose channels lie together, in blocks of all channels.
-  const bool transposed = kHasTranspose<T> && patch.order == PatchOrder::kPlanar && source.channel == 1 &&
-                          source.col != 1 && patch.channels > 1;
-  const bool all_at_once = interleaved || transposed;
-  const int64_t planes = all_at_once || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels;
-  constexpr int64_t kLine = int64_t(64 / sizeof(S));
-  // Borders that are set faster than memset is called.
-  constexpr int64_t kShortBorder = 4;
-  // Planes that are written at once: zeros go to each of them.
-  const int64_t together = all_at_once ? patch.channels : 1;
-  const auto clear = [&](T* d, int64_t n) {
-    if (n <= kShortBorder) {
-      for (int64_t c = 0; c < together; ++c) {
-        for (int64_t i = 0; i < n; ++i) d[c * patch.channel_pitch + i] = T{};
-      }
-      return;
-    }
-    for (int64_t c = 0; c < together; ++c) fill_zero(d + c * patch.channel_pitch, n);
-  };
-  // Whole rows that continue one another, in the source and in the patch, are one run.
-  const bool rows_join = patch.order == PatchOrder::kPlanar && !transposed && rows.runs == 1 && cols.runs == 1 &&
-                         rows.run_step == 1 && cols.run_step == 1 && cols.first == 0 &&
-                         cols.run_length == source.width && source.row == source.col * source.width &&
-                         rows.first >= 0 && rows.first + rows.run_length <= source.height &&
-                         patch.row_pitch == cols.run_length * patch.col_pitch;
-  if (rows_join) {
-    for (int64_t image = 0; image < patch.images; ++image) {
-      for (int64_t plane = 0; plane < planes; ++plane) {
-        const S* const s = source.data + image * source.image + plane * source.channel + rows.first * source.row;
-        PixelCopier<S, T>::copy(patch, source, plane, s, source.col, rows.run_length * cols.run_length,
-                                dst + image * patch.image_pitch + plane * patch.channel_pitch, conj);
-      }
-    }
-    return;
-  }
-  const RunBounds first_run = clip_run(cols.first, cols.run_step, cols.run_length, source.width);
-  for (int64_t image = 0; image < patch.images; ++image) {
-    for (int64_t plane = 0; plane < planes; ++plane) {
-      const S* const src_plane = source.data + image * source.image + plane * source.channel;
-      T* dst_row = dst + image * patch.image_pitch + plane * patch.channel_pitch;
-      for (int64_t run_row = 0; run_row < rows.runs; ++run_row) {
-        const int64_t first_row = rows.first + run_row * rows.run_shift;
-        for (int64_t r = 0; r < rows.run_length; ++r, dst_row += patch.row_pitch) {
-          const int64_t row = first_row + r * rows.run_step;
-          if (row < 0 || row >= source.height) {
-            clear(dst_row, patch.row_pitch);
-            continue;
-          }
-          const S* const src_row = src_plane + row * source.row;
-          for (int64_t run = 0; run < cols.runs; ++run) {
-            const int64_t first = cols.first + run * cols.run_shift;
-            const RunBounds in = run == 0 ? first_run : clip_run(first, cols.run_step, cols.run_length, source.width);
-            T* d = dst_row + run * cols.run_length * patch.col_pitch;
-            clear(d, in.low * patch.col_pitch);
-            clear(d + in.high * patch.col_pitch, (cols.run_length - in.high) * patch.col_pitch);
-            if (in.low == in.high) continue;
-            const S* const s = src_row + (first + in.low * cols.run_step) * source.col;
-            // The step from a single element, which may be huge, is never taken.
-            const int64_t count = in.high - in.low, step = (count > 1 ? cols.run_step : 1) * source.col;
-            d += in.low * patch.col_pitch;
-            if (all_at_once) {
-              if constexpr (kHasTranspose<T>) {
-                if (interleaved) {
-                  load_interleaved(patch.channels, s, step, count, source.lanes, 0, patch.channels, d, patch.col_pitch,
-                                   patch.channel_pitch);
-                } else {
-                  pack_planes(s, step, count, patch.channels, d, patch.channel_pitch);
-                }
-              }
-            } else {
-              if (step == 1 && plane + 1 < planes) {
-                // Pieces of rows that jump from plane to plane: hardware prefetchers see few of their lines coming.
-                for (int64_t x = 0; x < count; x += kLine) __builtin_prefetch(s + source.channel + x);
-              }
-              PixelCopier<S, T>::copy(patch, source, plane, s, step, count, d, conj);
-            }
-          }
+class PatchPacker {
+ public:
+  PatchPacker(const Patch& patch, const Source<S>& source, bool conj)
+      : patch_(patch),
+        source_(source),
+        conj_(conj),
+        interleaved_(kHasTranspose<T> && patch.order == PatchOrder::kLanes && source.channel == 1 &&
+                     source.group == patch.channels && can_interleave(patch.channels)),
+        transposed_(kHasTranspose<T> && patch.order == PatchOrder::kPlanar && source.channel == 1 && source.col != 1 &&
+                    patch.channels > 1),
+        planes_(all_at_once() || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels),
+        first_run_(clip_run(patch.cols.first, patch.cols.run_step, patch.cols.run_length, source.width)) {}
+
+  void pack(T* dst) const {
+    const bool joined = rows_join();
+    for (int64_t image = 0; image < patch_.images; ++image) {
+      for (int64_t plane = 0; plane < planes_; ++plane) {
+        const S* const from = source_.data + image * source_.image + plane * source_.channel;
+        T* const to = dst + image * patch_.image_pitch + plane * patch_.channel_pitch;
+        if (joined) {
+          const int64_t count = patch_.rows.run_length * patch_.cols.run_length;
+          copy(plane, {from + patch_.rows.first * source_.row, source_.col, count}, to);
+        } else {
+          pack_plane(plane, from, to);
         }
       }
     }
   }
+
+ private:
+  // Lanes of whole groups that lie side by side, and planes of pixels whose channels lie together, are packed for all
+  // their channels at once.
+  bool all_at_once() const { return interleaved_ || transposed_; }
+
+  // Whole rows that continue one another, in the source and in the patch, are one run.
+  bool rows_join() const {
+    const PatchAxis &rows = patch_.rows, &cols = patch_.cols;
+    return patch_.order == PatchOrder::kPlanar && !transposed_ && rows.runs == 1 && cols.runs == 1 &&
+           rows.run_step == 1 && cols.run_step == 1 && cols.first == 0 && cols.run_length == source_.width &&
+           source_.row == source_.col * source_.width && rows.first >= 0 &&
+           rows.first + rows.run_length <= source_.height && patch_.row_pitch == cols.run_length * patch_.col_pitch;
+  }
+
+  void pack_plane(int64_t plane, const S* from, T* to) const {
+    const PatchAxis& rows = patch_.rows;
+    for (int64_t run = 0; run < rows.runs; ++run) {
+      const int64_t first = rows.first + run * rows.run_shift;
+      for (int64_t r = 0; r < rows.run_length; ++r, to += patch_.row_pitch) {
+        const int64_t row = first + r * rows.run_step;
+        if (row < 0 || row >= source_.height) {
+          clear(to, patch_.row_pitch);
+        } else {
+          pack_row(plane, from + row * source_.row, to);
+        }
+      }
+    }
+  }
+
+  CONV2D_INLINE void pack_row(int64_t plane, const S* from, T* to) const {
+    const PatchAxis& cols = patch_.cols;
+    for (int64_t run = 0; run < cols.runs; ++run, to += cols.run_length * patch_.col_pitch) {
+      const int64_t first = cols.first + run * cols.run_shift;
+      const RunBounds in = run == 0 ? first_run_ : clip_run(first, cols.run_step, cols.run_length, source_.width);
+      clear(to, in.low * patch_.col_pitch);
+      clear(to + in.high * patch_.col_pitch, (cols.run_length - in.high) * patch_.col_pitch);
+      if (in.low == in.high) continue;
+      const S* const s = from + (first + in.low * cols.run_step) * source_.col;
+      // The step from a single element, which may be huge, is never taken.
+      const int64_t count = in.high - in.low, step = (count > 1 ? cols.run_step : 1) * source_.col;
+      copy(plane, {s, step, count}, to + in.low * patch_.col_pitch);
+    }
+  }
+
+  CONV2D_INLINE void copy(int64_t plane, const SourceRun<S>& from, T* to) const {
+    if constexpr (kHasTranspose<T>) {
+      if (interleaved_) {
+        return load_interleaved(patch_.channels, GroupPixels<const S>{from.data, from.step, from.count, source_.lanes},
+                                0, patch_.channels, GroupPlanes<T>{to, patch_.col_pitch, patch_.channel_pitch});
+      }
+      if (transposed_) {
+        return pack_planes(from.data, from.step, from.count, patch_.channels, to, patch_.channel_pitch);
+      }
+    }
+    if (from.step == 1 && plane + 1 < planes_) {
+      // Pieces of rows that jump from plane to plane: hardware prefetchers see few of their lines coming.
+      constexpr int64_t kLine = int64_t(64 / sizeof(S));
+      for (int64_t x = 0; x < from.count; x += kLine) __builtin_prefetch(from.data + source_.channel + x);
+    }
+    PixelCopier<S, T>::copy(patch_, source_, plane, from, to, conj_);
+  }
+
+  // Zeros, in each of the planes that are written at once.
+  CONV2D_INLINE void clear(T* to, int64_t n) const {
+    // Borders that are set faster than memset is called.
+    constexpr int64_t kShortBorder = 4;
+    for (int64_t c = 0, planes = all_at_once() ? patch_.channels : 1; c < planes; ++c, to += patch_.channel_pitch) {
+      if (n <= kShortBorder) {
+        for (int64_t i = 0; i < n; ++i) to[i] = T{};
+      } else {
+        fill_zero(to, n);
+      }
+    }
+  }
+
+  const Patch& patch_;
+  const Source<S>& source_;
+  const bool conj_, interleaved_, transposed_;
+  const int64_t planes_;
+  const RunBounds first_run_;
+};
+
+template <class S, class T>
+void pack_patch(const Patch& patch, const Source<S>& source, bool conj, T* dst) {
+  PatchPacker<S, T>(patch, source, conj).pack(dst);
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -57,6 +57,27 @@ void finish_chunks(T* sum, const T* total, const T* lost, int64_t n) {
   for (int64_t i = 0; i < count; ++i) s[i] = R(a[i] + (e[i] == e[i] ? e[i] : R(0)));
 }
 
+// The sums of a tile, of segment after segment: beside them the total of the chunks before, and what it lost.
+template <class T>
+struct ChunkSums {
+  T *sums, *total, *lost;
+  bool several;  // chunks
+
+  ChunkSums from(int64_t first) const { return {sums + first, total + first, lost + first, several}; }
+  // To be called before segment `number` of n sums is formed: whether they begin anew.
+  bool begin(int64_t number, int64_t n) const {
+    if (number % kSegmentsPerChunk != 0) return false;
+    if (number > 0) add_chunk(total, lost, sums, n, number == kSegmentsPerChunk);
+    return true;
+  }
+  // After the last segment.
+  void finish(int64_t n) const {
+    if (!several) return;
+    add_chunk(total, lost, sums, n, false);
+    finish_chunks(sums, total, lost, n);
+  }
+};
+
 // dst[i] = sums[i] + bias for i < n: a row of finished sums that share a bias.
 template <class S, class T>
 void store_row(const T* sums, typename Vec<T>::reg bias, int64_t n, S* dst) {
@@ -67,139 +88,185 @@ void store_row(const T* sums, typename Vec<T>::reg bias, int64_t n, S* dst) {
   if (i < n) store_as_partial(dst + i, V::add(V::load(sums + i), bias), int(n - i));
 }
 
-// What lies between the elements that store_tile writes.
+// Finished sums of a tile: those of a pixel side by side, pixels `pitch` apart.
+template <class T>
+struct TileSums {
+  const T* data;
+  int64_t pitch, pixels, channels;
+  // Whole vectors, in the panel's form. nullptr stands for zeros, which are added as well: a sum that has underflowed
+  // to -0 becomes +0.
+  const T* bias;
+
+  typename Vec<T>::reg bias_from(int64_t m) const { return bias ? Vec<T>::load(bias + m) : Vec<T>::zero(); }
+  // L pixels' sums of L channels, with the bias, as L vectors of pixels. Of the pixels n exist.
+  CONV2D_INLINE void load_planes(int64_t x, int64_t n, int64_t m, typename Vec<T>::reg (&r)[Vec<T>::kLanes]) const {
+    constexpr int L = Vec<T>::kLanes;
+    const typename Vec<T>::reg b = bias_from(m);
+    const T* const src = data + x * pitch + m;
+    if (n == L) {
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) r[i] = Vec<T>::add(Vec<T>::load(src + i * pitch), b);
+    } else {
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) r[i] = i < n ? Vec<T>::add(Vec<T>::load(src + i * pitch), b) : Vec<T>::zero();
+    }
+    Vec<T>::transpose(r);
+  }
+};
+
+// Where they go: channel m of pixel x to data[x * x_step + m * m_step].
+template <class S>
+struct TileTarget {
+  S* data;
+  int64_t x_step, m_step;
+};
+
+// Channels side by side (m_step 1).
+template <class S, class T>
+CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  for (int64_t m = 0; m < sums.channels; m += L) {
+    const typename V::reg b = sums.bias_from(m);
+    const T* src = sums.data + m;
+    S* d = to.data + m;
+    if (sums.channels - m >= L) {
+      for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
+        store_as(d, V::add(V::load(src), b));
+      }
+    } else {
+      const int n = int(sums.channels - m);
+      for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
+        store_as_partial(d, V::add(V::load(src), b), n);
+      }
+    }
+  }
+}
+
+// Pixels side by side (x_step 1). Channel blocks outside, so that each destination plane is written as one stream.
+template <class S, class T>
+CONV2D_INLINE void store_planes(const TileSums<T>& sums, const TileTarget<S>& to) {
+  constexpr int L = Vec<T>::kLanes;
+  for (int64_t m = 0; m < sums.channels; m += L) {
+    const int64_t valid = min64(sums.channels - m, L);
+    for (int64_t x = 0; x < sums.pixels; x += L) {
+      const int64_t n = min64(sums.pixels - x, L);
+      typename Vec<T>::reg r[L];
+      sums.load_planes(x, n, m, r);
+      S* const d = to.data + m * to.m_step + x;
+      if (n == L && valid == L) {
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) store_as(d + i * to.m_step, r[i]);
+      } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) {
+          if (i < valid) store_as_partial(d + i * to.m_step, r[i], int(n));
+        }
+      }
+    }
+  }
+}
+
+// Every other pixel of planes (x_step 2) whose pixels between this call owns: those are read and stored back as they
+// were. A phase of grad_input with stride 2; the columns between belong to another phase, which is computed before or
+// after this one.
+template <class T>
+CONV2D_INLINE void store_every_other_pixel(const TileSums<T>& sums, const TileTarget<T>& to) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  for (int64_t m = 0; m < sums.channels; m += L) {
+    const int64_t valid = min64(sums.channels - m, L);
+    for (int64_t x = 0; x < sums.pixels; x += L) {
+      const int64_t n = min64(sums.pixels - x, L);
+      // Elements of the row from the first to the last pixel, in two vectors.
+      const int64_t span = 2 * n - 1, n0 = min64(span, L), n1 = span - n0;
+      const bool within = n == L && x + L < sums.pixels;
+      typename V::reg r[L];
+      sums.load_planes(x, n, m, r);
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        if (i >= valid) continue;
+        T* const d = to.data + (m + i) * to.m_step + 2 * x;
+        typename V::reg even, between;
+        typename V::reg low = within ? V::load(d) : V::load_partial(d, int(n0));
+        typename V::reg high = within ? V::load(d + L) : V::load_partial(d + L, int(n1));
+        V::unzip(low, high, even, between);
+        V::zip(r[i], between, low, high);
+        if (within) {
+          V::store(d, low);
+          V::store(d + L, high);
+        } else {
+          V::store_partial(d, low, int(n0));
+          V::store_partial(d + L, high, int(n1));
+        }
+      }
+    }
+  }
+}
+
+// Any strides, one by one.
+template <class S, class T>
+void store_scattered(const TileSums<T>& sums, const TileTarget<S>& to) {
+  constexpr int L = Vec<T>::kLanes;
+  for (int64_t m = 0; m < sums.channels; ++m) {
+    const int64_t group = m / L * L;
+    const T b = sums.bias ? get_lane(sums.bias + group, int(m % L)) : T{};
+    for (int64_t x = 0; x < sums.pixels; ++x) {
+      const T value = get_lane(sums.data + x * sums.pitch + group, int(m % L));
+      to.data[x * to.x_step + m * to.m_step] = Narrow<S>::from(add_scalar(value, b));
+    }
+  }
+}
+
+// What lies between the elements that are stored.
 enum class Between {
   kOthers,  // elements of others, which may be written at the same time: they are not touched
   kOwned,   // elements of this call that nobody else touches meanwhile: they may be read and written back
 };
 
-// dst[x * x_step + m * m_step] = c[x * c_pitch + m] + bias[m] for x < count, m < channels.
-// `bias`: whole vectors, in the panel's form; nullptr stands for zeros, which are added as well: a sum that has
-// underflowed to -0 becomes +0.
 template <class S, class T>
-void store_tile(const T* c, int64_t c_pitch, int64_t count, int64_t channels, const T* bias, S* dst, int64_t x_step,
-                int64_t m_step, [[maybe_unused]] Between between = Between::kOthers) {
-  using V = Vec<T>;
-  constexpr int L = V::kLanes;
+void store_tile(const TileSums<T>& sums, const TileTarget<S>& to, [[maybe_unused]] Between between) {
   if constexpr (kHasTranspose<T>) {
-    if (m_step == 1) {
-      for (int64_t m = 0; m < channels; m += L) {
-        const typename V::reg b = bias ? V::load(bias + m) : V::zero();
-        const T* src = c + m;
-        S* d = dst + m;
-        if (channels - m >= L) {
-          for (int64_t x = 0; x < count; ++x, src += c_pitch, d += x_step) store_as(d, V::add(V::load(src), b));
-        } else {
-          const int n = int(channels - m);
-          for (int64_t x = 0; x < count; ++x, src += c_pitch, d += x_step) {
-            store_as_partial(d, V::add(V::load(src), b), n);
-          }
-        }
-      }
-      return;
-    }
+    if (to.m_step == 1) return store_pixels(sums, to);
     if constexpr (sizeof(S) == sizeof(T)) {
-      // A phase of grad_input with stride 2: the columns between belong to another phase, which is computed before or
-      // after this one, and are stored back as they were.
-      if (between == Between::kOwned && x_step == 2 && m_step >= 2 * count) {
-        for (int64_t m = 0; m < channels; m += L) {
-          const typename V::reg b = bias ? V::load(bias + m) : V::zero();
-          const int64_t valid = min64(channels - m, L);
-          for (int64_t x = 0; x < count; x += L) {
-            const int64_t n = min64(count - x, L);
-            // Elements of the row from the first to the last pixel, in two vectors.
-            const int64_t span = 2 * n - 1, n0 = min64(span, L), n1 = span - n0;
-            typename V::reg r[L];
-#pragma GCC unroll 16
-            for (int i = 0; i < L; ++i) r[i] = i < n ? V::add(V::load(c + (x + i) * c_pitch + m), b) : V::zero();
-            V::transpose(r);
-#pragma GCC unroll 16
-            for (int i = 0; i < L; ++i) {
-              if (i >= valid) continue;
-              S* const d = dst + (m + i) * m_step + 2 * x;
-              const bool within = n == L && x + L < count;
-              typename V::reg low, high, even, between;
-              low = within ? V::load(d) : V::load_partial(d, int(n0));
-              high = within ? V::load(d + L) : V::load_partial(d + L, int(n1));
-              V::unzip(low, high, even, between);
-              V::zip(r[i], between, low, high);
-              if (within) {
-                V::store(d, low);
-                V::store(d + L, high);
-              } else {
-                V::store_partial(d, low, int(n0));
-                V::store_partial(d + L, high, int(n1));
-              }
-            }
-          }
-        }
-        return;
+      if (between == Between::kOwned && to.x_step == 2 && to.m_step >= 2 * sums.pixels) {
+        return store_every_other_pixel(sums, to);
       }
     }
-    if (x_step == 1) {
-      // Channel blocks outside, so that each destination plane is written as one stream.
-      for (int64_t m = 0; m < channels; m += L) {
-        const typename V::reg b = bias ? V::load(bias + m) : V::zero();
-        const int64_t valid = min64(channels - m, L);
-        for (int64_t x = 0; x < count; x += L) {
-          const int64_t n = min64(count - x, L);
-          typename V::reg r[L];
-          const T* const src = c + x * c_pitch + m;
-          if (n == L) {
-#pragma GCC unroll 16
-            for (int i = 0; i < L; ++i) r[i] = V::add(V::load(src + i * c_pitch), b);
-          } else {
-#pragma GCC unroll 16
-            for (int i = 0; i < L; ++i) r[i] = i < n ? V::add(V::load(src + i * c_pitch), b) : V::zero();
-          }
-          V::transpose(r);
-          S* const d = dst + m * m_step + x;
-          if (n == L && valid == L) {
-#pragma GCC unroll 16
-            for (int i = 0; i < L; ++i) store_as(d + i * m_step, r[i]);
-          } else {
-#pragma GCC unroll 16
-            for (int i = 0; i < L; ++i) {
-              if (i < valid) store_as_partial(d + i * m_step, r[i], int(n));
-            }
-          }
-        }
-      }
-      return;
-    }
+    if (to.x_step == 1) return store_planes(sums, to);
   }
-  for (int64_t m = 0; m < channels; ++m) {
-    const int64_t group = m / L * L;
-    const T b = bias ? get_lane(bias + group, int(m % L)) : T{};
-    for (int64_t x = 0; x < count; ++x) {
-      const T value = get_lane(c + x * c_pitch + group, int(m % L));
-      dst[x * x_step + m * m_step] = Narrow<S>::from(add_scalar(value, b));
-    }
-  }
+  store_scattered(sums, to);
 }
 
-// The piece of a GEMM's destination that a work item owns.
+// The piece of a GEMM's destination that a work item owns: of one group, or of several where lanes are groups.
 struct ResultPiece {
-  int64_t group, groups, image0, row0, col0, images, rows, cols;
+  int64_t group, groups;
+  Tile tile;
+
+  // Where its first pixel is, of result channel m of the first group.
+  template <class S>
+  S* first_pixel(const ConvGemm& gemm, int64_t m) const {
+    return static_cast<S*>(gemm.destination) + (group * gemm.m + m) * gemm.destination_m +
+           tile.image * gemm.destination_n + tile.row * gemm.destination_row + tile.col * gemm.destination_col;
+  }
 };
 
-// `count` pixels of the piece, from `first` on; lane l of a panel is result channel `channel` + l * channel_step.
+// Pixels [first, first + sums.pixels) of a piece. Lane l is result channel m + l * channel_step of the first group.
 template <class S, class T>
-void store_lanes(const ConvGemm& gemm, const ResultPiece& r, int64_t first, int64_t count, const T* c, int64_t width,
-                 int64_t channel, int64_t channel_step, int64_t lanes, const T* bias) {
+void store_lanes(const ConvGemm& gemm, const ResultPiece& piece, int64_t first, TileSums<T> sums, int64_t m,
+                 int64_t channel_step) {
   // Rows that continue one another are stored as one run.
-  const bool join_rows = r.cols == gemm.cols && gemm.destination_row == gemm.destination_col * r.cols;
-  const int64_t run = join_rows ? r.rows * r.cols : r.cols, runs = join_rows ? 1 : r.rows;
-  S* const destination = static_cast<S*>(gemm.destination) + channel * gemm.destination_m +
-                         r.image0 * gemm.destination_n + r.row0 * gemm.destination_row + r.col0 * gemm.destination_col;
-  for (int64_t x = first, end = first + count; x < end;) {
-    const int64_t at = x / run, n = at / runs, y = at % runs, begin = x - at * run, now = min64(run - begin, end - x);
-    store_tile<S, T>(c, width, now, lanes, bias,
-                     destination + n * gemm.destination_n + y * gemm.destination_row + begin * gemm.destination_col,
-                     gemm.destination_col, channel_step * gemm.destination_m,
-                     gemm.owns_columns_between ? Between::kOwned : Between::kOthers);
-    c += now * width;
-    x += now;
+  const Tile& tile = piece.tile;
+  const bool join_rows = tile.cols == gemm.cols && gemm.destination_row == gemm.destination_col * tile.cols;
+  const int64_t run = join_rows ? tile.rows * tile.cols : tile.cols, runs = join_rows ? 1 : tile.rows;
+  S* const destination = piece.first_pixel<S>(gemm, m);
+  const Between between = gemm.owns_columns_between ? Between::kOwned : Between::kOthers;
+  for (int64_t x = first, end = first + sums.pixels; x < end; x += sums.pixels) {
+    const int64_t at = x / run, image = at / runs, row = at % runs, col = x - at * run;
+    sums.pixels = min64(run - col, end - x);
+    S* const to = destination + image * gemm.destination_n + row * gemm.destination_row + col * gemm.destination_col;
+    store_tile(sums, TileTarget<S>{to, gemm.destination_col, channel_step * gemm.destination_m}, between);
+    sums.data += sums.pixels * sums.pitch;
   }
 }
 

@@ -6,62 +6,68 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// One K segment of weights as [k][dst_pitch], k = (c, i, j), `lanes` lanes that are lane_step apart in the weight and
-// zeros up to `width`.
+// Weights of one K segment: `lanes` lanes that are lane_step apart, of so many channels and a rectangle of taps.
+template <class S>
+struct WeightSegment {
+  const S* data;
+  int64_t lane_step, lanes, channels, tap_rows, tap_cols;
+  int64_t taps() const { return tap_rows * tap_cols; }
+};
+
+// k = (c, i, j).
 template <class S, class T>
-void pack_weight(const ConvGemm& gemm, const S* weight, int64_t lane_step, int64_t lanes, int64_t channels,
-                 int64_t tap_rows, int64_t tap_cols, T* dst, int64_t dst_pitch, int64_t width) {
-  const bool conj = gemm.conj_weight;
+void pack_weight(const ConvGemm& gemm, const WeightSegment<S>& from, const Panel<T>& to) {
+  const int64_t channels = from.channels, taps = from.taps(), tap_cols = from.tap_cols;
   // Dimensions of k that continue one another are taken as one, the longer the better.
-  const bool rows_join = tap_rows == 1 || gemm.weight_i == gemm.weight_j * tap_cols;
-  const int64_t taps = tap_rows * tap_cols;
+  const bool rows_join = from.tap_rows == 1 || gemm.weight_i == gemm.weight_j * tap_cols;
   const int64_t tap_step = tap_cols > 1 ? gemm.weight_j : gemm.weight_i;
-  const auto pack = [&](const S* src, int64_t k_step, int64_t depth, int64_t k) {
-    pack_lanes(src, lane_step, k_step, lanes, depth, dst + k * dst_pitch, dst_pitch, width, conj);
+  // Rows k, k + step, ... of the panel.
+  const auto pack = [&](const S* src, int64_t k_step, int64_t depth, int64_t k, int64_t step = 1) {
+    pack_lanes(LaneSource<S>{src, from.lane_step, k_step, from.lanes, depth},
+               Panel<T>{to.data + k * to.pitch, step * to.pitch, to.width}, gemm.conj_weight);
   };
   if (taps == 1) {
-    pack(weight, gemm.weight_c, channels, 0);
+    pack(from.data, gemm.weight_c, channels, 0);
   } else if (gemm.weight_c == 1 && channels > 1) {
     // channels_last: one tap at a time, its channels `taps` rows of the panel apart.
     for (int64_t t = 0; t < taps; ++t) {
-      pack_lanes(weight + t / tap_cols * gemm.weight_i + t % tap_cols * gemm.weight_j, lane_step, 1, lanes, channels,
-                 dst + t * dst_pitch, taps * dst_pitch, width, conj);
+      pack(from.data + t / tap_cols * gemm.weight_i + t % tap_cols * gemm.weight_j, 1, channels, t, taps);
     }
   } else if (rows_join && (channels == 1 || gemm.weight_c == tap_step * taps)) {
-    pack(weight, tap_step, channels * taps, 0);
+    pack(from.data, tap_step, channels * taps, 0);
   } else {
-    const int64_t rows = rows_join ? 1 : tap_rows, run = rows_join ? taps : tap_cols;
+    const int64_t rows = rows_join ? 1 : from.tap_rows, run = rows_join ? taps : tap_cols;
     const int64_t step = rows_join ? tap_step : gemm.weight_j;
     // As grad_input has them, all taps or a phase's: the lines of later channels, which lie far apart, are asked for
     // early.
     const int64_t last_ahead = gemm.weight_c >= int64_t(64 / sizeof(S)) ? channels - kStepsAhead : 0;
     for (int64_t c = 0; c < channels; ++c) {
-      if (c < last_ahead) prefetch_lanes(weight + (c + kStepsAhead) * gemm.weight_c, lane_step, lanes);
-      for (int64_t i = 0; i < rows; ++i) {
-        pack(weight + c * gemm.weight_c + i * gemm.weight_i, step, run, (c * rows + i) * run);
-      }
+      const S* const channel = from.data + c * gemm.weight_c;
+      if (c < last_ahead) prefetch_lanes(channel + kStepsAhead * gemm.weight_c, from.lane_step, from.lanes);
+      for (int64_t i = 0; i < rows; ++i) pack(channel + i * gemm.weight_i, step, run, (c * rows + i) * run);
     }
   }
 }
 
-// The same for result channels that are (channel, tap) pairs, number m and following (ConvGemm, result_taps).
+// The same for result channels that are (channel, tap) pairs, number m and following (ConvGemm, result_taps), of a
+// group's weight. Reduced channels have one tap here.
 template <class S, class T>
-void pack_weight_of_taps(const ConvGemm& gemm, const S* weight, int64_t m, int64_t lanes, int64_t channels, T* dst,
-                         int64_t width) {
+void pack_weight_of_taps(const ConvGemm& gemm, const S* weight, int64_t m, int64_t lanes, int64_t channels,
+                         const Panel<T>& to) {
   const int64_t taps_w = gemm.result_taps_w, taps = gemm.result_taps();
   if (gemm.weight_result_i == taps_w * gemm.weight_result_j && gemm.weight_m == taps * gemm.weight_result_j) {
-    pack_lanes(weight + m * gemm.weight_result_j, gemm.weight_result_j, gemm.weight_c, lanes, channels, dst, width,
-               width, gemm.conj_weight);
+    pack_lanes(LaneSource<S>{weight + m * gemm.weight_result_j, gemm.weight_result_j, gemm.weight_c, lanes, channels},
+               to, gemm.conj_weight);
     return;
   }
-  fill_zero(dst, channels * width);
+  fill_zero(to.data, channels * to.pitch);
   for (int64_t lane = 0; lane < lanes; ++lane) {
     const int64_t tap = (m + lane) % taps;
     const S* const src = weight + (m + lane) / taps * gemm.weight_m + tap / taps_w * gemm.weight_result_i +
                          tap % taps_w * gemm.weight_result_j;
     for (int64_t k = 0; k < channels; ++k) {
       const T value = widen_scalar(src[k * gemm.weight_c]);
-      set_lane(dst + k * width + lane / Vec<T>::kLanes * Vec<T>::kLanes, int(lane % Vec<T>::kLanes),
+      set_lane(to.data + k * to.pitch + lane / Vec<T>::kLanes * Vec<T>::kLanes, int(lane % Vec<T>::kLanes),
                gemm.conj_weight ? conjugate(value) : value);
     }
   }

@@ -210,10 +210,18 @@ void check_depthwise_weight() {
       for (int64_t e = 0; e < tap_rows * tap_cols; ++e) {
         element_offsets[e] = anywhere + e / tap_cols * tap_row + e % tap_cols * tap_col;
       }
-      DepthwiseWeightOperands<T> operands{sum.depth,       sum.chain, nullptr, 0,       b.data() + before,
-                                          k_offset.data(), tap_row,   tap_col, nullptr, sum.accumulate};
-      depthwise_weight_panel<T>(tap_rows, tap_cols, element_offsets.data(), zeros.data(), operands, lane, a.data(),
-                                pitch, c.data());
+      DepthwiseWeightOperands<T> operands{};
+      operands.depth = sum.depth;
+      operands.chain = sum.chain;
+      operands.a = a.data();
+      operands.a_pitch = pitch;
+      operands.b = b.data() + before + lane;
+      operands.k_offset = k_offset.data();
+      operands.tap_row = tap_row;
+      operands.tap_col = tap_col;
+      operands.c = c.data();
+      operands.accumulate = sum.accumulate;
+      depthwise_weight_panel<T>(tap_rows, tap_cols, element_offsets.data(), zeros.data(), operands);
       for (int64_t e = 0; e < tap_rows * tap_cols; ++e) {
         const T* const at = b.data() + before + lane + e / tap_cols * tap_row + e % tap_cols * tap_col;
         for (int64_t i = 0; i < L; ++i) {

@@ -70,7 +70,7 @@ void check_lanes() {
         const int64_t steps[] = {depth, depth + 3, -depth - 1, 0};
         const int64_t lane_step = random.one_of(steps);
         check_lanes_of<S>(lanes, lane_step, depth, 1, width, false, random, [&](const S* src, T* dst, int64_t pitch) {
-          pack_transposed(src, lane_step, lanes, depth, dst, pitch, width);
+          pack_transposed(LaneSource<S>{src, lane_step, 1, lanes, depth}, Panel<T>{dst, pitch, width});
         });
       }
     }
@@ -103,10 +103,10 @@ void check_lanes() {
       for (const auto& kind : kinds) {
         const int64_t lane_step = kind[0], k_step = kind[1];
         const bool conj = kIsComplex<T> && random.once_in(2);
-        check_lanes_of<S>(lanes, lane_step, depth, k_step, width, conj, random,
-                          [&](const S* src, T* dst, int64_t pitch) {
-                            pack_lanes(src, lane_step, k_step, lanes, depth, dst, pitch, width, conj);
-                          });
+        check_lanes_of<S>(
+            lanes, lane_step, depth, k_step, width, conj, random, [&](const S* src, T* dst, int64_t pitch) {
+              pack_lanes(LaneSource<S>{src, lane_step, k_step, lanes, depth}, Panel<T>{dst, pitch, width}, conj);
+            });
       }
     }
   }
@@ -129,7 +129,8 @@ void check_interleave() {
         Buffer<S> src((count - 1) * step + lanes * channels);
         Result<T> dst((taken - 1) * plane + (count - 1) * dst_step + L);
         fill(src, random);
-        load_interleaved(channels, src.data(), step, count, lanes, first, taken, dst.data(), dst_step, plane);
+        load_interleaved(channels, GroupPixels<const S>{src.data(), step, count, lanes}, first, taken,
+                         GroupPlanes<T>{dst.data(), dst_step, plane});
         for (int64_t x = 0; x < count; ++x) {
           for (int64_t c = 0; c < taken; ++c) {
             for (int64_t l = 0; l < L; ++l) {
@@ -150,11 +151,8 @@ void check_interleave() {
         fill(bias, random);
         const T* planes[16];
         for (int64_t c = 0; c < channels; ++c) planes[c] = src.data() + c * plane;
-        if (finished) {
-          store_interleaved<true, S, T>(channels, planes, src_step, count, lanes, nullptr, dst.data(), step);
-        } else {
-          store_interleaved<false, S, T>(channels, planes, src_step, count, lanes, bias.data(), dst.data(), step);
-        }
+        const T* const added = finished ? nullptr : bias.data();
+        store_interleaved(channels, planes, src_step, added, GroupPixels<S>{dst.data(), step, count, lanes});
         for (int64_t x = 0; x < count; ++x) {
           for (int64_t c = 0; c < channels; ++c) {
             for (int64_t l = 0; l < lanes; ++l) {
@@ -334,8 +332,8 @@ void check_weights() {
     Buffer<S> weight(from.elements);
     Result<T> dst((depth - 1) * pitch + width);
     fill(weight, random);
-    pack_weight<S, T>(gemm, weight.data() + from.before, gemm.weight_m, lanes, channels, rows, cols, dst.data(), pitch,
-                      width);
+    const WeightSegment<S> segment{weight.data() + from.before, gemm.weight_m, lanes, channels, rows, cols};
+    pack_weight(gemm, segment, Panel<T>{dst.data(), pitch, width});
     for (int64_t k = 0; k < depth; ++k) {
       for (int64_t lane = 0; lane < width; ++lane) {
         const T value = lane < lanes ? widened(weight[from.at(lane, k / cols / rows, k / cols % rows, k % cols)]) : T{};
@@ -363,7 +361,7 @@ void check_weights() {
     Buffer<S> weight(from.elements);
     Result<T> dst(channels * width);
     fill(weight, random);
-    pack_weight_of_taps<S, T>(gemm, weight.data() + from.before, first, lanes, channels, dst.data(), width);
+    pack_weight_of_taps(gemm, weight.data() + from.before, first, lanes, channels, Panel<T>{dst.data(), width, width});
     for (int64_t k = 0; k < channels; ++k) {
       for (int64_t lane = 0; lane < width; ++lane) {
         T* const row = dst.expected.data() + k * width;

@@ -95,8 +95,8 @@ inline void check_pair_weights() {
     Buffer<BFloat16> weight(from.elements);
     Result<BFloat16Pair> dst(depth * width);
     fill(weight, random);
-    pack_weight_pairs(gemm, weight.data() + from.before, lanes, pairs, channels % 2 == 1, rows, cols, dst.data(),
-                      width);
+    const WeightSegment<BFloat16> segment{weight.data() + from.before, gemm.weight_m, lanes, pairs, rows, cols};
+    pack_weight_pairs(gemm, segment, channels % 2 == 1, {dst.data(), width, width});
     for (int64_t k = 0; k < depth; ++k) {
       for (int64_t lane = 0; lane < width; ++lane) {
         const int64_t c = 2 * (k / cols / rows), i = k / cols % rows, j = k % cols;

@@ -66,8 +66,8 @@ void check_store_tile() {
           }
         }
         if (between == Between::kOthers) poison_between(dst, written, true);
-        store_tile<S, T>(c.data(), c_pitch, count, channels, has_bias ? bias.data() : nullptr, dst.data() + before,
-                         x_step, m_step, between);
+        store_tile(TileSums<T>{c.data(), c_pitch, count, channels, has_bias ? bias.data() : nullptr},
+                   TileTarget<S>{dst.data() + before, x_step, m_step}, between);
         if (between == Between::kOthers) poison_between(dst, written, false);
         dst.compare();
       }
@@ -116,8 +116,8 @@ void check_store_lanes() {
     }
     const int64_t image0 = random.between(0, d[0].size - 1), row0 = random.between(0, d[2].size - 1);
     const int64_t col0 = random.once_in(2) ? 0 : random.between(0, d[3].size - 1);
-    const ResultPiece piece{0, 1, image0, row0, col0, d[0].size - image0, d[2].size - row0, d[3].size - col0};
-    const int64_t pixels = piece.images * piece.rows * piece.cols, first = random.between(0, pixels - 1);
+    const Tile tile{image0, d[0].size - image0, row0, d[2].size - row0, col0, d[3].size - col0};
+    const int64_t pixels = tile.pixels(), first = random.between(0, pixels - 1);
     const int64_t count = random.between(1, pixels - first);
     int64_t before = 0, elements = 0;
     span_of(d, before, elements);
@@ -137,12 +137,13 @@ void check_store_lanes() {
     gemm.owns_columns_between = gap == 2 && random.once_in(2);
     describe("%d of %d pixels from %d, strides %d, %d, %d, %d", int(count), int(pixels), int(first), int(d[0].stride),
              int(d[1].stride), int(d[2].stride), int(d[3].stride));
-    store_lanes<S, T>(gemm, piece, first, count, c.data(), width, channel, channel_step, lanes, bias.data());
+    const TileSums<T> sums{c.data(), width, count, lanes, bias.data()};
+    store_lanes<S, T>(gemm, ResultPiece{0, 1, tile}, first, sums, channel, channel_step);
     for (int64_t x = first; x < first + count; ++x) {
-      const int64_t image = image0 + x / piece.cols / piece.rows, row = row0 + x / piece.cols % piece.rows;
+      const int64_t image = image0 + x / tile.cols / tile.rows, row = row0 + x / tile.cols % tile.rows;
       for (int64_t l = 0; l < lanes; ++l) {
         dst.expected[size_t(image * d[0].stride + (channel + l * channel_step) * d[1].stride + row * d[2].stride +
-                            (col0 + x % piece.cols) * d[3].stride)] =
+                            (col0 + x % tile.cols) * d[3].stride)] =
             narrowed<S>(add(get(c.data() + (x - first) * width, l), get(bias.data(), l)));
       }
     }

@@ -1,0 +1,99 @@
+// What the GEMM drivers have in common: the walk over K, im2col's offset tables, a thread's scratch, the bias.
+#pragma once
+
+#include "../pack/patch.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+// A part of a thread's scratch, at an offset that lay_out_scratch gave.
+template <class P>
+CONV2D_INLINE P* part(char* scratch, int64_t offset) {
+  return reinterpret_cast<P*>(scratch + offset);
+}
+
+// A piece of K: whole channels, or (of a kernel that has too many taps for one segment) a rectangle of a channel's.
+struct KBlock {
+  int64_t channel, channels, tap_row, tap_rows, tap_col, tap_cols;
+  int64_t taps() const { return tap_rows * tap_cols; }
+  int64_t weight_offset(const ConvGemm& gemm) const {
+    return channel * gemm.weight_c + tap_row * gemm.weight_i + tap_col * gemm.weight_j;
+  }
+  // The part from channel s of the block on, one segment or what is left of it.
+  KBlock segment(int64_t s, const KBlocking& k) const {
+    return {channel + s, min64(k.segment_channels, channels - s), tap_row, tap_rows, tap_col, tap_cols};
+  }
+};
+
+// visit(block), in the order of summation.
+template <class Visit>
+CONV2D_INLINE void for_each_block(const ConvGemm& gemm, const KBlocking& k, int64_t channels, const Visit& visit) {
+  for (int64_t c = 0; c < gemm.channels; c += channels) {
+    for (int64_t i = 0; i < gemm.taps_h; i += k.tap_rows) {
+      for (int64_t j = 0; j < gemm.taps_w; j += k.tap_cols) {
+        visit(KBlock{c, min64(channels, gemm.channels - c), i, min64(k.tap_rows, gemm.taps_h - i), j,
+                     min64(k.tap_cols, gemm.taps_w - j)});
+      }
+    }
+  }
+}
+
+// The two tables of im2col; each returns where it ends. Steps are kept apart from the patch, which for all that a
+// compiler knows the tables might overlap.
+CONV2D_INLINE int64_t* fill_positions(const Patch& patch, int64_t images, int64_t rows, int64_t cols, int64_t* offset,
+                                      int64_t first_row = 0) {
+  const int64_t step = cols > 1 ? patch.cols.position_pitch * patch.col_pitch : 0;
+  for (int64_t n = 0; n < images; ++n) {
+    for (int64_t p = 0; p < rows; ++p) {
+      const int64_t first = patch.position_offset(n, first_row + p, 0);
+      for (int64_t q = 0; q < cols; ++q) *offset++ = first + q * step;
+    }
+  }
+  return offset;
+}
+CONV2D_INLINE int64_t* fill_taps(const Patch& patch, int64_t channels, int64_t rows, int64_t cols, int64_t* offset) {
+  const int64_t step = cols > 1 ? patch.cols.tap_pitch * patch.col_pitch : 0;
+  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t first = patch.tap_offset(c, i, 0);
+      for (int64_t j = 0; j < cols; ++j) *offset++ = first + j * step;
+    }
+  }
+  return offset;
+}
+
+// The patch that a tile and a block of a GEMM meet.
+template <class T>
+Patch lay_out_patch(PatchOrder order, const ConvGemm& gemm, const Tile& tile, const KBlock& block) {
+  return lay_out_patch(order, make_patch_axis(gemm.axis_h, tile.row, tile.rows, block.tap_row, block.tap_rows),
+                       make_patch_axis(gemm.axis_w, tile.col, tile.cols, block.tap_col, block.tap_cols), tile.images,
+                       block.channels, Vec<T>::kLanes, sizeof(T));
+}
+
+// The source of a GEMM whose image 0, group 0, channel 0 of a patch is at `data`.
+template <class S>
+CONV2D_INLINE Source<S> source_of(const ConvGemm& gemm, const S* data) {
+  Source<S> source{};
+  source.data = data;
+  source.image = gemm.source_n;
+  source.channel = gemm.source_c;
+  source.row = gemm.source_row;
+  source.col = gemm.source_col;
+  source.height = gemm.source_h;
+  source.width = gemm.source_w;
+  source.group = gemm.source_g();
+  source.lanes = 1;
+  return source;
+}
+
+// The bias of result channel m and the next ones of a group, zeros where the GEMM has none.
+template <class S, class T>
+CONV2D_INLINE void load_bias(const ConvGemm& gemm, int64_t group, int64_t m, int64_t count, T* bias) {
+  if (gemm.bias == nullptr) return fill_zero(bias, count);
+  copy_run(static_cast<const S*>(gemm.bias) + (group * gemm.m + m) * gemm.bias_stride, gemm.bias_stride, count, bias,
+           false);
+}
+
+// A short sum starts from the bias; a longer one starts from zero and has it added last.
+inline bool starts_from_bias(const ConvGemm& gemm) { return gemm.channels * gemm.taps() <= kBiasFirstProducts; }
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA
