@@ -149,16 +149,19 @@ py::dict describe(const cpu::Explanation& e) {
 }
 
 py::dict explain_on_cpu(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight) {
-  const int threads = at::get_num_threads();
-  const auto dtype = to_dtype(input.scalar_type());
-  const bool channels_last = output_is_channels_last(input, weight);
-  int64_t grad_weight_stride[4];
+  cpu::ExplainedCall call{};
+  call.problem = problem;
+  call.dtype = to_dtype(input.scalar_type());
+  call.input = view(input);
+  call.weight = view(weight);
   const auto strides = grad_weight_strides(weight);
-  std::transform(strides.begin(), strides.end(), grad_weight_stride,
+  std::transform(strides.begin(), strides.end(), call.grad_weight_stride,
                  [](const c10::SymInt& stride) { return stride.expect_int(); });
+  call.channels_last = output_is_channels_last(input, weight);
+  call.num_threads = at::get_num_threads();
   const auto describe_direction = [&](cpu::Direction direction) {
-    return describe(
-        cpu::explain(problem, dtype, direction, view(input), view(weight), grad_weight_stride, channels_last, threads));
+    call.direction = direction;
+    return describe(cpu::explain(call));
   };
   py::dict result;
   result["forward"] = describe_direction(cpu::Direction::kForward);

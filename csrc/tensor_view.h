@@ -53,5 +53,8 @@ struct TensorView {
   void* data;
   int64_t stride[4];
 };
+struct TensorSizes {
+  int64_t batch, channels, height, width;
+};
 
 }  // namespace conv2d_ext

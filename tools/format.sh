@@ -45,6 +45,14 @@ done
 run "clang-tidy (${#torch_free[@]} torch-free files)" \
   clang-tidy --quiet "${torch_free[@]}" -- -std=c++17 -O1 -Wall -Wextra -Icsrc
 
+# A function of the CPU engine is read in one go, and its arguments at a glance. (Micro-kernels may be longer.)
+function_size='{CheckOptions: {readability-function-size.LineThreshold: 80,
+  readability-function-size.ParameterThreshold: 7, readability-function-size.StatementThreshold: none}}'
+run "clang-tidy, functions of csrc/cpu of at most 80 lines and seven parameters" \
+  clang-tidy --quiet --checks='-*,readability-function-size' --warnings-as-errors='*' --config="$function_size" \
+  --header-filter='csrc/cpu/.*(base|plan|isa|drivers|pack)/[^/]*$' csrc/cpu/plan/*.cpp csrc/cpu/base/*.cpp csrc/cpu/isa/*.cpp \
+  csrc/cpu/{conv2d_cpu,explain}.cpp -- -std=c++17 -Icsrc
+
 # The CUDA engine as the tests compile it for the host.
 cuda=(csrc/cuda/{calls,conv2d_cuda,plan}.cpp csrc/cuda/{direct,gemm_bf16,gemm_f32}.cu tests/cuda_host/*.cpp)
 run "clang-tidy (${#cuda[@]} files of CUDA, compiled for the host)" \

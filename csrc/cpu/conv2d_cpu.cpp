@@ -10,7 +10,7 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-void run(Call& call, const Executor& threads) {
+void run(Call call, const Executor& threads) {
   if (is_empty(call)) return;
   normalize(call);
   const Executor serial{1, [](int64_t items, void* context, void (*body)(void*, int64_t)) {
@@ -19,7 +19,7 @@ void run(Call& call, const Executor& threads) {
   const Executor& executor = is_small(call.problem) ? serial : threads;
   for_each_task(call, shape_for(call.dtype), [&](const Task& task) {
     if (task.driver == Driver::kPadding) {
-      multiply_padding(call.problem, call.dtype, call.b, call.result, executor);
+      multiply_padding(call, executor);
     } else {
       engine_for(call.dtype, task).run(call.dtype, task, executor);
     }
@@ -28,27 +28,24 @@ void run(Call& call, const Executor& threads) {
 
 }  // namespace
 
-void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, const void* bias,
-             int64_t bias_stride, TensorView output, const Executor& executor) {
-  Call call{Direction::kForward, problem, dtype, input, weight, output, bias, bias_stride};
-  run(call, executor);
+void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, Bias bias,
+             TensorView output, const Executor& executor) {
+  run({Direction::kForward, problem, dtype, input, weight, output, bias}, executor);
 }
 
 void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
                 TensorView grad_input, const Executor& executor) {
-  Call call{Direction::kGradInput, problem, dtype, grad_output, weight, grad_input};
-  run(call, executor);
+  run({Direction::kGradInput, problem, dtype, grad_output, weight, grad_input}, executor);
 }
 
 void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,
                  TensorView grad_weight, const Executor& executor) {
-  Call call{Direction::kGradWeight, problem, dtype, grad_output, input, grad_weight};
-  run(call, executor);
+  run({Direction::kGradWeight, problem, dtype, grad_output, input, grad_weight}, executor);
 }
 
-void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype,
-               ConstTensorView grad_output, void* grad_bias, const Executor& executor) {
-  engine_for(dtype).grad_bias(batch, out_channels, out_h, out_w, dtype, grad_output, grad_bias, executor);
+void grad_bias(const TensorSizes& size, DType dtype, ConstTensorView grad_output, void* grad_bias,
+               const Executor& executor) {
+  engine_for(dtype).grad_bias(size, dtype, grad_output, grad_bias, executor);
 }
 
 }  // namespace conv2d_ext::cpu

@@ -12,10 +12,15 @@
 
 namespace conv2d_ext::cpu {
 
+// out_channels elements, `stride` apart. No data: no bias.
+struct Bias {
+  const void* data;
+  int64_t stride;
+};
+
 // Every function writes all elements of its result, and nothing else. Results must not overlap inputs.
-// bias: out_channels elements at bias_stride, or nullptr.
-void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, const void* bias,
-             int64_t bias_stride, TensorView output, const Executor& executor);
+void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, Bias bias,
+             TensorView output, const Executor& executor);
 
 // grad_input[n, ic, ih, iw] = sum over (oc, kh, kw) with rows().source(oh, kh) == ih and
 // cols().source(ow, kw) == iw of
@@ -29,13 +34,23 @@ void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad
                  TensorView grad_weight, const Executor& executor);
 
 // grad_bias[oc] = sum over (n, oh, ow) of grad_output[n, oc, oh, ow]; grad_bias is contiguous.
-void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype,
-               ConstTensorView grad_output, void* grad_bias, const Executor& executor);
+void grad_bias(const TensorSizes& size, DType dtype, ConstTensorView grad_output, void* grad_bias,
+               const Executor& executor);
 
 enum class Direction : int { kForward, kGradInput, kGradWeight };
 
-// What a call will do; the source of conv2d_ext.explain. Of the operands only strides are read; grad_output and the
-// other results are taken to be channels_last or contiguous.
+// A call to explain. Of the operands only strides are read.
+struct ExplainedCall {
+  Direction direction;
+  Conv2dProblem problem;
+  DType dtype;
+  ConstTensorView input, weight;
+  int64_t grad_weight_stride[4];
+  bool channels_last;  // output, grad_output and grad_input are, or else contiguous
+  int num_threads;
+};
+
+// What a call will do; the source of conv2d_ext.explain.
 struct Explanation {
   std::string engine;                                      // e.g. "implicit GEMM, vectors over output channels"
   std::string micro_kernel;                                // e.g. "gemm_ukernel_f32_6x16__avx2"
@@ -50,9 +65,7 @@ struct Explanation {
   // The drivers that were asked before the one that was taken, and why they refused.
   std::vector<std::pair<std::string, std::string>> candidates;
 };
-Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, ConstTensorView input,
-                    ConstTensorView weight, const int64_t (&grad_weight_stride)[4], bool channels_last,
-                    int num_threads);
+Explanation explain(const ExplainedCall& call);
 
 // The instruction set in use: the best of this machine, or a lower one named by the environment variable
 // CONV2D_EXT_CPU_ISA ("portable", "avx2", "avx512", "avx512_bf16").

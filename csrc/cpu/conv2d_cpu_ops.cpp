@@ -84,8 +84,8 @@ struct Cpu {
                       const Tensor& output) {
     with_memory_errors([&] {
       cpu::forward(problem, to_dtype(input.scalar_type()), view(input), view(weight),
-                   bias.defined() ? bias.const_data_ptr() : nullptr, bias.defined() ? bias.stride(0) : 0,
-                   mutable_view(output), executor());
+                   bias.defined() ? Bias{bias.const_data_ptr(), bias.stride(0)} : Bias{}, mutable_view(output),
+                   executor());
     });
   }
 
@@ -107,9 +107,10 @@ struct Cpu {
 
   static void grad_bias(const Tensor& grad_output, const Tensor& result) {
     with_memory_errors([&] {
-      cpu::grad_bias(grad_output.dim() == 4 ? grad_output.size(0) : 1, grad_output.size(-3), grad_output.size(-2),
-                     grad_output.size(-1), to_dtype(grad_output.scalar_type()), view(grad_output),
-                     result.mutable_data_ptr(), executor());
+      const TensorSizes size{grad_output.dim() == 4 ? grad_output.size(0) : 1, grad_output.size(-3),
+                             grad_output.size(-2), grad_output.size(-1)};
+      cpu::grad_bias(size, to_dtype(grad_output.scalar_type()), view(grad_output), result.mutable_data_ptr(),
+                     executor());
     });
   }
 };

@@ -1,4 +1,6 @@
 // What a call will do: the tasks that it is planned as (plan/candidates.h), printed instead of run.
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "conv2d_cpu.h"
@@ -15,33 +17,6 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-const char* compute_name(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-    case DType::kBFloat16:
-    case DType::kFloat16:
-      return "f32";
-    case DType::kFloat64:
-      return "f64";
-    case DType::kComplex64:
-      return "c64";
-    case DType::kComplex128:
-      return "c128";
-    case DType::kInt8:
-    case DType::kUInt8:
-    case DType::kInt16:
-      return "u16";
-    case DType::kInt32:
-      return "u32";
-    default:
-      return "u64";
-  }
-}
-
-std::string ukernel_suffix(const char* type, int64_t rows, int64_t cols) {
-  return std::string("_") + type + "_" + std::to_string(rows) + "x" + std::to_string(cols);
-}
-
 // Why a 16-bit type is widened to float32 instead of multiplied as it is.
 std::string why_widened(DType dtype, const char* where) {
   const char* const reason =
@@ -50,44 +25,6 @@ std::string why_widened(DType dtype, const char* where) {
             "a group nor by the kernels for groups, for images of one pixel and for gradients of patch layers"
           : "no native 16-bit micro-kernel for this dtype and instruction set";
   return std::string(reason) + ": widened to float32 " + where + ", rounded once";
-}
-
-// The micro-kernels of an engine that runs a task.
-struct Kernels {
-  DType dtype;
-  const Engine& engine;
-  VectorShape vector;
-  bool pairs;
-};
-
-std::string ukernel(const Kernels& kernels, const char* family, int64_t rows, int64_t width) {
-  return family + ukernel_suffix(kernels.pairs ? "bf16" : compute_name(kernels.dtype), rows, width) + "__" +
-         kernels.engine.kernels;
-}
-
-// Kernels that take packed operands, and those that pack nothing and widen 16 bits as they load them.
-enum class Widened { kInPackers, kAsLoaded };
-void name_kernel(Explanation& e, const Kernels& kernels, const char* family, int64_t rows, int64_t width,
-                 Widened widened = Widened::kInPackers) {
-  e.micro_kernel = ukernel(kernels, family, rows, width);
-  const bool narrow = kernels.dtype == DType::kBFloat16 || kernels.dtype == DType::kFloat16;
-  if (narrow && !kernels.pairs) {
-    e.refused = why_widened(kernels.dtype, widened == Widened::kInPackers ? "in the packers" : "as loaded");
-  } else if (is_integer(kernels.dtype)) {
-    e.refused = "integers use generic vectors, of the compiler's vector extension";
-  }
-}
-
-void name_gemm_kernel(Explanation& e, const Kernels& kernels, int64_t chunk_vectors, int64_t max_vectors) {
-  const int64_t vectors = cut_panels(chunk_vectors, max_vectors).size(0);
-  name_kernel(e, kernels, "gemm_ukernel", kernels.engine.rows(kernels.dtype, vectors), vectors * kernels.vector.lanes);
-}
-
-void set_tile(Explanation& e, int64_t images, int64_t rows, int64_t cols) {
-  e.tile_images = images;
-  e.tile_rows = rows;
-  e.tile_cols = cols;
-  e.tile_pixels = images * rows * cols;
 }
 
 // A dimension in blocks: all of one size but the last, which may be shorter.
@@ -124,198 +61,246 @@ int64_t count_chains(const PixelBlocking& pixels, const Conv2dProblem& p) {
                       pixels.chain);
 }
 
-// The GEMM's sizes, and the chains that its sums are made of.
-void set_gemm(Explanation& e, const ConvGemm& g, const VectorShape& vector) {
-  const KBlocking k = block_k(g.geometry(), vector.limits);
-  e.gemm_m = g.m;
-  e.gemm_n = g.batch * g.rows * g.cols;
-  e.gemm_k = g.single_channels() * g.taps();
-  e.k_segments = count_chains(k, g);
-  e.k_segment_length = g.pairs ? 2 * k.chain : k.chain;
-}
-
-void explain_dot(Explanation& e, const ConvGemm& g, const Kernels& kernels, const DotKernelShape& shape, int threads) {
-  const DotBlocking k = block_dot(g.geometry(), shape.width, kernels.vector.limits);
-  const DotTiling t = tile_dot(g, k, shape, threads);
-  const bool single = t.images == 1;
-  name_kernel(e, kernels, "dot_ukernel", single ? shape.single_rows : shape.rows, single ? 1 : shape.columns,
-              Widened::kAsLoaded);
-  e.k_segments = shape.width * div_up(k.steps, k.chain);
-  e.k_segment_length = k.chain;
-  set_tile(e, t.images, 1, 1);
-  e.work_items = t.items(g.groups);
-  e.workspace_bytes_per_thread = lay_out_scratch(t, shape).bytes;
-}
-
-void explain_rows(Explanation& e, const RowProducts& rows, const Kernels& kernels, int threads) {
-  const RowTiling t = tile_rows(rows, threads);
-  const int64_t results = row_results(t.results), lanes = kernels.vector.lanes;
-  name_kernel(e, kernels, "row_ukernel", results, lanes * row_vectors(lanes * kernels.vector.element_size, results),
-              Widened::kAsLoaded);
-  e.work_items = t.items(rows.groups);
-  e.workspace_bytes_per_thread = row_scratch_bytes(rows, t, results, kernels.vector.element_size);
-}
-
-void explain_depthwise(Explanation& e, const ConvGemm& g, const Kernels& kernels, int threads) {
-  const DepthwiseTiling t = tile_depthwise(g, kernels.vector, threads);
-  name_gemm_kernel(e, kernels, 1, kernels.vector.max_vectors);
-  const int64_t step = g.taps_w == 1 ? 1 : depthwise_step(g.axis_w.step, g.axis_w.tap);
-  if (g.taps() <= block_k(g.geometry(), kernels.vector.limits).chain && has_depthwise_ukernel(g.taps_w, step)) {
-    const std::string kernel = ukernel(kernels, "depthwise_ukernel", kDepthwisePixels, g.taps_w);
-    e.micro_kernel = kernel;
-    e.micro_kernel.insert(kernel.rfind("__"), "s" + std::to_string(step));
-  }
-  set_tile(e, t.tile_images, t.tile_rows, t.tile_cols);
-  e.work_items = t.items();
-  e.workspace_bytes_per_thread = lay_out_scratch(t, g, kernels.vector).bytes;
-}
-
-void explain_planes(Explanation& e, const ConvGemm& g, const Kernels& kernels, int threads) {
-  const FewPlanesTiling t = tile_few_planes(g, kernels.vector, size_of(kernels.dtype), threads);
-  name_kernel(e, kernels, "plane_ukernel", g.m, planes_at_once(block_k(g.geometry(), kernels.vector.limits).chain),
-              Widened::kAsLoaded);
-  // Rows that continue one another are one run of pixels.
-  set_tile(e, 1, 1, t.run);
-  e.work_items = t.items(g);
-  e.workspace_bytes_per_thread = scratch_bytes(g, t, kernels.vector);
-}
-
-void explain_pixels(Explanation& e, const ConvGemm& g, const Kernels& kernels, int threads) {
-  const KBlocking k = block_k(g.geometry(), kernels.vector.limits);
-  const PixelTiling t = tile_pixel_conv(g, k, kernels.vector, size_of(kernels.dtype), threads);
-  const int64_t lanes = kernels.vector.lanes, block = cut_panels(t.chunk_m, pixel_rows(kernels.vector)).size(0);
-  const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;
-  const int64_t vectors = cut_panels(div_up(run, lanes), pixel_panel_vectors(block, kernels.vector)).size(0);
-  name_kernel(e, kernels, "pixel_ukernel", block, vectors * lanes);
-  set_tile(e, 1, t.tile_rows, t.tile_cols);
-  e.work_items = t.tiles() * t.chunks_m * g.groups;
-  e.workspace_bytes_per_thread = lay_out_scratch(t, k, kernels.vector).bytes;
-}
-
-void explain_gemm(Explanation& e, const ConvGemm& g, const Kernels& kernels, bool over_groups, int threads) {
-  const KBlocking k = block_k(g.geometry(), kernels.vector.limits);
-  const ConvTiling t = tile_conv(g, k, kernels.vector, over_groups, threads);
-  name_gemm_kernel(e, kernels, t.chunk_vectors, kernels.vector.max_vectors);
-  set_tile(e, t.tile_images, t.tile_rows, t.tile_cols);
-  e.work_items = t.tiles() * t.chunks_m * div_up(g.groups, over_groups ? kernels.vector.lanes : 1);
-  e.workspace_bytes_per_thread = lay_out_scratch(t, k, kernels.vector).bytes;
-}
-
 double products(const ConvGemm& g) {
   return double(g.batch) * double(g.rows) * double(g.cols) * double(g.channels) * double(g.taps());
 }
 
-void explain_strided(Explanation& e, const Call& call, const Kernels& kernels, int threads) {
-  const Conv2dProblem& p = call.problem;
-  // The phase of the most products stands for all.
-  double most = -1;
-  for_each_grad_input_gemm(p, call.a.stride, call.b.stride, call.result.stride,
-                           [&](const ConvGemm& g, const GemmOffsets&) {
-                             if (products(g) <= most) return;
-                             most = products(g);
-                             set_gemm(e, g, kernels.vector);
-                           });
-  const StridedTiling t = tile_strided(p, kernels.vector, threads);
-  const int64_t lanes = kernels.vector.lanes;
-  const int64_t vectors = cut_panels(div_up(t.tile_pairs, lanes), kStridedVectors).size(0);
-  name_kernel(e, kernels, "strided_ukernel", strided_rows(vectors), 2 * vectors * lanes);
-  set_tile(e, 1, t.tile_rows, min64(2 * t.tile_pairs, p.in_w));
-  e.work_items = p.batch * p.groups * t.tiles();
-  e.workspace_bytes_per_thread = lay_out_scratch(t, p, kernels.vector).bytes;
-}
+// Kernels that take packed operands, and those that pack nothing and widen 16 bits as they load them.
+enum class Widened { kInPackers, kAsLoaded };
 
-void explain_phases(Explanation& e, const JoinedPhases& phases, const Kernels& kernels, int threads) {
-  const PhasesTiling t = tile_phases(phases, kernels.vector, threads);
-  const ConvGemm* most = &phases.gemm[0];
-  for (int f = 1; f < phases.count; ++f) {
-    if (products(phases.gemm[f]) > products(*most)) most = &phases.gemm[f];
-  }
-  set_gemm(e, *most, kernels.vector);
-  name_gemm_kernel(e, kernels, t.chunk_vectors, t.panel_vectors);
-  set_tile(e, t.tile_images, most->rows, most->cols);
-  e.work_items = t.items(phases);
-  e.workspace_bytes_per_thread = lay_out_scratch(t, phases, kernels.vector).bytes;
-}
+// Explains one task, by what its driver plans.
+class TaskExplainer {
+ public:
+  TaskExplainer(const Task& task, const IsaShape& isa, int num_threads)
+      : task_(task),
+        problem_(task.call->problem),
+        dtype_(task.call->dtype),
+        pairs_(task.driver == Driver::kPairs),
+        engine_(engine_for(dtype_, task)),
+        vector_(pairs_ ? isa.pairs : isa.vector),
+        dot_(isa.dot),
+        threads_(num_threads) {}
 
-// The sums of grad_weight, whichever driver forms them.
-void set_weight_sums(Explanation& e, const Conv2dProblem& p, const PixelBlocking& pixels) {
-  e.gemm_m = p.out_channels_per_group();
-  e.gemm_n = p.gemm_k();
-  e.gemm_k = p.gemm_n();
-  set_tile(e, pixels.images, pixels.rows, pixels.cols);
-  e.k_segments = count_chains(pixels, p);
-  e.k_segment_length = pixels.chain;
-}
+  Explanation explain() {
+    e_.engine = name_of(task_.driver);
+    e_.isa = engine().isa;
+    const bool has_phases = task_.driver == Driver::kStrided || task_.driver == Driver::kPhases;
+    if (task_.call->direction == Direction::kGradWeight) {
+      set_weight_sums();
+    } else if (!has_phases) {
+      set_gemm(*task_.gemm);
+    }
+    explain_driver();
+    return e_;
+  }
 
-void explain_weight(Explanation& e, const Conv2dProblem& p, const Kernels& kernels, WeightLanes lanes, int threads) {
-  const VectorShape& vector = kernels.vector;
-  const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
-  const WeightTiling t = tile_grad_weight(p, pixels, vector, lanes, threads);
-  name_gemm_kernel(e, kernels, t.chunk_vectors, vector.max_vectors);
-  if (lanes == WeightLanes::kInnerGroups && has_depthwise_weight_ukernel(p.kernel_w)) {
-    const int64_t rows =
-        depthwise_weight_rows(p.kernel_w, vector.max_vectors * kernels.engine.rows(kernels.dtype, vector.max_vectors));
-    e.micro_kernel = ukernel(kernels, "depthwise_weight_ukernel", min64(rows, p.kernel_h), p.kernel_w);
+ private:
+  void explain_driver() {
+    switch (task_.driver) {
+      case Driver::kDot:
+        return explain_dot(*task_.gemm);
+      case Driver::kRows:
+        return explain_rows(*task_.rows);
+      case Driver::kStrided:
+        return explain_strided();
+      case Driver::kPhases:
+        return explain_phases(*task_.phases);
+      case Driver::kDepthwise:
+        return explain_depthwise(*task_.gemm);
+      case Driver::kPlanes:
+        return explain_planes(*task_.gemm);
+      case Driver::kPixels:
+        return explain_pixels(*task_.gemm);
+      case Driver::kPairs:
+      case Driver::kGemm:
+        return explain_gemm(*task_.gemm, 1);
+      case Driver::kGroups:
+        return explain_gemm(*task_.gemm, vector_.lanes);
+      case Driver::kWeightDepthwise:
+        return explain_weight(WeightLanes::kInnerGroups);
+      case Driver::kWeightGroups:
+        return explain_weight(WeightLanes::kGroups);
+      case Driver::kWeightGemm:
+        return explain_weight(WeightLanes::kChannels);
+      case Driver::kPadding:
+        return;
+    }
   }
-  e.work_items = t.tiles() * t.group_blocks * t.slots;
-  e.workspace_bytes_per_thread = lay_out_scratch(t, pixels, vector).bytes + div_up(partial_bytes(t, vector), threads);
-}
 
-Explanation explain_task(const Task& task, const IsaShape& isa, int threads) {
-  const Call& call = *task.call;
-  const bool pairs = task.driver == Driver::kPairs;
-  const Kernels kernels{call.dtype, engine_for(call.dtype, task), pairs ? isa.pairs : isa.vector, pairs};
-  Explanation e{};
-  e.engine = name_of(task.driver);
-  e.isa = engine().isa;
-  if (call.direction == Direction::kGradWeight) {
-    const Conv2dProblem& p = call.problem;
-    set_weight_sums(e, p, block_pixels(p.batch, p.out_h, p.out_w, kernels.vector.limits));
-  } else if (task.driver != Driver::kStrided && task.driver != Driver::kPhases) {
-    set_gemm(e, *task.gemm, kernels.vector);
-    set_tile(e, 1, 1, 1);
+  // ---- what is printed of any driver
+
+  // E.g. "gemm_ukernel_f32_6x16__avx2"; `detail`: what comes after the sizes.
+  std::string ukernel(const char* family, int64_t rows, int64_t width, const std::string& detail = "") const {
+    const char* const kind = is_integer(dtype_) ? "u" : is_floating(dtype_) ? "f" : "c";
+    const std::string type = pairs_ ? "bf16" : kind + std::to_string(8 * vector_.element_size);
+    return std::string(family) + "_" + type + "_" + std::to_string(rows) + "x" + std::to_string(width) + detail + "__" +
+           engine_.kernels;
   }
-  switch (task.driver) {
-    case Driver::kDot:
-      explain_dot(e, *task.gemm, kernels, isa.dot, threads);
-      break;
-    case Driver::kRows:
-      explain_rows(e, *task.rows, kernels, threads);
-      break;
-    case Driver::kStrided:
-      explain_strided(e, call, kernels, threads);
-      break;
-    case Driver::kPhases:
-      explain_phases(e, *task.phases, kernels, threads);
-      break;
-    case Driver::kDepthwise:
-      explain_depthwise(e, *task.gemm, kernels, threads);
-      break;
-    case Driver::kPlanes:
-      explain_planes(e, *task.gemm, kernels, threads);
-      break;
-    case Driver::kPixels:
-      explain_pixels(e, *task.gemm, kernels, threads);
-      break;
-    case Driver::kPairs:
-    case Driver::kGroups:
-    case Driver::kGemm:
-      explain_gemm(e, *task.gemm, kernels, task.driver == Driver::kGroups, threads);
-      break;
-    case Driver::kWeightDepthwise:
-      explain_weight(e, call.problem, kernels, WeightLanes::kInnerGroups, threads);
-      break;
-    case Driver::kWeightGroups:
-      explain_weight(e, call.problem, kernels, WeightLanes::kGroups, threads);
-      break;
-    case Driver::kWeightGemm:
-      explain_weight(e, call.problem, kernels, WeightLanes::kChannels, threads);
-      break;
-    case Driver::kPadding:
-      break;
+
+  void name_kernel(const char* family, int64_t rows, int64_t width, Widened widened = Widened::kInPackers) {
+    e_.micro_kernel = ukernel(family, rows, width);
+    if (is_integer(dtype_)) {
+      e_.refused = "integers use generic vectors, of the compiler's vector extension";
+    } else if (size_of(dtype_) == 2 && !pairs_) {
+      e_.refused = why_widened(dtype_, widened == Widened::kInPackers ? "in the packers" : "as loaded");
+    }
   }
-  return e;
-}
+  void name_gemm_kernel(int64_t chunk_vectors, int64_t max_vectors) {
+    const int64_t vectors = cut_panels(chunk_vectors, max_vectors).size(0);
+    name_kernel("gemm_ukernel", engine_.rows(dtype_, vectors), vectors * vector_.lanes);
+  }
+
+  void set_tile(int64_t images, int64_t rows, int64_t cols) {
+    e_.tile_images = images;
+    e_.tile_rows = rows;
+    e_.tile_cols = cols;
+    e_.tile_pixels = images * rows * cols;
+  }
+
+  void set_work(int64_t items, int64_t workspace_bytes) {
+    e_.work_items = items;
+    e_.workspace_bytes_per_thread = workspace_bytes;
+  }
+
+  KBlocking blocking(const ConvGemm& g) const { return block_k(g.geometry(), vector_.limits); }
+
+  // The GEMM's sizes, and the chains that its sums are made of.
+  void set_gemm(const ConvGemm& g) {
+    const KBlocking k = blocking(g);
+    e_.gemm_m = g.m;
+    e_.gemm_n = g.batch * g.rows * g.cols;
+    e_.gemm_k = g.single_channels() * g.taps();
+    e_.k_segments = count_chains(k, g);
+    e_.k_segment_length = g.pairs ? 2 * k.chain : k.chain;
+    set_tile(1, 1, 1);
+  }
+
+  PixelBlocking pixel_blocking() const {
+    return block_pixels(problem_.batch, problem_.out_h, problem_.out_w, vector_.limits);
+  }
+
+  // The same of grad_weight, whichever driver forms its sums.
+  void set_weight_sums() {
+    const Conv2dProblem& p = problem_;
+    const PixelBlocking pixels = pixel_blocking();
+    e_.gemm_m = p.out_channels_per_group();
+    e_.gemm_n = p.gemm_k();
+    e_.gemm_k = p.gemm_n();
+    e_.k_segments = count_chains(pixels, p);
+    e_.k_segment_length = pixels.chain;
+    set_tile(pixels.images, pixels.rows, pixels.cols);
+  }
+
+  // ---- the drivers
+
+  void explain_dot(const ConvGemm& g) {
+    const DotBlocking k = block_dot(g.geometry(), dot_.width, vector_.limits);
+    const DotTiling t = tile_dot(g, k, dot_, threads_);
+    const bool single = t.images == 1;
+    name_kernel("dot_ukernel", single ? dot_.single_rows : dot_.rows, single ? 1 : dot_.columns, Widened::kAsLoaded);
+    e_.k_segments = dot_.width * div_up(k.steps, k.chain);
+    e_.k_segment_length = k.chain;
+    set_tile(t.images, 1, 1);
+    set_work(t.items(g.groups), lay_out_scratch(t, dot_).bytes);
+  }
+
+  void explain_rows(const RowProducts& rows) {
+    const RowTiling t = tile_rows(rows, threads_);
+    const int64_t results = row_results(t.results), lanes = vector_.lanes, size = vector_.element_size;
+    name_kernel("row_ukernel", results, lanes * row_vectors(lanes * size, results), Widened::kAsLoaded);
+    set_work(t.items(rows.groups), row_scratch_bytes(rows, t, results, size));
+  }
+
+  void explain_strided() {
+    // The phase of the most products stands for all.
+    double most = -1;
+    for_each_grad_input_gemm(*task_.call, [&](const ConvGemm& g) {
+      if (products(g) <= most) return;
+      most = products(g);
+      set_gemm(g);
+    });
+    const StridedTiling t = tile_strided(problem_, vector_, threads_);
+    const int64_t vectors = cut_panels(div_up(t.tile_pairs, vector_.lanes), kStridedVectors).size(0);
+    name_kernel("strided_ukernel", strided_rows(vectors), 2 * vectors * vector_.lanes);
+    set_tile(1, t.tile_rows, min64(2 * t.tile_pairs, problem_.in_w));
+    set_work(problem_.batch * problem_.groups * t.tiles(), lay_out_scratch(t, problem_, vector_).bytes);
+  }
+
+  void explain_phases(const JoinedPhases& phases) {
+    const ConvGemm* most = &phases.gemm[0];
+    for (int f = 1; f < phases.count; ++f) {
+      if (products(phases.gemm[f]) > products(*most)) most = &phases.gemm[f];
+    }
+    set_gemm(*most);
+    const PhasesTiling t = tile_phases(phases, vector_, threads_);
+    name_gemm_kernel(t.chunk_vectors, t.panel_vectors);
+    set_tile(t.tile_images, most->rows, most->cols);
+    set_work(t.items(phases), lay_out_scratch(t, phases, vector_).bytes);
+  }
+
+  void explain_depthwise(const ConvGemm& g) {
+    const DepthwiseTiling t = tile_depthwise(g, vector_, threads_);
+    name_gemm_kernel(1, vector_.max_vectors);
+    const int64_t step = g.taps_w == 1 ? 1 : depthwise_step(g.axis_w.step, g.axis_w.tap);
+    if (g.taps() <= blocking(g).chain && has_depthwise_ukernel(g.taps_w, step)) {
+      e_.micro_kernel = ukernel("depthwise_ukernel", kDepthwisePixels, g.taps_w, "s" + std::to_string(step));
+    }
+    set_tile(t.tile_images, t.tile_rows, t.tile_cols);
+    set_work(t.items(), lay_out_scratch(t, g, vector_).bytes);
+  }
+
+  void explain_planes(const ConvGemm& g) {
+    const FewPlanesTiling t = tile_few_planes(g, vector_, size_of(dtype_), threads_);
+    name_kernel("plane_ukernel", g.m, planes_at_once(blocking(g).chain), Widened::kAsLoaded);
+    // Rows that continue one another are one run of pixels.
+    set_tile(1, 1, t.run);
+    set_work(t.items(g), scratch_bytes(g, t, vector_));
+  }
+
+  void explain_pixels(const ConvGemm& g) {
+    const KBlocking k = blocking(g);
+    const PixelTiling t = tile_pixel_conv(g, k, vector_, size_of(dtype_), threads_);
+    const int64_t rows = cut_panels(t.chunk_m, pixel_rows(vector_)).size(0);
+    const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;
+    const int64_t vectors = cut_panels(div_up(run, vector_.lanes), pixel_panel_vectors(rows, vector_)).size(0);
+    name_kernel("pixel_ukernel", rows, vectors * vector_.lanes);
+    set_tile(1, t.tile_rows, t.tile_cols);
+    set_work(t.tiles() * t.chunks_m * g.groups, lay_out_scratch(t, k, vector_).bytes);
+  }
+
+  // groups: of an item.
+  void explain_gemm(const ConvGemm& g, int64_t groups) {
+    const KBlocking k = blocking(g);
+    const ConvTiling t = tile_conv(g, k, vector_, task_.driver == Driver::kGroups, threads_);
+    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
+    set_tile(t.tile_images, t.tile_rows, t.tile_cols);
+    set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups), lay_out_scratch(t, k, vector_).bytes);
+  }
+
+  void explain_weight(WeightLanes lanes) {
+    const PixelBlocking pixels = pixel_blocking();
+    const WeightTiling t = tile_grad_weight(problem_, pixels, vector_, lanes, threads_);
+    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
+    const int64_t kernel_h = problem_.kernel_h, kernel_w = problem_.kernel_w;
+    if (lanes == WeightLanes::kInnerGroups && has_depthwise_weight_ukernel(kernel_w)) {
+      const int64_t accumulators = vector_.max_vectors * engine_.rows(dtype_, vector_.max_vectors);
+      const int64_t rows = min64(depthwise_weight_rows(kernel_w, accumulators), kernel_h);
+      e_.micro_kernel = ukernel("depthwise_weight_ukernel", rows, kernel_w);
+    }
+    set_work(t.items() * t.slots,
+             lay_out_scratch(t, pixels, vector_).bytes + div_up(partial_bytes(t, vector_), threads_));
+  }
+
+  const Task& task_;
+  const Conv2dProblem& problem_;
+  const DType dtype_;
+  const bool pairs_;  // products of bfloat16 pairs
+  const Engine& engine_;
+  const VectorShape vector_;
+  const DotKernelShape& dot_;
+  const int threads_;
+  Explanation e_{};
+};
 
 // One more task of a call: that of the most products stands for them all.
 void add_task(Explanation& e, const Explanation& task) {
@@ -326,30 +311,46 @@ void add_task(Explanation& e, const Explanation& task) {
   e.workspace_bytes_per_thread = workspace;
 }
 
-// A tensor without data, in one of the two formats that results have.
-TensorView result_view(int64_t channels, int64_t height, int64_t width, bool channels_last) {
-  if (channels_last) return {nullptr, {channels * height * width, 1, width * channels, channels}};
-  return {nullptr, {channels * height * width, height * width, width, 1}};
+// The strides of a tensor in one of the two formats that results have.
+void set_strides(const TensorSizes& size, bool channels_last, int64_t (&stride)[4]) {
+  const int64_t plane = size.height * size.width;
+  stride[0] = size.channels * plane;
+  stride[1] = channels_last ? 1 : plane;
+  stride[2] = channels_last ? size.width * size.channels : size.width;
+  stride[3] = channels_last ? size.channels : 1;
+}
+
+// Without data: where operands begin may decide nothing.
+Call call_of(const ExplainedCall& explained) {
+  const Conv2dProblem& p = explained.problem;
+  Call call{};
+  call.direction = explained.direction;
+  call.problem = p;
+  call.dtype = explained.dtype;
+  call.a = explained.input;
+  call.b = explained.weight;
+  const TensorSizes input{p.batch, p.in_channels, p.in_h, p.in_w}, output{p.batch, p.out_channels, p.out_h, p.out_w};
+  switch (explained.direction) {
+    case Direction::kForward:
+      set_strides(output, explained.channels_last, call.result.stride);
+      break;
+    case Direction::kGradInput:
+      set_strides(output, explained.channels_last, call.a.stride);
+      set_strides(input, explained.channels_last, call.result.stride);
+      break;
+    case Direction::kGradWeight:
+      set_strides(output, explained.channels_last, call.a.stride);
+      call.b = explained.input;
+      std::copy(std::begin(explained.grad_weight_stride), std::end(explained.grad_weight_stride), call.result.stride);
+  }
+  call.a.data = call.b.data = nullptr;
+  return call;
 }
 
 }  // namespace
 
-Explanation explain(const Conv2dProblem& problem, DType dtype, Direction direction, ConstTensorView input,
-                    ConstTensorView weight, const int64_t (&grad_weight_stride)[4], bool channels_last,
-                    int num_threads) {
-  const Conv2dProblem& p = problem;
-  const TensorView output = result_view(p.out_channels, p.out_h, p.out_w, channels_last);
-  const ConstTensorView grad_output{nullptr, {output.stride[0], output.stride[1], output.stride[2], output.stride[3]}};
-  Call call{direction, problem, dtype, input, weight, output};
-  if (direction == Direction::kGradInput) {
-    call.a = grad_output;
-    call.result = result_view(p.in_channels, p.in_h, p.in_w, channels_last);
-  } else if (direction == Direction::kGradWeight) {
-    call.a = grad_output;
-    call.b = input;
-    const int64_t* const gw = grad_weight_stride;
-    call.result = {nullptr, {gw[0], gw[1], gw[2], gw[3]}};
-  }
+Explanation explain(const ExplainedCall& explained) {
+  Call call = call_of(explained);
   Explanation e{};
   e.isa = engine().isa;
   if (is_empty(call)) {
@@ -357,20 +358,16 @@ Explanation explain(const Conv2dProblem& problem, DType dtype, Direction directi
     return e;
   }
   normalize(call);
-  // Data that nobody reads: where operands begin may decide nothing.
-  call.a.data = call.b.data = call.result.data = nullptr;
-  if (is_small(call.problem)) num_threads = 1;
-  const IsaShape isa = shape_for(dtype);
+  const int num_threads = is_small(call.problem) ? 1 : explained.num_threads;
+  const IsaShape isa = shape_for(call.dtype);
   Refusals refusals;
   const auto add = [&](const Task& task) {
     if (task.driver == Driver::kPadding) {
       e.engine += ", in bands without the taps that lie in the padding";
       return;
     }
-    Explanation one = explain_task(task, isa, num_threads);
-    for (int i = 0; i < refusals.count; ++i) {
-      one.candidates.emplace_back(name_of(refusals.refusal[i].driver), refusals.refusal[i].reason);
-    }
+    Explanation one = TaskExplainer(task, isa, num_threads).explain();
+    for (const Refusal& refusal : refusals) one.candidates.emplace_back(name_of(refusal.driver), refusal.reason);
     add_task(e, one);
   };
   for_each_task(call, isa, add, &refusals);

@@ -749,8 +749,8 @@ MUTATIONS = (
     M(
         "plan/candidates.cpp",
         "weight gradients of taps in the padding",
-        "met_h.count != p.kernel_h || met_w.count != p.kernel_w",
-        "met_h.count != p.kernel_h",
+        "      met_taps(p.cols(), p.kernel_w, p.in_w).count() != p.kernel_w) {",
+        "      false) {",
     ),
     M(
         "plan/candidates.cpp",
@@ -768,8 +768,8 @@ MUTATIONS = (
     M(
         "plan/conv_gemm.cpp",
         "input that one pixel doesn't meet is not set to zero",
-        "if (h.count * v.count < p.in_h * p.in_w) {",
-        "if (h.count * v.count == 0) {",
+        "if (taps < p.in_h * p.in_w) visit_zeros",
+        "if (taps == 0) visit_zeros",
     ),
     M(
         "plan/conv_gemm.cpp",
@@ -780,14 +780,14 @@ MUTATIONS = (
     M(
         "plan/conv_gemm.cpp",
         "rows that no tap meets are not set to zero",
-        "met_h < min64(p.stride_h, p.in_h) || met_w",
-        "met_w",
+        "if (!rows.meets_all() || !cols.meets_all())",
+        "if (!cols.meets_all())",
     ),
     M(
         "plan/conv_gemm.cpp",
         "rows that no patch meets are not set to zero",
-        "    if (count_met(p.rows(), p.kernel_h, p.out_h, p.in_h) < p.in_h ||\n        count_met",
-        "    if (count_met",
+        "  if (count_met(p.rows(), p.kernel_h, p.out_h, p.in_h) < p.in_h ||\n      count_met",
+        "  if (count_met",
     ),
     M(
         "plan/conv_gemm.cpp",
@@ -798,14 +798,14 @@ MUTATIONS = (
     M(
         "plan/conv_gemm.cpp",
         "the last tap inside is left out",
-        "div_up(size - axis.origin, axis.tap)",
-        "(size - axis.origin) / axis.tap",
+        "indices_inside(axis.source(0, 0), axis.tap, kernel, size)",
+        "indices_inside(axis.source(0, 0), axis.tap, kernel, size - 1)",
     ),
     M(
         "plan/conv_gemm.cpp",
         "a band's weights begin with the first tap",
-        "offsets.weight + row.first_tap * g.weight_i + col.first_tap",
-        "offsets.weight + col.first_tap",
+        "row.first_tap * g.weight_i + col.first_tap * g.weight_j, dtype",
+        "col.first_tap * g.weight_j, dtype",
     ),
     M(
         "plan/conv_gemm.cpp",
@@ -854,14 +854,14 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.cpp",
         "groups are interleaved whose results don't lie together",
-        "gemm.taps() > 0 && gemm.destination_m == 1 && gemm.m >= 2",
-        "gemm.taps() > 0 && gemm.m >= 2",
+        "gemm.taps() > 0 && gemm.destination_m == 1 &&",
+        "gemm.taps() > 0 &&",
     ),
     M(
         "plan/tile_gemm.cpp",
         "no room in the patch for the vector that overlaps",
-        "patch_lanes = (t.group_vectors + 1) * vector.lanes;",
-        "patch_lanes = t.group_vectors * vector.lanes;",
+        ": (t.group_vectors + 1) * vector.lanes;",
+        ": t.group_vectors * vector.lanes;",
         sanitizer="address",
     ),
     M(
@@ -894,8 +894,8 @@ MUTATIONS = (
     M(
         "plan/tile_pixels.cpp",
         "channels of a weight with gaps are read in place",
-        "(k.segment_channels == 1 || gemm.weight_c == k.tap_rows * k.tap_cols)",
-        "true",
+        " && (k.segment_channels == 1 || gemm.weight_c == taps);",
+        ";",
     ),
     M(
         "plan/tile_phases.cpp",
@@ -967,15 +967,15 @@ MUTATIONS = (
     M(
         "plan/padding_products.cpp",
         "imaginary parts are not looked at",
-        "for (int64_t part = 0; part < parts; ++part) {\n      if (!scan",
-        "for (int64_t part = 0; part < 1; ++part) {\n      if (!scan",
+        "for (int64_t part = 0; part < parts; ++part) {\n      for (int64_t x",
+        "for (int64_t part = 0; part < 1; ++part) {\n      for (int64_t x",
         dtype="complex64",
     ),
     M(
         "plan/padding_products.cpp",
         "the first channel's weights alone are looked at",
-        "for (int64_t c = 0; c < p.in_channels_per_group(); ++c) {",
-        "for (int64_t c = 0; c < 1; ++c) {",
+        "channels{p.in_channels_per_group(), w[1], w[1]};",
+        "channels{1, w[1], w[1]};",
     ),
     # ---- what all share
     M(

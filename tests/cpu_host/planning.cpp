@@ -336,7 +336,7 @@ std::vector<int64_t> piece_of(const ConvGemm& g) {
   return {g.rows, g.cols, g.taps_h, g.taps_w, g.axis_h.origin, g.axis_w.origin};
 }
 
-void check_bands(const Conv2dProblem& p, const Draw& d, const ConvGemm& whole) {
+void check_bands(const Conv2dProblem& p, const Call& forward, const Call& grad_input) {
   const auto costs = [](int64_t a, int64_t b) { return Wide(a) * b; };
   constexpr int64_t kMost = 20000;
   if (costs(p.out_h, p.kernel_h) > kMost || costs(p.out_w, p.kernel_w) > kMost || costs(p.in_h, p.kernel_h) > kMost ||
@@ -346,12 +346,11 @@ void check_bands(const Conv2dProblem& p, const Draw& d, const ConvGemm& whole) {
   Pieces expected, found;
   const bool cut =
       add_pieces({p.rows(), p.kernel_h, p.out_h, p.in_h}, {p.cols(), p.kernel_w, p.out_w, p.in_w}, expected);
-  if (cut != forward_cuts_bands(p)) fail("forward: other decision on bands");
   largest["bands"] += cut;
-  if (cut) {
-    for_each_forward_gemm(p, whole, [&](const ConvGemm& g, const GemmOffsets&) { found.push_back(piece_of(g)); });
-    if (found != expected) fail("forward: other bands");
+  if (for_each_forward_gemm(forward, [&](const ConvGemm& g) { found.push_back(piece_of(g)); }) != cut) {
+    fail("forward: other decision on bands");
   }
+  if (cut && found != expected) fail("forward: other bands");
   if (p.out_h == 1 && p.out_w == 1) return;
   expected.clear();
   found.clear();
@@ -371,11 +370,10 @@ void check_bands(const Conv2dProblem& p, const Draw& d, const ConvGemm& whole) {
   if (any_cut != grad_input_cuts_bands(p)) fail("grad_input: other decision on bands");
   largest["bands"] += any_cut;
   bool zeros = false, patch_layers = false;
-  for_each_grad_input_gemm(p, d.output.stride, d.weight.stride, d.grad_input.stride,
-                           [&](const ConvGemm& g, const GemmOffsets&) {
-                             patch_layers = patch_layers || g.result_taps() > 1;
-                             found.push_back(piece_of(g));
-                           });
+  for_each_grad_input_gemm(grad_input, [&](const ConvGemm& g) {
+    patch_layers = patch_layers || g.result_taps() > 1;
+    found.push_back(piece_of(g));
+  });
   zeros = found.size() > expected.size();
   if (patch_layers) return;
   if (zeros) found.erase(found.begin());
@@ -393,7 +391,8 @@ void plan(const Draw& d) {
     return TensorView{nullptr, {s.stride[0], s.stride[1], s.stride[2], s.stride[3]}};
   };
   is_small(p);
-  check_bands(p, d, forward_gemm(p, view(d.input), view(d.weight), nullptr, 0, result(d.output)));
+  check_bands(p, {Direction::kForward, p, d.dtype, view(d.input), view(d.weight), result(d.output)},
+              {Direction::kGradInput, p, d.dtype, view(d.output), view(d.weight), result(d.grad_input)});
   const int64_t taps_h = std::min(p.kernel_h, grad_input_tap_step(p.stride_h, p.dilation_h));
   const int64_t taps_w = std::min(p.kernel_w, grad_input_tap_step(p.stride_w, p.dilation_w));
   const bool few_phases = Wide(taps_h) * taps_w <= 10000 && Wide(p.kernel_h) * p.kernel_w <= 10000000;

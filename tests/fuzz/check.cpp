@@ -110,8 +110,8 @@ std::vector<uint8_t> call(const Case& c, const Conv2dProblem& p, const Operands&
     const Environment environment(c.rounding, c.flush);
     switch (op) {
       case Op::kForward:
-        cpu::forward(p, dtype, a.view(), b.view(), operands.has_bias ? bias.view().data : nullptr,
-                     bias.view().stride[3], result.view(), threads);
+        cpu::forward(p, dtype, a.view(), b.view(),
+                     {operands.has_bias ? bias.view().data : nullptr, bias.view().stride[3]}, result.view(), threads);
         break;
       case Op::kGradInput:
         cpu::grad_input(p, dtype, a.view(), b.view(), result.view(), threads);
@@ -120,7 +120,7 @@ std::vector<uint8_t> call(const Case& c, const Conv2dProblem& p, const Operands&
         cpu::grad_weight(p, dtype, a.view(), b.view(), result.view(), threads);
         break;
       default:
-        cpu::grad_bias(p.batch, p.out_channels, p.out_h, p.out_w, dtype, a.view(), result.view().data, threads);
+        cpu::grad_bias({p.batch, p.out_channels, p.out_h, p.out_w}, dtype, a.view(), result.view().data, threads);
     }
   }
   ++counts.calls;
@@ -359,11 +359,18 @@ cpu::Explanation explain(const Case& c, const Conv2dProblem& p, const Way& way, 
                                                    cpu::Direction::kGradWeight};
   use_isa(int(way.isa));
   use_limits(way.limits);
-  const ConstTensorView weight = view_of(tensor_size(p, 1), channels_last);
+  cpu::ExplainedCall call{};
+  call.direction = kDirections[c.op];
+  call.problem = p;
+  call.dtype = DType(c.dtype);
+  call.input = view_of(tensor_size(p, 0), channels_last);
+  call.weight = view_of(tensor_size(p, 1), channels_last);
+  std::copy(std::begin(call.weight.stride), std::end(call.weight.stride), call.grad_weight_stride);
+  call.channels_last = channels_last;
+  call.num_threads = int(way.threads);
   // Choices that change no bit weigh shares, which are rounded as the call's are.
   const Environment environment(c.rounding, c.flush);
-  return cpu::explain(p, DType(c.dtype), kDirections[c.op], view_of(tensor_size(p, 0), channels_last), weight,
-                      weight.stride, channels_last, int(way.threads));
+  return cpu::explain(call);
 }
 
 // What is explained is what runs.

@@ -16,4 +16,15 @@ inline int64_t even_piece(int64_t whole, int64_t target) {
   return whole <= 1 ? 1 : div_up(whole, div_up(whole, max64(target, 1)));
 }
 
+// The indices from `begin` to before `end`.
+struct Interval {
+  int64_t begin, end;
+  int64_t count() const { return end - begin; }
+};
+// Of `count` coordinates first, first + step, ... those that lie in [0, size), by their indices; 0 < step.
+inline Interval indices_inside(int64_t first, int64_t step, int64_t count, int64_t size) {
+  return {min64(first < 0 ? div_up(-first, step) : 0, count),
+          min64(first < size ? div_up(size - first, step) : 0, count)};
+}
+
 }  // namespace conv2d_ext::cpu

@@ -33,6 +33,7 @@ class ScratchLayout {
     bytes_ = round_up(bytes_ + bytes, 64);
     return here;
   }
+  int64_t take_offsets(int64_t count) { return take(count * int64_t(sizeof(int64_t))); }
   int64_t bytes() const { return bytes_; }
 
  private:

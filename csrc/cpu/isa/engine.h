@@ -12,8 +12,7 @@ struct Engine {
   const char* isa;
   const char* kernels;  // the instruction set that its kernels are compiled for: its own, or one that it includes
   void (*run)(DType, const Task&, const Executor&);  // any task but kPairs and kPadding
-  void (*grad_bias)(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType, ConstTensorView, void*,
-                    const Executor&);
+  void (*grad_bias)(const TensorSizes&, DType, ConstTensorView, void*, const Executor&);
   IsaShape (*shape)(DType);
   int (*rows)(DType, int64_t vectors);  // MR of the GEMM micro-kernels that are so many vectors wide
   // The engine of integers, whose vectors are as wide everywhere. nullptr: this one.

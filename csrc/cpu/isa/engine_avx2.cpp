@@ -13,13 +13,8 @@
 
 namespace conv2d_ext::cpu {
 const Engine* avx2_engine() {
-  static constexpr Engine kEngine{avx2::kIsaName, avx2::kIsaName, avx2::run_task, avx2::grad_bias,
-                                  avx2::shape_of, avx2::rows_of,  nullptr,        nullptr};
+  static constexpr Engine kEngine = avx2::make_engine();
   return &kEngine;
 }
-}  // namespace conv2d_ext::cpu
-#else
-namespace conv2d_ext::cpu {
-const Engine* avx2_engine() { return nullptr; }
 }  // namespace conv2d_ext::cpu
 #endif

@@ -13,13 +13,12 @@
 
 namespace conv2d_ext::cpu {
 const Engine* avx512_engine() {
-  static constexpr Engine kEngine{avx512::kIsaName, avx512::kIsaName, avx512::run_task, avx512::grad_bias,
-                                  avx512::shape_of, avx512::rows_of,  avx2_engine,      nullptr};
+  static constexpr Engine kEngine = [] {
+    Engine engine = avx512::make_engine();
+    engine.integers = avx2_engine;
+    return engine;
+  }();
   return &kEngine;
 }
-}  // namespace conv2d_ext::cpu
-#else
-namespace conv2d_ext::cpu {
-const Engine* avx512_engine() { return nullptr; }
 }  // namespace conv2d_ext::cpu
 #endif

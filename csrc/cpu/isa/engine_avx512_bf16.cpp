@@ -24,6 +24,15 @@ inline IsaShape shape_of(DType) {
 }
 inline int rows_of(DType, int64_t vectors) { return ukernels_for<float, false>(vectors).rows; }
 
+constexpr Engine make_engine() {
+  Engine engine{};
+  engine.isa = engine.kernels = kIsaName;
+  engine.run = run_task;
+  engine.shape = shape_of;
+  engine.rows = rows_of;
+  return engine;
+}
+
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
 
 #include "target_end.h"
@@ -31,14 +40,7 @@ inline int rows_of(DType, int64_t vectors) { return ukernels_for<float, false>(v
 namespace conv2d_ext::cpu {
 const Engine* avx512_bf16_engine() {
   static const Engine engine = [] {
-    static constexpr Engine kPairs{avx512_bf16::kIsaName,
-                                   avx512_bf16::kIsaName,
-                                   avx512_bf16::run_task,
-                                   nullptr,
-                                   avx512_bf16::shape_of,
-                                   avx512_bf16::rows_of,
-                                   nullptr,
-                                   nullptr};
+    static constexpr Engine kPairs = avx512_bf16::make_engine();
     Engine same = *avx512_engine();
     same.isa = avx512_bf16::kIsaName;
     same.pairs = &kPairs;
@@ -46,9 +48,5 @@ const Engine* avx512_bf16_engine() {
   }();
   return &engine;
 }
-}  // namespace conv2d_ext::cpu
-#else
-namespace conv2d_ext::cpu {
-const Engine* avx512_bf16_engine() { return nullptr; }
 }  // namespace conv2d_ext::cpu
 #endif

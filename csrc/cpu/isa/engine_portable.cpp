@@ -3,14 +3,12 @@
 
 namespace conv2d_ext::cpu {
 const Engine* portable_engine() {
-  static constexpr Engine kEngine{portable::kIsaName,
-                                  portable::kIsaName,
-                                  portable::run_task,
-                                  portable::grad_bias,
-                                  portable::shape_of,
-                                  portable::rows_of,
-                                  nullptr,
-                                  nullptr};
+  static constexpr Engine kEngine = portable::make_engine();
   return &kEngine;
 }
+#if !defined(__x86_64__)
+const Engine* avx2_engine() { return nullptr; }
+const Engine* avx512_engine() { return nullptr; }
+const Engine* avx512_bf16_engine() { return nullptr; }
+#endif
 }  // namespace conv2d_ext::cpu

@@ -11,6 +11,7 @@
 #include "../drivers/planes.h"
 #include "../drivers/rows.h"
 #include "../drivers/strided.h"
+#include "engine.h"
 #include "../kernels/vector_shape.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -134,10 +135,11 @@ inline void run_task(DType dtype, const Task& task, const Executor& executor) {
   with_storage(dtype, [&](auto storage) { run_task_of<typename decltype(storage)::type>(task, executor); });
 }
 
-inline void grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype,
-                      ConstTensorView grad_output, void* result, const Executor& executor) {
+inline void grad_bias(const TensorSizes& size, DType dtype, ConstTensorView grad_output, void* result,
+                      const Executor& executor) {
   with_storage(dtype, [&](auto storage) {
-    run_grad_bias<typename decltype(storage)::type>(batch, out_channels, out_h, out_w, grad_output, result, executor);
+    run_grad_bias<typename decltype(storage)::type>(size.batch, size.channels, size.height, size.width, grad_output,
+                                                    result, executor);
   });
 }
 
@@ -155,6 +157,17 @@ inline int rows_of(DType dtype, int64_t vectors) {
   return with_storage(dtype, [&](auto storage) {
     return ukernels_for<ComputeType<typename decltype(storage)::type>, false>(vectors).rows;
   });
+}
+
+// Made while compiling: it must not run on a machine that lacks the instruction set.
+constexpr Engine make_engine() {
+  Engine engine{};
+  engine.isa = engine.kernels = kIsaName;
+  engine.run = run_task;
+  engine.grad_bias = grad_bias;
+  engine.shape = shape_of;
+  engine.rows = rows_of;
+  return engine;
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -16,6 +16,7 @@ using limits::one_pixel::kMaxRowImages;
 using limits::one_pixel::kMaxRowImagesFar;
 
 const char* const kNotCompiled = "these kernels are not compiled for this dtype and instruction set";
+const char* const kFewerLanesAtWork = "vectors over a group's channels have more lanes at work";
 
 // A sum so short that the transposition of results takes a good part of the time.
 constexpr int64_t kShortSum = 64;
@@ -43,7 +44,7 @@ const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector
 }
 
 const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector) {
-  return lanes_are_groups(g, vector) ? nullptr : "vectors over a group's channels have more lanes at work";
+  return lanes_are_groups(g, vector) ? nullptr : kFewerLanesAtWork;
 }
 
 const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector) {
@@ -97,89 +98,57 @@ constexpr GemmCandidate kGemmCandidates[] = {
     {Driver::kPixels, refuse_pixels},       {Driver::kGemm, accept},
 };
 
-class Tasks {
- public:
-  Tasks(const Call& call, const IsaShape& isa, Refusals* refusals, const TaskVisitor& visitor)
-      : call_(call), isa_(isa), refusals_(refusals), visitor_(visitor) {}
+// The tasks of a call, on their way to a visitor.
+struct Tasks {
+  const Call& call;
+  const IsaShape& isa;
+  const TaskVisitor& visitor;
+  Refusals* const refusals;
 
   // Whether a candidate accepts.
   bool takes(Driver driver, const char* refusal) const {
-    if (refusal != nullptr && refusals_ != nullptr) refusals_->add(driver, refusal);
+    if (refusal != nullptr && refusals != nullptr) refusals->push_back({driver, refusal});
     return refusal == nullptr;
   }
-  void visit(Task task) const {
-    task.call = &call_;
-    visitor_.visit(visitor_.context, task);
-  }
-  void visit_gemm(Driver driver, const ConvGemm& gemm) const {
-    Task task{driver, nullptr};
-    task.gemm = &gemm;
-    visit(task);
-  }
+
+  void visit(Driver driver) const { visitor({driver, &call}); }
+  void visit(Driver driver, const ConvGemm& gemm) const { visitor({driver, &call, &gemm}); }
 
   // A GEMM of forward or grad_input, to the first that accepts it.
   void visit_candidate(const ConvGemm& gemm) const {
-    const int before = refusals_ != nullptr ? refusals_->count : 0;
+    const size_t of_the_call = refusals != nullptr ? refusals->size() : 0;
     give(gemm);
-    if (refusals_ != nullptr) refusals_->count = before;
+    if (refusals != nullptr) refusals->resize(of_the_call);
   }
 
  private:
   void give(const ConvGemm& gemm) const {
-    if (gemm.is_gradient && takes(Driver::kRows, refuse_rows(gemm, call_.dtype, isa_.vector))) {
-      RowProducts rows = row_products(gemm, isa_.vector.limits);
-      rows.factor = gemm.source;
-      rows.rows = gemm.weight;
-      rows.result = gemm.destination;
-      Task task{Driver::kRows, nullptr};
-      task.gemm = &gemm;
+    if (gemm.is_gradient && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
+      const RowProducts rows = row_products(gemm, isa.vector.limits);
+      Task task{Driver::kRows, &call, &gemm};
       task.rows = &rows;
-      return visit(task);
+      return visitor(task);
     }
-    if (isa_.has_pairs) {
-      const bool pairs = takes_pairs(gemm.geometry(), isa_.vector);
+    if (isa.has_pairs) {
+      const bool pairs = takes_pairs(gemm.geometry(), isa.vector);
       if (takes(Driver::kPairs, pairs ? nullptr : "few channels, a patch layer, one pixel, or vectors over groups")) {
-        return visit_gemm(Driver::kPairs, in_pairs(gemm));
+        return visit(Driver::kPairs, in_pairs(gemm));
       }
     }
     const ConvGemm joined = join_rows_of_planes(gemm);
     for (const GemmCandidate& candidate : kGemmCandidates) {
-      if (takes(candidate.driver, candidate.refuse(joined, call_.dtype, isa_.vector))) {
-        return visit_gemm(candidate.driver, joined);
+      if (takes(candidate.driver, candidate.refuse(joined, call.dtype, isa.vector))) {
+        return visit(candidate.driver, joined);
       }
     }
   }
-
-  const Call& call_;
-  const IsaShape& isa_;
-  Refusals* const refusals_;
-  const TaskVisitor& visitor_;
 };
 
-const void* at(const void* data, int64_t offset, int64_t size) {
-  return data == nullptr ? nullptr : static_cast<const char*>(data) + offset * size;
-}
-void* at(void* data, int64_t offset, int64_t size) {
-  return data == nullptr ? nullptr : static_cast<char*>(data) + offset * size;
-}
-
-void visit_forward(const Call& call, const Tasks& tasks) {
-  const ConvGemm whole = forward_gemm(call.problem, call.a, call.b, call.bias, call.bias_stride, call.result);
-  if (sums_as_dots(whole.geometry(), call.dtype)) {
-    tasks.visit_gemm(Driver::kDot, whole);
-    return;
-  }
-  if (!forward_cuts_bands(call.problem)) {
-    tasks.visit_candidate(whole);
-    return;
-  }
-  const int64_t size = size_of(call.dtype);
-  for_each_forward_gemm(call.problem, whole, [&](ConvGemm& band, const GemmOffsets& offsets) {
-    band.weight = at(call.b.data, offsets.weight, size);
-    band.destination = at(call.result.data, offsets.destination, size);
-    tasks.visit_candidate(band);
-  });
-  tasks.visit({Driver::kPadding, &call});
+void visit_forward(const Tasks& tasks) {
+  const ConvGemm whole = forward_gemm(tasks.call);
+  if (sums_as_dots(whole.geometry(), tasks.call.dtype)) return tasks.visit(Driver::kDot, whole);
+  const bool in_bands = for_each_forward_gemm(tasks.call, [&](const ConvGemm& gemm) { tasks.visit_candidate(gemm); });
+  if (in_bands) tasks.visit(Driver::kPadding);
 }
 
 const char* refuse_strided(const Conv2dProblem& p, const int64_t* result, const VectorShape& vector) {
@@ -211,36 +180,22 @@ const char* refuse_strided(const Conv2dProblem& p, const int64_t* result, const 
   return grad_input_cuts_bands(p) ? "taps are left out in bands" : nullptr;
 }
 
-void visit_grad_input(const Call& call, const IsaShape& isa, const Tasks& tasks) {
-  const Conv2dProblem& p = call.problem;
-  const int64_t size = size_of(call.dtype);
-  if (tasks.takes(Driver::kStrided, refuse_strided(p, call.result.stride, isa.vector))) {
-    tasks.visit({Driver::kStrided, &call});
-    return;
+void visit_grad_input(const Tasks& tasks) {
+  const Call& call = tasks.call;
+  const VectorShape& vector = tasks.isa.vector;
+  if (tasks.takes(Driver::kStrided, refuse_strided(call.problem, call.result.stride, vector))) {
+    return tasks.visit(Driver::kStrided);
   }
   JoinedPhases phases;
   // Products in pairs have an order of their own.
   const char* const refusal =
-      isa.has_pairs ? "bfloat16 products are taken in pairs"
-                    : join_phases(p, isa.vector, call.a.stride, call.b.stride, call.result.stride, phases);
+      tasks.isa.has_pairs ? "bfloat16 products are taken in pairs" : join_phases(call, vector, phases);
   if (tasks.takes(Driver::kPhases, refusal)) {
-    for (int f = 0; f < phases.count; ++f) {
-      phases.gemm[f].source = call.a.data;
-      phases.gemm[f].weight = call.b.data;
-      phases.gemm[f].destination = at(call.result.data, phases.destination[f], size);
-    }
     Task task{Driver::kPhases, &call};
     task.phases = &phases;
-    tasks.visit(task);
-    return;
+    return tasks.visitor(task);
   }
-  for_each_grad_input_gemm(p, call.a.stride, call.b.stride, call.result.stride,
-                           [&](ConvGemm& g, const GemmOffsets& offsets) {
-                             g.source = at(call.a.data, offsets.source, size);
-                             g.weight = at(call.b.data, offsets.weight, size);
-                             g.destination = at(call.result.data, offsets.destination, size);
-                             tasks.visit_candidate(g);
-                           });
+  for_each_grad_input_gemm(call, [&](const ConvGemm& gemm) { tasks.visit_candidate(gemm); });
 }
 
 const char* refuse_weight_rows(const Call& call, const VectorShape& vector) {
@@ -249,8 +204,10 @@ const char* refuse_weight_rows(const Call& call, const VectorShape& vector) {
   if (!vector.interleaves || !is_floating(call.dtype)) return kNotCompiled;
   if (p.out_h != 1 || p.out_w != 1 || p.batch == 0) return "not the gradient of one output pixel";
   if (p.batch > kMaxRowImages) return "from this batch on packing pays";
-  const MetTaps met_h = met_taps(p.rows(), p.kernel_h, p.in_h), met_w = met_taps(p.cols(), p.kernel_w, p.in_w);
-  if (met_h.count != p.kernel_h || met_w.count != p.kernel_w) return "taps lie in the padding";
+  if (met_taps(p.rows(), p.kernel_h, p.in_h).count() != p.kernel_h ||
+      met_taps(p.cols(), p.kernel_w, p.in_w).count() != p.kernel_w) {
+    return "taps lie in the padding";
+  }
   const SharedDimensions lanes = join_dimensions({p.in_channels_per_group(), grad_weight[1], input[1]},
                                                  {p.kernel_h, grad_weight[2], input[2] * p.dilation_h},
                                                  {p.kernel_w, grad_weight[3], input[3] * p.dilation_w});
@@ -267,28 +224,28 @@ const char* refuse_weight_depthwise(const Call& call, const VectorShape& vector)
   return p.taps() <= kMaxSegment && p.in_h > 0 && p.in_w > 0 ? nullptr : "the taps make several segments, or none";
 }
 
-void visit_grad_weight(const Call& call, const IsaShape& isa, const Tasks& tasks) {
+const char* refuse_weight_groups(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
-  if (tasks.takes(Driver::kRows, refuse_weight_rows(call, isa.vector))) {
-    RowProducts rows = row_products(p, call.a.stride, call.b.stride, call.result.stride, isa.vector.limits);
-    rows.factor = call.a.data;
-    rows.rows = call.b.data;
-    rows.result = call.result.data;
+  return lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector) ? nullptr
+                                                                                                   : kFewerLanesAtWork;
+}
+
+void visit_grad_weight(const Tasks& tasks) {
+  const Call& call = tasks.call;
+  const VectorShape& vector = tasks.isa.vector;
+  if (tasks.takes(Driver::kRows, refuse_weight_rows(call, vector))) {
+    const RowProducts rows = row_products(call, vector.limits);
     Task task{Driver::kRows, &call};
     task.rows = &rows;
-    tasks.visit(task);
-    return;
+    return tasks.visitor(task);
   }
-  const bool over_groups =
-      lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), isa.vector);
-  if (tasks.takes(Driver::kWeightDepthwise, refuse_weight_depthwise(call, isa.vector))) {
-    tasks.visit({Driver::kWeightDepthwise, &call});
-  } else if (tasks.takes(Driver::kWeightGroups,
-                         over_groups ? nullptr : "vectors over a group's channels have more lanes at work")) {
-    tasks.visit({Driver::kWeightGroups, &call});
-  } else {
-    tasks.visit({Driver::kWeightGemm, &call});
+  if (tasks.takes(Driver::kWeightDepthwise, refuse_weight_depthwise(call, vector))) {
+    return tasks.visit(Driver::kWeightDepthwise);
   }
+  if (tasks.takes(Driver::kWeightGroups, refuse_weight_groups(call, vector))) {
+    return tasks.visit(Driver::kWeightGroups);
+  }
+  tasks.visit(Driver::kWeightGemm);
 }
 
 }  // namespace
@@ -324,44 +281,15 @@ const char* name_of(Driver driver) {
   return "";
 }
 
-void normalize(Call& call) {
-  Conv2dProblem& p = call.problem;
-  p = with_bounded_strides(p);
-  int64_t (&x)[4] = call.direction == Direction::kForward     ? call.a.stride
-                    : call.direction == Direction::kGradInput ? call.result.stride
-                                                              : call.b.stride;
-  int64_t (&weight)[4] = call.direction == Direction::kGradWeight ? call.result.stride : call.b.stride;
-  int64_t (&y)[4] = call.direction == Direction::kForward ? call.result.stride : call.a.stride;
-  drop_unused_strides(x, p.batch, p.in_channels, p.in_h, p.in_w);
-  drop_unused_strides(weight, p.out_channels, p.in_channels_per_group(), p.kernel_h, p.kernel_w);
-  drop_unused_strides(y, p.batch, p.out_channels, p.out_h, p.out_w);
-  if (call.direction != Direction::kGradWeight) return;
-  // One output position takes no step.
-  if (p.out_h == 1) p.stride_h = 1;
-  if (p.out_w == 1) p.stride_w = 1;
-}
-
-bool is_empty(const Call& call) {
-  const Conv2dProblem& p = call.problem;
+void for_each_task(const Call& call, const IsaShape& isa, const TaskVisitor& visit, Refusals* refusals) {
+  const Tasks tasks{call, isa, visit, refusals};
   switch (call.direction) {
     case Direction::kForward:
-      return p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0;
+      return visit_forward(tasks);
     case Direction::kGradInput:
-      return p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0;
-    default:
-      return p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0;
-  }
-}
-
-void visit_tasks(const Call& call, const IsaShape& isa, Refusals* refusals, const TaskVisitor& visitor) {
-  const Tasks tasks(call, isa, refusals, visitor);
-  switch (call.direction) {
-    case Direction::kForward:
-      return visit_forward(call, tasks);
-    case Direction::kGradInput:
-      return visit_grad_input(call, isa, tasks);
+      return visit_grad_input(tasks);
     case Direction::kGradWeight:
-      return visit_grad_weight(call, isa, tasks);
+      return visit_grad_weight(tasks);
   }
 }
 

@@ -5,9 +5,10 @@
 // choice changes no bit, except for kDot and kPairs, whose sums have an order of their own (summation_order.h).
 #pragma once
 
-#include "../../conv2d_problem.h"
-#include "../../tensor_view.h"
-#include "../conv2d_cpu.h"
+#include <vector>
+
+#include "../base/visitor.h"
+#include "call.h"
 #include "conv_gemm.h"
 #include "summation_order.h"
 #include "tile_one_pixel.h"
@@ -32,21 +33,6 @@ enum class Driver : int {
   kPadding,          // plan/padding_products.h: after a forward that leaves out taps in the padding
 };
 
-// One call of a direction. `data` may be nullptr where a call is only planned.
-struct Call {
-  Direction direction;
-  Conv2dProblem problem;
-  DType dtype;
-  ConstTensorView a, b;  // forward: input, weight; grad_input: grad_output, weight; grad_weight: grad_output, input
-  TensorView result;
-  const void* bias = nullptr;
-  int64_t bias_stride = 0;
-};
-
-// Replaces strides that no element uses, whose products could overflow, by harmless ones. To be called once, before a
-// call is planned.
-void normalize(Call& call);
-
 // What planning knows of an instruction set, for one dtype.
 struct IsaShape {
   VectorShape vector;
@@ -69,33 +55,14 @@ struct Refusal {
   const char* reason;
 };
 // The candidates before the one that takes a task, and why they don't.
-struct Refusals {
-  static constexpr int kMost = 12;
-  int count = 0;
-  Refusal refusal[kMost];
-  void add(Driver driver, const char* reason) {
-    if (count < kMost) refusal[count++] = {driver, reason};
-  }
-};
+using Refusals = std::vector<Refusal>;
 
 const char* name_of(Driver driver);
 
-// Whether there is nothing to write.
-bool is_empty(const Call& call);
+using TaskVisitor = Visitor<Task>;
 
-// Calls visit(context, task) for every task of a call that is not empty, in the order that they have to run in.
-struct TaskVisitor {
-  void* context;
-  void (*visit)(void* context, const Task& task);
-};
-// `refusals`: where those of the whole call's candidates, and of each task's before it is visited, are left; or
-// nullptr.
-void visit_tasks(const Call& call, const IsaShape& isa, Refusals* refusals, const TaskVisitor& visitor);
-
-template <class Visit>
-void for_each_task(const Call& call, const IsaShape& isa, Visit visit, Refusals* refusals = nullptr) {
-  visit_tasks(call, isa, refusals,
-              {&visit, [](void* context, const Task& task) { (*static_cast<Visit*>(context))(task); }});
-}
+// Visits the tasks of a call that is not empty, in the order that they have to run in. `refusals`: where those of the
+// whole call's candidates, and of each task's before it is visited, are left; or nullptr.
+void for_each_task(const Call& call, const IsaShape& isa, const TaskVisitor& visit, Refusals* refusals = nullptr);
 
 }  // namespace conv2d_ext::cpu

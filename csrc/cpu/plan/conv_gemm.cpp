@@ -13,22 +13,15 @@ void sort_three(SharedDimension (&d)[3], Before before) {
   if (before(d[1], d[0])) std::swap(d[0], d[1]);
 }
 
-// A step along a dimension of one element is never taken. Where it is huge its products overflow: it gets a harmless
-// value. No step that is taken is as long, since the memory it would span is not there.
-void drop_unused(int64_t size, int64_t& step, int64_t harmless = 0) {
-  constexpr int64_t kLongest = int64_t{1} << 40;
-  if (size <= 1 && (step > kLongest || step < -kLongest)) step = harmless;
-}
-
 void drop_unused_steps(ConvGemm& g) {
-  drop_unused(g.rows, g.axis_h.step, 1);
-  drop_unused(g.cols, g.axis_w.step, 1);
-  drop_unused(g.taps_h, g.axis_h.tap, 1);
-  drop_unused(g.taps_w, g.axis_w.tap, 1);
-  drop_unused(g.rows, g.destination_row);
-  drop_unused(g.cols, g.destination_col);
-  drop_unused(g.taps_h, g.weight_i);
-  drop_unused(g.taps_w, g.weight_j);
+  drop_unused_step(g.rows, g.axis_h.step, 1);
+  drop_unused_step(g.cols, g.axis_w.step, 1);
+  drop_unused_step(g.taps_h, g.axis_h.tap, 1);
+  drop_unused_step(g.taps_w, g.axis_w.tap, 1);
+  drop_unused_step(g.rows, g.destination_row);
+  drop_unused_step(g.cols, g.destination_col);
+  drop_unused_step(g.taps_h, g.weight_i);
+  drop_unused_step(g.taps_w, g.weight_j);
 }
 
 }  // namespace
@@ -85,24 +78,37 @@ SharedDimensions join_dimensions(SharedDimension c, SharedDimension i, SharedDim
   return joined;
 }
 
-MetTaps met_taps(const GatherAxis& axis, int64_t kernel, int64_t size) {
-  const int64_t first = min64(axis.origin < 0 ? div_up(-axis.origin, axis.tap) : 0, kernel);
-  const int64_t end = min64(size > axis.origin ? div_up(size - axis.origin, axis.tap) : 0, kernel);
-  return {first, max64(end - first, 0)};
+Interval met_taps(const GatherAxis& axis, int64_t kernel, int64_t size) {
+  return indices_inside(axis.source(0, 0), axis.tap, kernel, size);
 }
 
-void drop_unused_strides(int64_t (&stride)[4], int64_t n, int64_t c, int64_t h, int64_t w) {
-  drop_unused(n, stride[0]);
-  drop_unused(c, stride[1]);
-  drop_unused(h, stride[2]);
-  drop_unused(w, stride[3]);
-}
+namespace {
 
-ConvGemm forward_gemm(const Conv2dProblem& p, ConstTensorView input, ConstTensorView weight, const void* bias,
-                      int64_t bias_stride, TensorView output) {
+// What the GEMMs of forward and grad_input have in common.
+ConvGemm gemm_of(const Call& call) {
   ConvGemm g{};
-  g.batch = p.batch;
-  g.groups = p.groups;
+  g.batch = call.problem.batch;
+  g.groups = call.problem.groups;
+  g.source = call.a.data;
+  g.source_n = call.a.stride[0];
+  g.source_c = call.a.stride[1];
+  g.source_row = call.a.stride[2];
+  g.source_col = call.a.stride[3];
+  g.weight = call.b.data;
+  g.weight_g = call.problem.out_channels_per_group() * call.b.stride[0];
+  g.destination = call.result.data;
+  g.destination_n = call.result.stride[0];
+  g.destination_m = call.result.stride[1];
+  g.destination_row = call.result.stride[2];
+  g.destination_col = call.result.stride[3];
+  return g;
+}
+
+}  // namespace
+
+ConvGemm forward_gemm(const Call& call) {
+  const Conv2dProblem& p = call.problem;
+  ConvGemm g = gemm_of(call);
   g.m = p.out_channels_per_group();
   g.channels = p.in_channels_per_group();
   g.taps_h = p.kernel_h;
@@ -113,224 +119,233 @@ ConvGemm forward_gemm(const Conv2dProblem& p, ConstTensorView input, ConstTensor
   g.source_w = p.in_w;
   g.axis_h = p.rows();
   g.axis_w = p.cols();
-  g.source = input.data;
-  g.source_n = input.stride[0];
-  g.source_c = input.stride[1];
-  g.source_row = input.stride[2];
-  g.source_col = input.stride[3];
-  g.weight = weight.data;
-  g.weight_g = p.out_channels_per_group() * weight.stride[0];
-  g.weight_m = weight.stride[0];
-  g.weight_c = weight.stride[1];
-  g.weight_i = weight.stride[2];
-  g.weight_j = weight.stride[3];
-  g.bias = bias;
-  g.bias_stride = bias_stride;
-  g.destination = output.data;
-  g.destination_n = output.stride[0];
-  g.destination_m = output.stride[1];
-  g.destination_row = output.stride[2];
-  g.destination_col = output.stride[3];
+  g.weight_m = call.b.stride[0];
+  g.weight_c = call.b.stride[1];
+  g.weight_i = call.b.stride[2];
+  g.weight_j = call.b.stride[3];
+  g.bias = call.bias.data;
+  g.bias_stride = call.bias.stride;
   drop_unused_steps(g);
   return g;
 }
 
 namespace {
 
-// The GEMM without products that writes zeros to all of grad_input.
-ConvGemm zero_gemm(const Conv2dProblem& p, const ConvGemm& any, const int64_t* gi) {
-  ConvGemm zeros = any;
-  zeros.taps_h = zeros.taps_w = 0;
-  zeros.rows = p.in_h;
-  zeros.cols = p.in_w;
-  zeros.destination_row = gi[2];
-  zeros.destination_col = gi[3];
-  return zeros;
+// What lies so many elements behind `data`. Nothing lies behind nullptr.
+const void* behind(const void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
+}
+void* behind(void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
 }
 
-// The GEMMs of grad_input for one output pixel. A tap meets one input position, where no other tap is summed: each tap
-// is a 1 x 1 convolution of its own. Taps and channels with the same order in weight and result become channels of one
-// GEMM.
-void visit_one_pixel_gemms(const Conv2dProblem& p, ConvGemm g, const int64_t* w, const int64_t* gi,
-                           const GemmVisitor& visit) {
-  const MetTaps h = met_taps(p.rows(), p.kernel_h, p.in_h), v = met_taps(p.cols(), p.kernel_w, p.in_w);
-  if (h.count * v.count < p.in_h * p.in_w) {
-    ConvGemm zeros = zero_gemm(p, g, gi);
-    visit(zeros, {0, 0, 0});
+// A GEMM whole, or one for each pair of bands, without the taps that lie outside there. Of `whole` are read: where the
+// first tap's weight and the first position's result are, and the steps from tap to tap and from position to position.
+struct BandedGemm {
+  ConvGemm whole;
+  GatheredAxis h, w;
+  DType dtype;
+
+  void visit_all(const GemmVisitor& visit) const {
+    visit_pair({0, h.positions, 0, h.taps}, {0, w.positions, 0, w.taps}, visit);
   }
-  if (h.count * v.count == 0) return;
+  void visit_bands(const GemmVisitor& visit) const {
+    BandWalk rows(h);
+    for (Band row{}; rows.next(row);) {
+      BandWalk cols(w);
+      for (Band col{}; cols.next(col);) visit_pair(row, col, visit);
+    }
+  }
+
+ private:
+  void visit_pair(const Band& row, const Band& col, const GemmVisitor& visit) const {
+    const bool met = row.taps > 0 && col.taps > 0;
+    ConvGemm g = whole;
+    g.taps_h = met ? row.taps : 0;
+    g.taps_w = met ? col.taps : 0;
+    g.rows = row.positions;
+    g.cols = col.positions;
+    g.axis_h = {h.axis.step, h.axis.source(row.first, row.first_tap), h.axis.tap};
+    g.axis_w = {w.axis.step, w.axis.source(col.first, col.first_tap), w.axis.tap};
+    g.weight = behind(g.weight, row.first_tap * g.weight_i + col.first_tap * g.weight_j, dtype);
+    g.destination = behind(g.destination, row.first * g.destination_row + col.first * g.destination_col, dtype);
+    drop_unused_steps(g);
+    visit(g);
+  }
+};
+
+// One axis of grad_input. The phases that taps meet are those of its first taps.
+struct PhasedAxis {
+  int64_t in, out, kernel, stride, pad, dilation;
+
+  int64_t first_taps() const { return min64(grad_input_tap_step(stride, dilation), kernel); }
+  GradInputPhase phase(int64_t first_tap) const {
+    return grad_input_phase(first_tap, in, kernel, stride, pad, dilation);
+  }
+  // Whether taps meet every phase that has positions.
+  bool meets_all() const {
+    int64_t met = 0;
+    for (int64_t tap = 0; tap < first_taps(); ++tap) met += phase(tap).positions > 0;
+    return met >= min64(stride, in);
+  }
+  GatheredAxis gathered(const GradInputPhase& phase) const { return {phase.axis, phase.taps, phase.positions, out}; }
+};
+PhasedAxis phased_rows(const Conv2dProblem& p) {
+  return {p.in_h, p.out_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h};
+}
+PhasedAxis phased_cols(const Conv2dProblem& p) {
+  return {p.in_w, p.out_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w};
+}
+
+// The phases of rows times those of columns: calls visit(phase of the rows, phase of the columns).
+template <class Visit>
+void for_each_phase(const PhasedAxis& rows, const PhasedAxis& cols, const Visit& visit) {
+  for (int64_t tap_h = 0; tap_h < rows.first_taps(); ++tap_h) {
+    const GradInputPhase h = rows.phase(tap_h);
+    for (int64_t tap_w = 0; h.positions > 0 && tap_w < cols.first_taps(); ++tap_w) {
+      const GradInputPhase w = cols.phase(tap_w);
+      if (w.positions > 0) visit(h, w);
+    }
+  }
+}
+
+// What the GEMMs of grad_input have in common.
+ConvGemm grad_input_gemm(const Call& call) {
+  ConvGemm g = gemm_of(call);
+  g.m = call.problem.in_channels_per_group();
+  g.channels = call.problem.out_channels_per_group();
+  g.source_h = call.problem.out_h;
+  g.source_w = call.problem.out_w;
+  g.weight_m = call.b.stride[1];
+  g.weight_c = call.b.stride[0];
+  g.conj_weight = g.is_gradient = true;
+  return g;
+}
+
+// The GEMM without products, which writes zeros to all of grad_input.
+void visit_zeros(const Call& call, const GemmVisitor& visit) {
+  ConvGemm g = grad_input_gemm(call);
+  g.rows = call.problem.in_h;
+  g.cols = call.problem.in_w;
+  visit(g);
+}
+
+// One output pixel. A tap meets one input position, where no other tap is summed: each tap is a 1 x 1 convolution of
+// its own. Taps and channels with the same order in weight and result become channels of one GEMM.
+void visit_one_pixel_gemms(const Call& call, const GemmVisitor& visit) {
+  const Conv2dProblem& p = call.problem;
+  const int64_t *const w = call.b.stride, *const gi = call.result.stride;
+  const Interval taps_h = met_taps(p.rows(), p.kernel_h, p.in_h), taps_w = met_taps(p.cols(), p.kernel_w, p.in_w);
+  const int64_t taps = taps_h.count() * taps_w.count();
+  if (taps < p.in_h * p.in_w) visit_zeros(call, visit);
+  if (taps == 0) return;
+  ConvGemm g = grad_input_gemm(call);
   const SharedDimensions lanes =
-      join_dimensions({g.m, w[1], gi[1]}, {h.count, w[2], saturating_mul(gi[2], p.dilation_h)},
-                      {v.count, w[3], saturating_mul(gi[3], p.dilation_w)});
+      join_dimensions({g.m, w[1], gi[1]}, {taps_h.count(), w[2], saturating_mul(gi[2], p.dilation_h)},
+                      {taps_w.count(), w[3], saturating_mul(gi[3], p.dilation_w)});
   const SharedDimension &inner = lanes.dimension[0], &middle = lanes.dimension[1], &outer = lanes.dimension[2];
   const int64_t group_destination = g.m * gi[1];
-  const int64_t weight_offset = h.first * w[2] + v.first * w[3];
-  const int64_t destination_offset = p.rows().source(0, h.first) * gi[2] + p.cols().source(0, v.first) * gi[3];
+  const int64_t first_weight = taps_h.begin * w[2] + taps_w.begin * w[3];
+  const int64_t first_destination = p.rows().source(0, taps_h.begin) * gi[2] + p.cols().source(0, taps_w.begin) * gi[3];
   g.taps_h = g.taps_w = 1;
   g.rows = g.cols = 1;
   g.axis_h = g.axis_w = {1, 0, 1};
   g.m = inner.size;
   g.weight_m = inner.stride_a;
   g.destination_m = inner.stride_b;
+  g.destination_row = g.destination_col = 0;
   // Groups whose results don't follow one another are visited one by one.
   const bool together = g.groups == 1 || group_destination == inner.size * inner.stride_b;
   const int64_t visits = together ? 1 : g.groups;
   if (!together) g.groups = 1;
   for (int64_t group = 0; group < visits; ++group) {
+    g.source = behind(call.a.data, group * g.channels * g.source_c, call.dtype);
     for (int64_t x = 0; x < outer.size; ++x) {
       for (int64_t y = 0; y < middle.size; ++y) {
-        visit(g, {group * g.channels * g.source_c,
-                  weight_offset + group * g.weight_g + x * outer.stride_a + y * middle.stride_a,
-                  destination_offset + group * group_destination + x * outer.stride_b + y * middle.stride_b});
+        const int64_t weight = group * g.weight_g + x * outer.stride_a + y * middle.stride_a;
+        const int64_t destination = group * group_destination + x * outer.stride_b + y * middle.stride_b;
+        g.weight = behind(call.b.data, first_weight + weight, call.dtype);
+        g.destination = behind(call.result.data, first_destination + destination, call.dtype);
+        visit(g);
       }
     }
   }
 }
 
-GatheredAxis gathered(const GradInputPhase& phase, int64_t out_size) {
-  return {phase.axis, phase.taps, phase.positions, out_size};
-}
-GatheredAxis forward_rows(const Conv2dProblem& p) { return {p.rows(), p.kernel_h, p.out_h, p.in_h}; }
-GatheredAxis forward_cols(const Conv2dProblem& p) { return {p.cols(), p.kernel_w, p.out_w, p.in_w}; }
-
-// A GEMM whole, or one for each pair of bands, without the taps that lie outside there. g.weight_i, weight_j,
-// destination_row and destination_col are the steps from tap to tap and from position to position; `offsets`: where the
-// first tap's weight and the first position's result are.
-void visit_band_gemms(ConvGemm& g, const GatheredAxis& h, const GatheredAxis& v, const GemmOffsets& offsets, bool cut,
-                      const GemmVisitor& visit) {
-  const auto visit_pair = [&](const Band& row, const Band& col) {
-    const bool met = row.taps > 0 && col.taps > 0;
-    g.taps_h = met ? row.taps : 0;
-    g.taps_w = met ? col.taps : 0;
-    g.rows = row.positions;
-    g.cols = col.positions;
-    g.axis_h = {h.axis.step, h.axis.source(row.first, row.first_tap), h.axis.tap};
-    g.axis_w = {v.axis.step, v.axis.source(col.first, col.first_tap), v.axis.tap};
-    drop_unused_steps(g);
-    visit(g, {offsets.source, offsets.weight + row.first_tap * g.weight_i + col.first_tap * g.weight_j,
-              offsets.destination + row.first * g.destination_row + col.first * g.destination_col});
-  };
-  if (!cut) {
-    visit_pair({0, h.positions, 0, h.taps}, {0, v.positions, 0, v.taps});
-    return;
+void visit_patch_layer(const Call& call, const GemmVisitor& visit) {
+  const Conv2dProblem& p = call.problem;
+  if (count_met(p.rows(), p.kernel_h, p.out_h, p.in_h) < p.in_h ||
+      count_met(p.cols(), p.kernel_w, p.out_w, p.in_w) < p.in_w) {
+    visit_zeros(call, visit);
   }
-  BandWalk rows(h);
-  for (Band row{}; rows.next(row);) {
-    BandWalk cols(v);
-    for (Band col{}; cols.next(col);) visit_pair(row, col);
-  }
+  ConvGemm g = grad_input_gemm(call);
+  g.m *= p.taps();
+  g.taps_h = g.taps_w = 1;
+  g.rows = p.out_h;
+  g.cols = p.out_w;
+  g.axis_h = g.axis_w = {1, 0, 0};
+  g.result_taps_h = p.kernel_h;
+  g.result_taps_w = p.kernel_w;
+  g.weight_result_i = call.b.stride[2];
+  g.weight_result_j = call.b.stride[3];
+  g.place_h = p.rows();
+  g.place_w = p.cols();
+  g.destination_h = p.in_h;
+  g.destination_w = p.in_w;
+  visit(g);
 }
 
-GradInputPhase row_phase(const Conv2dProblem& p, int64_t first_tap) {
-  return grad_input_phase(first_tap, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
-}
-GradInputPhase col_phase(const Conv2dProblem& p, int64_t first_tap) {
-  return grad_input_phase(first_tap, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
-}
-// The phases of an axis that taps meet are those of its first taps.
-int64_t first_taps(int64_t kernel, int64_t stride, int64_t dilation) {
-  return min64(grad_input_tap_step(stride, dilation), kernel);
-}
-
-}  // namespace
-
-bool forward_cuts_bands(const Conv2dProblem& p) { return cuts_bands(forward_rows(p), forward_cols(p)); }
-
-void visit_forward_gemms(const Conv2dProblem& p, const ConvGemm& whole, const GemmVisitor& visit) {
-  ConvGemm g = whole;
-  visit_band_gemms(g, forward_rows(p), forward_cols(p), {0, 0, 0}, true, visit);
-}
-
-bool grad_input_cuts_bands(const Conv2dProblem& p) {
-  const int64_t first_taps_h = first_taps(p.kernel_h, p.stride_h, p.dilation_h);
-  const int64_t first_taps_w = first_taps(p.kernel_w, p.stride_w, p.dilation_w);
-  for (int64_t tap_h = 0; tap_h < first_taps_h; ++tap_h) {
-    const GradInputPhase h = row_phase(p, tap_h);
-    for (int64_t tap_w = 0; h.positions > 0 && tap_w < first_taps_w; ++tap_w) {
-      const GradInputPhase v = col_phase(p, tap_w);
-      if (v.positions > 0 && cuts_bands(gathered(h, p.out_h), gathered(v, p.out_w))) return true;
-    }
-  }
-  return false;
-}
-
-void visit_grad_input_gemms(const Conv2dProblem& p, const int64_t* go, const int64_t* w, const int64_t* gi,
-                            const GemmVisitor& visit) {
-  ConvGemm g{};
-  g.batch = p.batch;
-  g.groups = p.groups;
-  g.m = p.in_channels_per_group();
-  g.channels = p.out_channels_per_group();
-  g.source_h = p.out_h;
-  g.source_w = p.out_w;
-  g.source_n = go[0];
-  g.source_c = go[1];
-  g.source_row = go[2];
-  g.source_col = go[3];
-  g.weight_g = p.out_channels_per_group() * w[0];
-  g.weight_m = w[1];
-  g.weight_c = w[0];
-  g.conj_weight = g.is_gradient = true;
-  g.destination_n = gi[0];
-  g.destination_m = gi[1];
-
-  const auto fill_zero = [&] {
-    ConvGemm zeros = zero_gemm(p, g, gi);
-    visit(zeros, {0, 0, 0});
-  };
-
-  if (p.out_h == 1 && p.out_w == 1) {
-    visit_one_pixel_gemms(p, g, w, gi, visit);
-    return;
-  }
-
-  if (is_patch_layer({p.kernel_h, p.kernel_w, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w})) {
-    if (count_met(p.rows(), p.kernel_h, p.out_h, p.in_h) < p.in_h ||
-        count_met(p.cols(), p.kernel_w, p.out_w, p.in_w) < p.in_w) {
-      fill_zero();
-    }
-    g.m *= p.taps();
-    g.taps_h = g.taps_w = 1;
-    g.rows = p.out_h;
-    g.cols = p.out_w;
-    g.axis_h = g.axis_w = {1, 0, 0};
-    g.result_taps_h = p.kernel_h;
-    g.result_taps_w = p.kernel_w;
-    g.weight_result_i = w[2];
-    g.weight_result_j = w[3];
-    g.place_h = p.rows();
-    g.place_w = p.cols();
-    g.destination_h = p.in_h;
-    g.destination_w = p.in_w;
-    g.destination_row = gi[2];
-    g.destination_col = gi[3];
-    visit(g, {0, 0, 0});
-    return;
-  }
-
-  const int64_t first_taps_h = first_taps(p.kernel_h, p.stride_h, p.dilation_h);
-  const int64_t first_taps_w = first_taps(p.kernel_w, p.stride_w, p.dilation_w);
-  int64_t met_h = 0, met_w = 0;
-  for (int64_t tap = 0; tap < first_taps_h; ++tap) met_h += row_phase(p, tap).positions > 0;
-  for (int64_t tap = 0; tap < first_taps_w; ++tap) met_w += col_phase(p, tap).positions > 0;
-  if (met_h < min64(p.stride_h, p.in_h) || met_w < min64(p.stride_w, p.in_w)) fill_zero();
-
+void visit_phases(const Call& call, const GemmVisitor& visit) {
+  const Conv2dProblem& p = call.problem;
+  const int64_t *const w = call.b.stride, *const gi = call.result.stride;
+  const PhasedAxis rows = phased_rows(p), cols = phased_cols(p);
+  if (!rows.meets_all() || !cols.meets_all()) visit_zeros(call, visit);
+  ConvGemm g = grad_input_gemm(call);
   g.destination_row = saturating_mul(gi[2], p.stride_h);
   g.destination_col = saturating_mul(gi[3], p.stride_w);
   // Phases run one after the other.
   g.owns_columns_between = p.stride_w == 2 && gi[3] == 1;
-  for (int64_t tap_h = 0; tap_h < first_taps_h; ++tap_h) {
-    const GradInputPhase h = row_phase(p, tap_h);
-    if (h.positions == 0) continue;
-    for (int64_t tap_w = 0; tap_w < first_taps_w; ++tap_w) {
-      const GradInputPhase v = col_phase(p, tap_w);
-      if (v.positions == 0) continue;
-      g.weight_i = saturating_mul(h.tap_step, w[2]);
-      g.weight_j = saturating_mul(v.tap_step, w[3]);
-      const GatheredAxis rows = gathered(h, p.out_h), cols = gathered(v, p.out_w);
-      visit_band_gemms(g, rows, cols, {0, h.first_tap * w[2] + v.first_tap * w[3], h.phase * gi[2] + v.phase * gi[3]},
-                       cuts_bands(rows, cols), visit);
-    }
+  for_each_phase(rows, cols, [&](const GradInputPhase& h, const GradInputPhase& v) {
+    g.weight_i = saturating_mul(h.tap_step, w[2]);
+    g.weight_j = saturating_mul(v.tap_step, w[3]);
+    g.weight = behind(call.b.data, h.first_tap * w[2] + v.first_tap * w[3], call.dtype);
+    g.destination = behind(call.result.data, h.phase * gi[2] + v.phase * gi[3], call.dtype);
+    const BandedGemm gemm{g, rows.gathered(h), cols.gathered(v), call.dtype};
+    cuts_bands(gemm.h, gemm.w) ? gemm.visit_bands(visit) : gemm.visit_all(visit);
+  });
+}
+
+}  // namespace
+
+bool for_each_forward_gemm(const Call& call, const GemmVisitor& visit) {
+  const Conv2dProblem& p = call.problem;
+  const GatheredAxis rows{p.rows(), p.kernel_h, p.out_h, p.in_h}, cols{p.cols(), p.kernel_w, p.out_w, p.in_w};
+  const ConvGemm whole = forward_gemm(call);
+  if (!cuts_bands(rows, cols)) {
+    visit(whole);
+    return false;
+  }
+  BandedGemm{whole, rows, cols, call.dtype}.visit_bands(visit);
+  return true;
+}
+
+bool grad_input_cuts_bands(const Conv2dProblem& p) {
+  const PhasedAxis rows = phased_rows(p), cols = phased_cols(p);
+  bool any = false;
+  for_each_phase(rows, cols, [&](const GradInputPhase& h, const GradInputPhase& w) {
+    any = any || cuts_bands(rows.gathered(h), cols.gathered(w));
+  });
+  return any;
+}
+
+void for_each_grad_input_gemm(const Call& call, const GemmVisitor& visit) {
+  const Conv2dProblem& p = call.problem;
+  if (p.out_pixels() == 1) {
+    visit_one_pixel_gemms(call, visit);
+  } else if (is_patch_layer({p.kernel_h, p.kernel_w, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w})) {
+    visit_patch_layer(call, visit);
+  } else {
+    visit_phases(call, visit);
   }
 }
 

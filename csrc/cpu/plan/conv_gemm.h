@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "../../conv2d_problem.h"
-#include "../../tensor_view.h"
+#include "../base/visitor.h"
+#include "call.h"
 #include "summation_order.h"
 
 namespace conv2d_ext::cpu {
@@ -57,7 +57,19 @@ struct ConvGemm {
   int64_t source_g() const { return single_channels() * (pairs ? source_c / 2 : source_c); }
   int64_t taps() const { return taps_h * taps_w; }
   int64_t result_taps() const { return result_taps_h * result_taps_w; }
-  ImageGemm geometry() const { return {groups, m, channels, taps_h, taps_w, rows, cols, result_taps(), is_gradient}; }
+  ImageGemm geometry() const {
+    ImageGemm image{};
+    image.groups = groups;
+    image.m = m;
+    image.channels = channels;
+    image.taps_h = taps_h;
+    image.taps_w = taps_w;
+    image.rows = rows;
+    image.cols = cols;
+    image.result_taps = result_taps();
+    image.is_gradient = is_gradient;
+    return image;
+  }
 };
 
 inline bool lanes_are_groups(const ConvGemm& gemm, const VectorShape& vector) {
@@ -85,61 +97,26 @@ struct SharedDimensions {
 };
 SharedDimensions join_dimensions(SharedDimension c, SharedDimension i, SharedDimension j);
 
-// The taps of an axis that meet the input when there is one output coordinate: [first, first + count).
-struct MetTaps {
-  int64_t first, count;
-};
-MetTaps met_taps(const GatherAxis& axis, int64_t kernel, int64_t size);
+// The taps of an axis that meet the input when there is one output coordinate.
+Interval met_taps(const GatherAxis& axis, int64_t kernel, int64_t size);
 
-ConvGemm forward_gemm(const Conv2dProblem& problem, ConstTensorView input, ConstTensorView weight, const void* bias,
-                      int64_t bias_stride, TensorView output);
+using GemmVisitor = Visitor<ConvGemm>;
 
-// The strides of a tensor, without the huge ones of dimensions that have no second element.
-void drop_unused_strides(int64_t (&stride)[4], int64_t n, int64_t c, int64_t h, int64_t w);
+// The forward as one GEMM.
+ConvGemm forward_gemm(const Call& call);
 
-// Where a GEMM's operands begin in its tensors, in elements.
-struct GemmOffsets {
-  int64_t source, weight, destination;
-};
+// The GEMMs of the forward: one, or, where taps lie in the padding at many positions, as with large dilations, one for
+// each band of output pixels that meet the same taps. Bands leave out the taps that lie in the padding; then this
+// returns true, and padding_products.h sets the NaNs that those would make.
+bool for_each_forward_gemm(const Call& call, const GemmVisitor& visit);
 
-// Calls call(context, gemm, offsets).
-struct GemmVisitor {
-  void* context;
-  void (*call)(void* context, ConvGemm& gemm, const GemmOffsets& offsets);
-  void operator()(ConvGemm& gemm, const GemmOffsets& offsets) const { call(context, gemm, offsets); }
-};
-
-// The forward in bands of output pixels that meet the same taps, from the GEMM of all. Taps that lie in the padding are
-// left out; padding_products.h sets the NaNs that they would make.
-void visit_forward_gemms(const Conv2dProblem& problem, const ConvGemm& whole, const GemmVisitor& visit);
-
-// Whether bands pay: where taps lie in the padding at many positions, as with large dilations.
-bool forward_cuts_bands(const Conv2dProblem& problem);
-
-// The GEMMs of grad_input, without their tensors' addresses; grad_output, weight and grad_input are strides. They are:
-// one for each phase of the stride that a tap meets; a single one where every phase has a single tap (ConvGemm,
-// result_taps), or there is one output pixel. Where no product belongs to an input position, a zero does: one GEMM
-// without products writes zeros, before the others.
-void visit_grad_input_gemms(const Conv2dProblem& problem, const int64_t* grad_output, const int64_t* weight,
-                            const int64_t* grad_input, const GemmVisitor& visit);
+// The GEMMs of grad_input: one for each phase of the stride that a tap meets, or for each band of it; a single one
+// where every phase has a single tap (ConvGemm, result_taps). Of one output pixel: one for all taps that lie in weight
+// and result as channels do. Where no product belongs to an input position, a zero does: one GEMM without products
+// writes zeros, before the others.
+void for_each_grad_input_gemm(const Call& call, const GemmVisitor& visit);
 
 // Whether taps that meet no output at many positions are left out of a phase's sums there.
 bool grad_input_cuts_bands(const Conv2dProblem& problem);
-
-template <class Visit>
-GemmVisitor gemm_visitor(Visit& visit) {
-  return {&visit, [](void* context, ConvGemm& gemm, const GemmOffsets& offsets) {
-            (*static_cast<Visit*>(context))(gemm, offsets);
-          }};
-}
-template <class Visit>
-void for_each_forward_gemm(const Conv2dProblem& problem, const ConvGemm& whole, Visit visit) {
-  visit_forward_gemms(problem, whole, gemm_visitor(visit));
-}
-template <class Visit>
-void for_each_grad_input_gemm(const Conv2dProblem& problem, const int64_t* grad_output, const int64_t* weight,
-                              const int64_t* grad_input, Visit visit) {
-  visit_grad_input_gemms(problem, grad_output, weight, grad_input, gemm_visitor(visit));
-}
 
 }  // namespace conv2d_ext::cpu

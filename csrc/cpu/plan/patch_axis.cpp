@@ -1,5 +1,7 @@
 #include "patch_axis.h"
 
+#include "../base/limits.h"
+
 namespace conv2d_ext::cpu {
 
 PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps) {
@@ -36,6 +38,12 @@ PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t p
 int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
   return saturating_add(saturating_mul(planes, odd_lines_of_channels(max64(channels, 1), element_size)),
                         saturating_mul(images, 128 / element_size));
+}
+
+int64_t channels_of_block(const KBlocking& k, int64_t plane, int64_t element_size) {
+  if (k.blocks_h * k.blocks_w != 1 || k.blocks_c == 0) return 1;
+  const int64_t segment = max64(saturating_mul(plane, k.segment_channels), 1);
+  return k.segment_channels * even_piece(k.blocks_c, limits::tiling::kPatchBytes / element_size / segment);
 }
 
 }  // namespace conv2d_ext::cpu

@@ -1,8 +1,8 @@
 // The geometry of source patches: the zero-padded piece of a source that the positions of a tile meet.
 #pragma once
 
-#include "../../conv2d_problem.h"
 #include "../base/integers.h"
+#include "summation_order.h"
 
 namespace conv2d_ext::cpu {
 
@@ -17,6 +17,14 @@ struct PatchAxis {
   int64_t runs, run_length, run_step, run_shift, first;
 };
 PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps);
+
+// Of the positions from 0 to before `positions` those all of whose taps lie in a source of `size` coordinates.
+inline Interval positions_inside(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {
+  const int64_t reach = (taps - 1) * axis.tap;
+  const int64_t begin = indices_inside(axis.origin + min64(reach, 0), axis.step, positions, size).begin;
+  const int64_t end = indices_inside(axis.origin + max64(reach, 0), axis.step, positions, size).end;
+  return {begin, max64(begin, end)};
+}
 
 // Elements along one axis of the patch of the first `positions` and `taps`.
 inline int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t taps) {
@@ -41,5 +49,8 @@ inline int64_t odd_lines_of_channels(int64_t channels, int64_t element_size) {
 // Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with
 // the channels inside every image, by up to two cache lines.
 int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size);
+
+// Channels whose patch, `plane` elements of each, lies in scratch together: near-equal blocks of whole segments.
+int64_t channels_of_block(const KBlocking& k, int64_t plane, int64_t element_size);
 
 }  // namespace conv2d_ext::cpu

@@ -127,10 +127,7 @@ int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64
   int64_t met = 0;
   const int64_t step = max64(axis.step, 1);
   for (int64_t tap = 0; tap < taps; ++tap) {
-    const int64_t first = axis.source(0, tap);
-    const int64_t skipped = first < 0 ? div_up(-first, step) : 0;
-    const int64_t inside = size > first ? div_up(size - first, step) : 0;
-    met = saturating_add(met, max64(0, min64(positions, inside) - skipped));
+    met = saturating_add(met, indices_inside(axis.source(0, tap), step, positions, size).count());
   }
   return met;
 }

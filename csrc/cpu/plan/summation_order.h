@@ -158,11 +158,11 @@ class BandWalk {
   // false: there is none left.
   bool next(Band& band) {
     if (at_ >= positions_) return false;
-    const Inside inside = inside_at(at_);
+    const Interval inside = inside_at(at_);
     int64_t end = end_of(at_, inside);
     // Positions without a tap are one band, whichever tap comes next.
     while (inside.count() == 0 && end < positions_) {
-      const Inside following = inside_at(end);
+      const Interval following = inside_at(end);
       if (following.count() != 0) break;
       end = end_of(end, following);
     }
@@ -173,18 +173,12 @@ class BandWalk {
   }
 
  private:
-  // Ascending taps: before `begin` they lie before the source, from `end` on behind it.
-  struct Inside {
-    int64_t begin, end;
-    int64_t count() const { return end - begin; }
-  };
-  Inside inside_at(int64_t position) const {
-    const int64_t first = axis_.source(position, 0);
-    return {first < 0 ? min64(div_up(-first, axis_.tap), taps_) : 0,
-            first < size_ ? min64(div_up(size_ - first, axis_.tap), taps_) : 0};
+  // Of the ascending taps.
+  Interval inside_at(int64_t position) const {
+    return indices_inside(axis_.source(position, 0), axis_.tap, taps_, size_);
   }
   // The next position with other taps: one more has come in, or one has gone out.
-  int64_t end_of(int64_t position, const Inside& inside) const {
+  int64_t end_of(int64_t position, const Interval& inside) const {
     int64_t end = positions_;
     if (inside.begin > 0) {
       end = min64(end, position + div_up(-axis_.source(position, inside.begin - 1), axis_.step));

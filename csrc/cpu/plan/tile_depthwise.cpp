@@ -4,51 +4,39 @@
 
 namespace conv2d_ext::cpu {
 
-namespace {
-
-using limits::depthwise::kBlockBytes;
-using limits::depthwise::kMaxPatchBytes;
-using limits::depthwise::kRowsBytes;
-using limits::depthwise::kStridedPairs;
-using limits::depthwise::kStridedPixels;
-using limits::depthwise::kTileBytes;
-using limits::depthwise::kTilePixels;
-
-}  // namespace
+namespace limit = limits::depthwise;
 
 DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads) {
   DepthwiseTiling t{};
   const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them
   const int64_t block_bytes = vector.lanes * vector.element_size;
-  t.block_vectors = even_piece(vectors, max64(1, kBlockBytes / block_bytes));
+  t.block_vectors = even_piece(vectors, max64(1, limit::kBlockBytes / block_bytes));
   t.blocks = div_up(vectors, t.block_vectors);
 
   const int64_t pixel_bytes = (t.block_vectors + 1) * block_bytes;
   // Columns in whole micro-kernels; rows until the patch is full.
-  const int64_t cols = max64(2 * kDepthwisePixels, kRowsBytes / (gemm.taps_h * pixel_bytes));
+  const int64_t cols = max64(2 * kDepthwisePixels, limit::kRowsBytes / (gemm.taps_h * pixel_bytes));
   t.tile_cols = min64(gemm.cols, round_up(even_piece(gemm.cols, cols), kDepthwisePixels));
   const auto patch_bytes = [&](int64_t rows) {
     return saturating_mul(patch_size(gemm.axis_h, rows, gemm.taps_h), patch_size(gemm.axis_w, t.tile_cols, gemm.taps_w),
                           pixel_bytes);
   };
   // Dilated rows of many taps can make a single row's patch too large. A single pixel's always fits.
-  while (t.tile_cols > 1 && patch_bytes(1) > kMaxPatchBytes) t.tile_cols = div_up(t.tile_cols, 2);
-  t.tiles_w = div_up(gemm.cols, t.tile_cols);
+  while (t.tile_cols > 1 && patch_bytes(1) > limit::kMaxPatchBytes) t.tile_cols = div_up(t.tile_cols, 2);
+  const int64_t row_items = div_up(gemm.cols, t.tile_cols) * t.blocks * gemm.batch;
   t.tile_rows = gemm.rows;
-  while (t.tile_rows > 1 && patch_bytes(t.tile_rows) > kTileBytes) t.tile_rows = div_up(t.tile_rows, 2);
+  while (t.tile_rows > 1 && patch_bytes(t.tile_rows) > limit::kTileBytes) t.tile_rows = div_up(t.tile_rows, 2);
   // Threads share a small image's rows; large ones have tiles enough.
-  while (t.tile_rows > 4 && div_up(gemm.rows, t.tile_rows) * t.tiles_w * t.blocks * gemm.batch < 4 * num_threads &&
-         num_threads > 1) {
+  while (t.tile_rows > 4 && div_up(gemm.rows, t.tile_rows) * row_items < 4 * num_threads && num_threads > 1) {
     t.tile_rows = div_up(t.tile_rows, 2);
   }
-  t.tiles_h = div_up(gemm.rows, t.tile_rows);
   // Small images several together, which share the packed weights.
   t.tile_images = 1;
-  if (t.tiles_h * t.tiles_w == 1) {
-    t.tile_images = even_piece(gemm.batch, kTilePixels / max64(t.image_pixels(), 1));
+  if (t.tile_rows == gemm.rows && t.tile_cols == gemm.cols) {
+    t.tile_images = even_piece(gemm.batch, limit::kTilePixels / max64(t.image_pixels(), 1));
     if (div_up(gemm.batch, t.tile_images) * t.blocks < 4 * num_threads) t.tile_images = 1;
   }
-  t.tiles_n = div_up(gemm.batch, t.tile_images);
+  t.count_tiles(gemm);
   t.patch_elements = patch_bytes(t.tile_rows) / vector.element_size + 128 / vector.element_size;
   CONV2D_EXT_ASSERT(lay_out_scratch(t, gemm, vector).bytes <= limits::kMaxScratchBytes);
   return t;
@@ -58,8 +46,8 @@ DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& 
   const int64_t block = (tiling.block_vectors + 1) * vector.lanes * vector.element_size;
   ScratchLayout layout;
   DepthwiseScratch s{};
-  s.position_offsets = layout.take(tiling.image_pixels() * int64_t(sizeof(int64_t)));
-  s.tap_offsets = layout.take(gemm.taps() * int64_t(sizeof(int64_t)));
+  s.position_offsets = layout.take_offsets(tiling.image_pixels());
+  s.tap_offsets = layout.take_offsets(gemm.taps());
   s.start = layout.take(block);
   s.bias = layout.take(block);
   s.weights = layout.take(gemm.taps() * block);
@@ -82,11 +70,11 @@ MetOutputs met_outputs(const GatherAxis& axis, int64_t kernel, int64_t first, in
 
 StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, int num_threads) {
   StridedTiling t{};
-  t.tile_pairs = min64(round_up(even_piece(div_up(p.in_w, 2), kStridedPairs), vector.lanes), div_up(p.in_w, 2));
+  t.tile_pairs = min64(round_up(even_piece(div_up(p.in_w, 2), limit::kStridedPairs), vector.lanes), div_up(p.in_w, 2));
   t.tiles_w = div_up(div_up(p.in_w, 2), t.tile_pairs);
   // Whole rounds of the row phases, so that tiles have alike rows.
   const int64_t rounds = div_up(p.in_h, p.stride_h);
-  int64_t tile_rounds = even_piece(rounds, kStridedPixels / max64(2 * t.tile_pairs * p.stride_h, 1));
+  int64_t tile_rounds = even_piece(rounds, limit::kStridedPixels / max64(2 * t.tile_pairs * p.stride_h, 1));
   if (p.batch * p.groups * t.tiles_w * div_up(rounds, tile_rounds) < 4 * num_threads) {
     tile_rounds = even_piece(rounds, div_up(rounds, 2 * num_threads));
   }
@@ -101,8 +89,10 @@ StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, in
 StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem& p, const VectorShape& vector) {
   // The taps of one phase of the rows.
   const int64_t taps = div_up(p.kernel_h, p.stride_h) * p.kernel_w;
+  ScratchLayout layout;
   StridedScratch s{};
-  s.patch = round_up(taps * vector.element_size, 64);
+  s.weights = layout.take(taps * vector.element_size);
+  s.patch = layout.bytes();
   s.bytes = s.patch + odd_lines(tiling.patch_rows * tiling.patch_pitch, vector.element_size) * vector.element_size;
   // For the sake of even shares several threads may take twice the rounds of what is_depthwise_strided has seen.
   CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);

@@ -6,90 +6,94 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-using limits::tiling::kInnerGroupsBytes;
-using limits::tiling::kInnerPatchBytes;
-using limits::tiling::kMaxPatchBytes;
-using limits::tiling::kPartialBytes;
-using limits::tiling::kPatchBytes;
-using limits::tiling::kTileBytes;
-using limits::tiling::kTilePixels;
-using limits::tiling::kWeightTileBytes;
-using limits::tiling::kWeightTileColumns;
+namespace limit = limits::tiling;
 
 template <class Scratch>
 bool fits_scratch(const Scratch& scratch) {
   return scratch.bytes <= limits::kMaxScratchBytes;
 }
 
-// Pixel tile and channel block for a tile of about `target` pixels.
-void tile_pixels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t patch_lanes,
-                 int64_t groups, int num_threads, int64_t target, ConvTiling& t) {
-  // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
-  t.tile_cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(1, target / 3) : target);
-  t.tiles_w = div_up(gemm.cols, t.tile_cols);
-  const int64_t max_rows = max64(1, target * 4 / 3 / t.tile_cols);
-  t.tile_images = 1;
-  t.tile_rows = min64(max_rows, gemm.rows);
-  if (gemm.rows <= max_rows && t.tiles_w == 1) {
-    t.tile_images = even_piece(gemm.batch, max64(1, target * 4 / 3 / (gemm.rows * gemm.cols)));
-    // No fewer tiles than threads while there are images.
-    if (div_up(gemm.batch, t.tile_images) * groups < num_threads) {
-      t.tile_images = even_piece(gemm.batch, max64(1, gemm.batch * groups / num_threads));
-    }
-  } else {
-    // Of the row counts near the target, the one whose last round leaves the fewest threads idle.
-    double best_cost = 1e300;
-    for (int64_t rows = t.tile_rows, min_rows = max64(1, max_rows / 2); rows >= min_rows; --rows) {
-      if (rows != even_piece(gemm.rows, rows)) continue;
-      const int64_t items = div_up(gemm.rows, rows) * t.tiles_w * gemm.batch * groups;
-      // 40 pixels' worth of work stand for what a tile costs by itself (weight panels, halo rows).
-      const double cost = double(div_up(items, num_threads)) * double(rows * t.tile_cols + 40);
-      if (cost < best_cost) {
-        best_cost = cost;
-        t.tile_rows = rows;
+struct ConvTiler {
+  const ConvGemm& gemm;
+  const KBlocking& k;
+  const VectorShape& vector;
+  const bool lanes_are_groups;
+  const int num_threads;
+
+  // Groups in an item, and items of them.
+  int64_t group_lanes() const { return lanes_are_groups ? vector.lanes : 1; }
+  int64_t groups() const { return div_up(gemm.groups, group_lanes()); }
+
+  // Tiles of about `target` pixels.
+  void cut_pixels(int64_t target, ConvTiling& t) const {
+    // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
+    t.tile_cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(1, target / 3) : target);
+    const int64_t tiles_w = div_up(gemm.cols, t.tile_cols);
+    const int64_t max_rows = max64(1, target * 4 / 3 / t.tile_cols);
+    t.tile_images = 1;
+    t.tile_rows = min64(max_rows, gemm.rows);
+    if (gemm.rows <= max_rows && tiles_w == 1) {
+      t.tile_images = even_piece(gemm.batch, max64(1, target * 4 / 3 / (gemm.rows * gemm.cols)));
+      // No fewer tiles than threads while there are images.
+      if (div_up(gemm.batch, t.tile_images) * groups() < num_threads) {
+        t.tile_images = even_piece(gemm.batch, max64(1, gemm.batch * groups() / num_threads));
+      }
+    } else {
+      // Of the row counts near the target, the one whose last round leaves the fewest threads idle.
+      double best_cost = 1e300;
+      for (int64_t rows = t.tile_rows, min_rows = max64(1, max_rows / 2); rows >= min_rows; --rows) {
+        if (rows != even_piece(gemm.rows, rows)) continue;
+        const int64_t items = div_up(gemm.rows, rows) * tiles_w * gemm.batch * groups();
+        // 40 pixels' worth of work stand for what a tile costs by itself (weight panels, halo rows).
+        const double cost = double(div_up(items, num_threads)) * double(rows * t.tile_cols + 40);
+        if (cost < best_cost) {
+          best_cost = cost;
+          t.tile_rows = rows;
+        }
       }
     }
+    t.count_tiles(gemm);
   }
-  t.tiles_h = div_up(gemm.rows, t.tile_rows);
-  t.tiles_n = div_up(gemm.batch, t.tile_images);
 
-  // A GEMM without products, which writes zeros, needs no patch.
-  const int64_t plane =
-      gemm.taps() == 0
-          ? 0
-          : saturating_mul(odd_lines(saturating_mul(patch_size(gemm.axis_h, t.tile_rows, k.tap_rows),
-                                                    patch_size(gemm.axis_w, t.tile_cols, k.tap_cols), patch_lanes),
-                                     vector.element_size),
-                           t.tile_images);
-  t.block_channels = 1;
-  if (k.blocks_h * k.blocks_w == 1 && k.blocks_c > 0) {
-    // Near-equal blocks of whole segments.
-    const int64_t segment = saturating_mul(plane, k.segment_channels);
-    const int64_t fit = max64(1, kPatchBytes / vector.element_size / max64(segment, 1));
-    t.block_channels = k.segment_channels * even_piece(k.blocks_c, fit);
+  void cut_source_channels(ConvTiling& t) const {
+    // A GEMM without products, which writes zeros, needs no patch.
+    int64_t plane = 0;
+    if (gemm.taps() > 0) {
+      const int64_t elements = saturating_mul(patch_size(gemm.axis_h, t.tile_rows, k.tap_rows),
+                                              patch_size(gemm.axis_w, t.tile_cols, k.tap_cols), group_lanes());
+      plane = saturating_mul(odd_lines(elements, vector.element_size), t.tile_images);
+    }
+    t.block_channels = channels_of_block(k, plane, vector.element_size);
+    t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.element_size);
   }
-  t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.element_size);
-}
 
-// Result channels of a work item: all of them while the C tile fits, fewer where threads would idle.
-void cut_result_channels(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
-                         int num_threads, ConvTiling& t) {
-  const int64_t groups = div_up(gemm.groups, lanes_are_groups ? vector.lanes : 1);
-  const int64_t vectors = lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes);
-  t.one_block = gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
-  // The number of result channels of a group that interleave.h takes; a power of two cuts into panels of one width.
-  t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 && gemm.m >= 2 &&
-                  gemm.m <= 16 && (gemm.m & (gemm.m - 1)) == 0 && vector.interleaves;
-  if (t.interleaved) t.one_block = false;
-  // Of several chunks there are three tiles: a chunk's sum, the total, and what that lost.
-  const int64_t tile_bytes = k.has_chunks() ? kTileBytes / 3 : kTileBytes;
-  const int64_t fit_vectors =
-      t.one_block ? vectors : max64(vector.max_vectors, tile_bytes / (t.pixels() * vector.lanes * vector.element_size));
-  int64_t chunks = div_up(vectors, fit_vectors);
-  const int64_t tiles = t.tiles() * groups;
-  if (t.interleaved) {
-    chunks = 1;
-  } else if (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0) {
+  // Result channels of a work item: all of them while the C tile fits, fewer where threads would idle.
+  void cut_result_channels(ConvTiling& t) const {
+    const int64_t vectors = lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes);
+    // The number of result channels of a group that interleave.h takes; a power of two cuts into panels of one width.
+    t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 &&
+                    gemm.m >= 2 && gemm.m <= 16 && (gemm.m & (gemm.m - 1)) == 0 && vector.interleaves;
+    t.one_block =
+        !t.interleaved && gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
+    t.chunk_vectors = vectors;
+    t.chunks_m = 1;
+    if (t.interleaved) return;
+    // Of several chunks there are three tiles: a chunk's sum, the total, and what that lost.
+    const int64_t tile_bytes = k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes;
+    const int64_t vector_bytes = t.pixels() * vector.lanes * vector.element_size;
+    const int64_t fit_vectors = t.one_block ? vectors : max64(vector.max_vectors, tile_bytes / vector_bytes);
+    const int64_t chunks = avoid_idle_threads(t.tiles() * groups(), vectors, div_up(vectors, fit_vectors));
+    t.chunk_vectors = div_up(vectors, chunks);
+    while (t.chunk_vectors > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
+      t.chunk_vectors = div_up(t.chunk_vectors, 2);
+    }
+    t.chunks_m = div_up(vectors, t.chunk_vectors);
+  }
+
+ private:
+  // `chunks` of result channels for each tile, or a few more.
+  int64_t avoid_idle_threads(int64_t tiles, int64_t vectors, int64_t chunks) const {
+    if (!threads_would_idle(tiles * chunks, num_threads)) return chunks;
     // Rounds of the threads over the items, weighted by an item's share, decide between a few finer cuts.
     double best_cost = 1e300;
     int64_t best = chunks;
@@ -102,33 +106,118 @@ void cut_result_channels(const ConvGemm& gemm, const KBlocking& k, const VectorS
         best = c;
       }
     }
-    chunks = best;
+    return best;
   }
-  t.chunk_vectors = div_up(vectors, chunks);
-  while (!t.interleaved && t.chunk_vectors > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
-    t.chunk_vectors = div_up(t.chunk_vectors, 2);
+};
+
+struct WeightTiler {
+  const Conv2dProblem& problem;
+  const PixelBlocking& pixels;
+  const VectorShape& vector;
+  const WeightLanes lanes;
+  const int num_threads;
+
+  void cut_groups(WeightTiling& t) const {
+    if (lanes == WeightLanes::kInnerGroups) {
+      // The rest of the groups overlaps the last whole vector. A few vectors together read whole cache lines.
+      const int64_t whole = problem.groups / vector.lanes;
+      const int64_t most = max64(1, limit::kInnerGroupsBytes / (vector.lanes * vector.element_size));
+      t.group_vectors = even_piece(whole, min64(most, max64(1, whole / num_threads)));
+      t.group_blocks = div_up(whole, t.group_vectors);
+    } else {
+      t.group_blocks = div_up(problem.groups, lanes == WeightLanes::kGroups ? vector.lanes : 1);
+    }
   }
-  t.chunks_m = div_up(vectors, t.chunk_vectors);
-}
+
+  // The patch of one channel; rectangles of taps that scatter too far are cut further.
+  void cut_kernel(WeightTiling& t) const {
+    t.tap_rows = problem.kernel_h;
+    t.tap_cols = problem.kernel_w;
+    if (problem.taps() > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, kMaxSegment, t.tap_rows, t.tap_cols);
+    t.patch_segments = 1;
+    while (plane(t) > limit::kMaxPatchBytes / vector.element_size && t.tap_rows * t.tap_cols > 1) {
+      int64_t& longer = t.tap_rows >= t.tap_cols ? t.tap_rows : t.tap_cols;
+      longer = div_up(longer, 2);
+    }
+    t.blocks_h = div_up(problem.kernel_h, t.tap_rows);
+    t.blocks_w = div_up(problem.kernel_w, t.tap_cols);
+    if (lanes != WeightLanes::kInnerGroups || pixels.images != 1 || pixels.blocks_w != 1) return;
+    while (t.patch_segments < min64(pixels.blocks_h, kPixelSegmentsPerChunk)) {
+      ++t.patch_segments;
+      if (plane(t) <= limit::kInnerPatchBytes / vector.element_size) continue;
+      --t.patch_segments;
+      break;
+    }
+  }
+
+  // Output channels first: a patch, the dearer operand, then serves as many of them as possible.
+  void cut_channels(WeightTiling& t) const {
+    const int64_t channels = problem.in_channels_per_group(), taps = problem.taps();
+    const int64_t vectors =
+        div_up(problem.out_channels_per_group(), lanes == WeightLanes::kChannels ? vector.lanes : 1);
+    const int64_t tile_taps = t.tap_rows * t.tap_cols;
+    const int64_t elements = limit::kWeightTileBytes / (vector.lanes * vector.element_size);
+    const int64_t columns = max64(tile_taps, limit::kWeightTileColumns);
+    t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / columns));
+    t.chunks_m = div_up(vectors, t.chunk_vectors);
+    t.block_channels = 1;
+    if (tile_taps == taps) {
+      const int64_t fit_patch = limit::kPatchBytes / vector.element_size / max64(plane(t), 1);
+      const int64_t fit_tile = elements / (t.chunk_vectors * tile_taps);
+      t.block_channels = even_piece(channels, max64(1, min64(fit_patch, fit_tile)));
+    }
+    t.blocks_c = div_up(channels, t.block_channels);
+    // Finer blocks of input channels where threads would idle, down to kWeightTileColumns columns.
+    const int64_t most_blocks = max64(t.blocks_c, min64(channels, channels * taps / limit::kWeightTileColumns));
+    while (threads_would_idle(t.items(), num_threads) && t.blocks_c < most_blocks) {
+      t.block_channels = div_up(channels, t.blocks_c + 1);
+      const int64_t blocks = div_up(channels, t.block_channels);
+      if (blocks <= t.blocks_c) break;
+      t.blocks_c = blocks;
+    }
+    t.patch_elements = patch_elements(plane(t), t.block_channels, pixels.images, vector.element_size);
+  }
+
+  // Where items are still too few: chunks of pixels in parallel, as many as fit the workspace.
+  void cut_pixels(WeightTiling& t) const {
+    t.slots = 1;
+    if (t.items() >= num_threads || pixels.chunks() <= 1) return;
+    // A slot's, and twice as much for the totals and what they lost.
+    const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * t.items();
+    const int64_t fit = num_threads * limit::kPartialBytes / max64(partial, 1) - 2;
+    t.slots = min64(pixels.chunks(), max64(div_up(num_threads, t.items()), fit));
+  }
+
+ private:
+  // Elements of a channel's patch, of all images of a segment.
+  int64_t plane(const WeightTiling& t) const {
+    const int64_t patch_lanes = lanes == WeightLanes::kChannels ? 1
+                                : lanes == WeightLanes::kGroups ? vector.lanes
+                                                                : (t.group_vectors + 1) * vector.lanes;
+    const int64_t image = saturating_mul(patch_size(problem.rows(), t.patch_segments * pixels.rows, t.tap_rows),
+                                         patch_size(problem.cols(), pixels.cols, t.tap_cols), patch_lanes);
+    return saturating_mul(odd_lines(image, vector.element_size), pixels.images);
+  }
+};
 
 }  // namespace
 
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
                      int num_threads) {
+  const ConvTiler tiler{gemm, k, vector, lanes_are_groups, num_threads};
   ConvTiling t{};
-  const int64_t groups = div_up(gemm.groups, lanes_are_groups ? vector.lanes : 1);
-
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
   // in L2 (4 to 10 % on maps of 56 to 129).
   const bool short_pixels =
       gemm.taps() == 1 && k.blocks_c == 2 && !gemm.pairs && gemm.destination_m == 1 && gemm.m >= gemm.channels;
   // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then. Of a few pixels
   // every patch fits, since it has at most kMaxSegment elements of a pixel's lanes.
-  for (int64_t target = short_pixels ? kTilePixels / 2 : kTilePixels;; target /= 2) {
+  for (int64_t target = short_pixels ? limit::kTilePixels / 2 : limit::kTilePixels;; target /= 2) {
     const bool smallest = target < 16;
-    tile_pixels(gemm, k, vector, lanes_are_groups ? vector.lanes : 1, groups, num_threads, target, t);
-    if (t.patch_elements > kMaxPatchBytes / vector.element_size && !smallest) continue;
-    cut_result_channels(gemm, k, vector, lanes_are_groups, num_threads, t);
+    tiler.cut_pixels(target, t);
+    tiler.cut_source_channels(t);
+    if (t.patch_elements > limit::kMaxPatchBytes / vector.element_size && !smallest) continue;
+    tiler.cut_result_channels(t);
     if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
@@ -137,110 +226,32 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
 
 WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
                               WeightLanes lanes, int num_threads) {
+  const WeightTiler tiler{problem, pixels, vector, lanes, num_threads};
   WeightTiling t{};
-  const bool lanes_are_groups = lanes != WeightLanes::kChannels;
-  int64_t patch_lanes = lanes_are_groups ? vector.lanes : 1;
-  int64_t groups = div_up(problem.groups, patch_lanes);
-  if (lanes == WeightLanes::kInnerGroups) {
-    // The rest of the groups overlaps the last whole vector. A few vectors together read whole cache lines.
-    const int64_t whole = problem.groups / vector.lanes;
-    const int64_t most = max64(1, kInnerGroupsBytes / (vector.lanes * vector.element_size));
-    t.group_vectors = even_piece(whole, min64(most, max64(1, whole / num_threads)));
-    groups = div_up(whole, t.group_vectors);
-    patch_lanes = (t.group_vectors + 1) * vector.lanes;
-  }
-  t.group_blocks = groups;
-  const int64_t vectors = div_up(problem.out_channels_per_group(), lanes_are_groups ? 1 : vector.lanes);
-  const int64_t channels = problem.in_channels_per_group();
-
-  const int64_t taps = problem.taps();
-  t.block_channels = 1;
-  t.tap_rows = problem.kernel_h;
-  t.tap_cols = problem.kernel_w;
-  if (taps > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, kMaxSegment, t.tap_rows, t.tap_cols);
-  // The patch of one channel; rectangles of taps that scatter too far are cut further.
-  t.patch_segments = 1;
-  const auto plane_of_taps = [&] {
-    return saturating_mul(
-        odd_lines(saturating_mul(patch_size(problem.rows(), t.patch_segments * pixels.rows, t.tap_rows),
-                                 patch_size(problem.cols(), pixels.cols, t.tap_cols), patch_lanes),
-                  vector.element_size),
-        pixels.images);
-  };
-  while (plane_of_taps() > kMaxPatchBytes / vector.element_size && t.tap_rows * t.tap_cols > 1) {
-    int64_t& longer = t.tap_rows >= t.tap_cols ? t.tap_rows : t.tap_cols;
-    longer = div_up(longer, 2);
-  }
-  if (lanes == WeightLanes::kInnerGroups && pixels.images == 1 && pixels.blocks_w == 1) {
-    while (t.patch_segments < min64(pixels.blocks_h, kPixelSegmentsPerChunk)) {
-      ++t.patch_segments;
-      if (plane_of_taps() <= kInnerPatchBytes / vector.element_size) continue;
-      --t.patch_segments;
-      break;
-    }
-  }
-  const int64_t plane = plane_of_taps();
-  const int64_t tile_taps = t.tap_rows * t.tap_cols;
-
-  // Output channels first: a patch, the dearer operand, then serves as many of them as possible.
-  const int64_t elements = kWeightTileBytes / (vector.lanes * vector.element_size);
-  t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / max64(tile_taps, kWeightTileColumns)));
-  t.chunks_m = div_up(vectors, t.chunk_vectors);
-
-  if (tile_taps == taps) {
-    const int64_t fit_patch = kPatchBytes / vector.element_size / max64(plane, 1);
-    const int64_t fit_tile = elements / (t.chunk_vectors * tile_taps);
-    t.block_channels = even_piece(channels, max64(1, min64(fit_patch, fit_tile)));
-  }
-  t.blocks_h = div_up(problem.kernel_h, t.tap_rows);
-  t.blocks_w = div_up(problem.kernel_w, t.tap_cols);
-  t.blocks_c = div_up(channels, t.block_channels);
-
-  // Finer blocks of input channels where threads would idle, down to kWeightTileColumns columns.
-  const auto items = [&] { return groups * t.tiles(); };
-  const int64_t most_blocks = max64(t.blocks_c, min64(channels, channels * taps / kWeightTileColumns));
-  while (items() < 4 * num_threads && items() % num_threads != 0 && t.blocks_c < most_blocks) {
-    t.block_channels = div_up(channels, t.blocks_c + 1);
-    const int64_t blocks = div_up(channels, t.block_channels);
-    if (blocks <= t.blocks_c) break;
-    t.blocks_c = blocks;
-  }
-  t.patch_elements = patch_elements(plane, t.block_channels, pixels.images, vector.element_size);
-
-  // Still too few: chunks of pixels in parallel, as many as fit the workspace.
-  t.slots = 1;
-  if (items() < num_threads && pixels.chunks() > 1) {
-    // A slot's, and twice as much for the totals and what they lost.
-    const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * items();
-    t.slots = min64(pixels.chunks(),
-                    max64(div_up(num_threads, items()), num_threads * kPartialBytes / max64(partial, 1) - 2));
-  }
+  tiler.cut_groups(t);
+  tiler.cut_kernel(t);
+  tiler.cut_channels(t);
+  tiler.cut_pixels(t);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, pixels, vector)));
   return t;
 }
 
 int64_t partial_bytes(const WeightTiling& t, const VectorShape& vector) {
   if (t.slots == 1) return 0;
-  return (t.slots + 2) * t.group_blocks * t.tiles() * t.tile_size(vector.lanes) * vector.element_size;
+  return (t.slots + 2) * t.items() * t.tile_size(vector.lanes) * vector.element_size;
 }
-
-namespace {
-
-constexpr int64_t kOffsetBytes = sizeof(int64_t);
-
-}  // namespace
 
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector) {
   const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
+  // One panel's C tile where each is finished at once, else the chunk's.
+  const int64_t tile_bytes = tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size;
   ScratchLayout layout;
   ConvScratch s{};
-  s.position_offsets = layout.take(tiling.pixels() * kOffsetBytes);
-  s.tap_offsets = layout.take(k.max_depth() * kOffsetBytes);
+  s.position_offsets = layout.take_offsets(tiling.pixels());
+  s.tap_offsets = layout.take_offsets(k.max_depth());
   s.zeros = layout.take(width * size);
   s.bias = layout.take(width * size);
   s.panel = layout.take(k.max_depth() * width * size);
-  // One panel's C tile where each is finished at once, else the chunk's.
-  const int64_t tile_bytes = tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size;
   s.c_tile = layout.take(tile_bytes);
   s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
   s.lost_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
@@ -252,17 +263,18 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector) {
   const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
   const int64_t segment_pixels = pixels.images * pixels.rows * pixels.cols;
+  const int64_t tile_bytes = tiling.tile_size(vector.lanes) * size;
   ScratchLayout layout;
   WeightScratch s{};
-  s.element_offsets = layout.take(tiling.max_elements() * kOffsetBytes);
-  s.pixel_offsets = layout.take(segment_pixels * kOffsetBytes);
+  s.element_offsets = layout.take_offsets(tiling.max_elements());
+  s.pixel_offsets = layout.take_offsets(segment_pixels);
   s.zeros = layout.take(vector.max_vectors * vector.lanes * size);
   s.panel = layout.take(segment_pixels * width * size);
   s.patch = layout.take(tiling.patch_elements * size);
   if (tiling.slots == 1) {
-    s.tile = layout.take(tiling.tile_size(vector.lanes) * size);
-    s.total = pixels.chunks() > 1 ? layout.take(tiling.tile_size(vector.lanes) * size) : s.tile;
-    s.lost = pixels.chunks() > 1 ? layout.take(tiling.tile_size(vector.lanes) * size) : s.tile;
+    s.tile = layout.take(tile_bytes);
+    s.total = pixels.chunks() > 1 ? layout.take(tile_bytes) : s.tile;
+    s.lost = pixels.chunks() > 1 ? layout.take(tile_bytes) : s.tile;
   }
   s.bytes = layout.bytes();
   return s;

@@ -36,6 +36,7 @@ struct WeightTiling {
   int64_t slots;  // chunks of pixels summed in parallel, each into a partial of its own; 1: one after the other
   int64_t max_elements() const { return block_channels * tap_rows * tap_cols; }
   int64_t tiles() const { return chunks_m * blocks_c * blocks_h * blocks_w; }
+  int64_t items() const { return tiles() * group_blocks; }  // of one slot
   int64_t tile_size(int64_t lanes) const {
     return chunk_vectors * lanes * max_elements() * (group_vectors > 0 ? group_vectors + 1 : 1);
   }

@@ -17,6 +17,11 @@ struct TileGrid {
   int64_t tiles_n, tiles_h, tiles_w;
   int64_t pixels() const { return tile_images * tile_rows * tile_cols; }
   int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
+  void count_tiles(const ConvGemm& gemm) {
+    tiles_n = div_up(gemm.batch, tile_images);
+    tiles_h = div_up(gemm.rows, tile_rows);
+    tiles_w = div_up(gemm.cols, tile_cols);
+  }
   // The last one along each axis takes what is left.
   Tile tile(int64_t number, const ConvGemm& gemm) const {
     const int64_t image = number / (tiles_h * tiles_w) * tile_images;
@@ -25,6 +30,11 @@ struct TileGrid {
             col,   min64(tile_cols, gemm.cols - col)};
   }
 };
+
+// Whether there are few items and their last round leaves threads without one.
+inline bool threads_would_idle(int64_t items, int num_threads) {
+  return items < 4 * num_threads && items % num_threads != 0;
+}
 
 // Vectors cut into panels of near-equal width, at most a given one.
 struct Panels {

@@ -4,40 +4,34 @@
 
 namespace conv2d_ext::cpu {
 
+namespace limit = limits::one_pixel;
+
 namespace {
 
-using limits::one_pixel::kDotBlockBytes;
-using limits::one_pixel::kDotImages;
-using limits::one_pixel::kDotResults;
-using limits::one_pixel::kDotStreamBytes;
-using limits::one_pixel::kRowLanes;
-using limits::one_pixel::kSmallProducts;
-using limits::one_pixel::kThreadProducts;
-
-bool taps_are_inside(const GatherAxis& axis, int64_t taps, int64_t size) {
-  const int64_t first = axis.source(0, 0), last = axis.source(0, taps - 1);
-  return min64(first, last) >= 0 && max64(first, last) < size;
+// Items that there should be for the threads to share, where each then has products enough.
+int64_t worthwhile_items(double products, int num_threads) {
+  return num_threads == 1 ? 1 : min64(4 * num_threads, int64_t(products / double(limit::kThreadProducts)));
 }
 
 }  // namespace
 
 bool is_small(const Conv2dProblem& p) {
   return p.out_h == 1 && p.out_w == 1 &&
-         double(p.batch) * double(p.out_channels) * double(p.gemm_k()) < double(kSmallProducts);
+         double(p.batch) * double(p.out_channels) * double(p.gemm_k()) < double(limit::kSmallProducts);
 }
 
 DotTiling tile_dot(const ConvGemm& gemm, const DotBlocking& k, const DotKernelShape& shape, int num_threads) {
   DotTiling t{};
-  t.blocks_n = div_up(gemm.batch, kDotImages);
+  t.blocks_n = div_up(gemm.batch, limit::kDotImages);
   t.images = div_up(gemm.batch, t.blocks_n);
   const int64_t step = t.images == 1 ? shape.single_rows : shape.rows;
 
   // As many rows as fit, fewer where threads would idle.
-  int64_t blocks_m = div_up(gemm.m, max64(kDotResults / t.images, step));
+  int64_t blocks_m = div_up(gemm.m, max64(limit::kDotResults / t.images, step));
   const int64_t others = gemm.groups * t.blocks_n;
   const double products = double(gemm.m) * double(k.products) * double(t.images) * double(others);
-  const int64_t wanted = min64(4 * num_threads, int64_t(products / double(kThreadProducts)));
-  if (num_threads > 1 && others * blocks_m < wanted) {
+  const int64_t wanted = worthwhile_items(products, num_threads);
+  if (others * blocks_m < wanted) {
     blocks_m = min64(div_up(gemm.m, step), round_up(div_up(wanted, others), num_threads));
   }
   t.rows = min64(gemm.m, round_up(div_up(gemm.m, blocks_m), step));
@@ -46,27 +40,28 @@ DotTiling tile_dot(const ConvGemm& gemm, const DotBlocking& k, const DotKernelSh
   t.padded_rows = t.rows + max64(shape.single_rows, shape.lanes);
 
   const int64_t chain = k.chain * shape.width;
-  const int64_t bytes = t.images <= shape.columns ? kDotStreamBytes : kDotBlockBytes;
+  const int64_t bytes = t.images <= shape.columns ? limit::kDotStreamBytes : limit::kDotBlockBytes;
   t.depth = min64(chain * max64(1, bytes / (chain * shape.element_size)), round_up(k.products, shape.width));
   return t;
 }
 
 DotScratch lay_out_scratch(const DotTiling& t, const DotKernelShape& shape) {
-  const auto line = [](int64_t bytes) { return round_up(bytes, 64); };
-  DotScratch s{};
-  s.bias = 0;
-  s.lanes = line(t.padded_rows * shape.element_size);
   // The micro-kernels' surplus columns have lanes too.
   const int64_t lane_columns = t.images == 1 ? 1 : round_up(t.images, shape.columns);
-  s.patches = s.lanes + lane_columns * t.padded_rows * shape.width * shape.element_size;
-  s.rows = s.patches + line(t.images * t.depth * shape.element_size);
-  s.bytes = s.rows + line(max64(shape.single_rows, shape.rows) * t.depth * shape.storage_size);
+  ScratchLayout layout;
+  DotScratch s{};
+  s.bias = layout.take(t.padded_rows * shape.element_size);
+  s.lanes = layout.take(lane_columns * t.padded_rows * shape.width * shape.element_size);
+  s.patches = layout.take(t.images * t.depth * shape.element_size);
+  s.rows = layout.take(max64(shape.single_rows, shape.rows) * t.depth * shape.storage_size);
+  s.bytes = layout.bytes();
   CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
   return s;
 }
 
 bool taps_are_inside(const ConvGemm& g) {
-  return taps_are_inside(g.axis_h, g.taps_h, g.source_h) && taps_are_inside(g.axis_w, g.taps_w, g.source_w);
+  return met_taps(g.axis_h, g.taps_h, g.source_h).count() == g.taps_h &&
+         met_taps(g.axis_w, g.taps_w, g.source_w).count() == g.taps_w;
 }
 
 bool dot_is_dense(const ConvGemm& g, int64_t stride_c, int64_t stride_i, int64_t stride_j) {
@@ -76,11 +71,11 @@ bool dot_is_dense(const ConvGemm& g, int64_t stride_c, int64_t stride_i, int64_t
 
 RowTiling tile_rows(const RowProducts& p, int num_threads) {
   RowTiling t{};
-  t.blocks_l = div_up(p.lanes, kRowLanes);
+  t.blocks_l = div_up(p.lanes, limit::kRowLanes);
   t.blocks_r = 1;
   const double products = double(p.groups) * double(p.results) * double(p.depth) * double(p.lanes);
-  const int64_t wanted = min64(4 * num_threads, int64_t(products / double(kThreadProducts)));
-  if (num_threads > 1 && p.groups * t.blocks_l < wanted) {
+  const int64_t wanted = worthwhile_items(products, num_threads);
+  if (p.groups * t.blocks_l < wanted) {
     // Results where there are many (grad_weight), else lanes, in pieces of whole cache lines.
     const int64_t pieces = div_up(wanted, p.groups * t.blocks_l);
     if (p.results >= 8 * pieces) {
@@ -117,18 +112,22 @@ RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
   p.segment = k.segment_channels;
   p.chain = k.chain;
   p.segments_per_chunk = kSegmentsPerChunk;
+  p.factor = g.source;
   p.factor_g = g.channels * g.source_c;
   p.factor_r = g.source_n;
   p.factor_k = g.source_c;
+  p.rows = g.weight;
   p.rows_g = g.weight_g;
   p.rows_k = g.weight_c;
+  p.result = g.destination;
   p.result_g = g.m;
   p.result_r = g.destination_n;
   return p;
 }
 
-RowProducts row_products(const Conv2dProblem& problem, const int64_t* grad_output, const int64_t* input,
-                         const int64_t* grad_weight, const ChainLimits& limits) {
+RowProducts row_products(const Call& call, const ChainLimits& limits) {
+  const Conv2dProblem& problem = call.problem;
+  const int64_t *const grad_output = call.a.stride, *const input = call.b.stride;
   const PixelBlocking pixels = block_pixels(problem.batch, 1, 1, limits);
   RowProducts p{};
   p.groups = problem.groups;
@@ -138,13 +137,16 @@ RowProducts row_products(const Conv2dProblem& problem, const int64_t* grad_outpu
   p.segment = pixels.images;
   p.chain = pixels.chain;
   p.segments_per_chunk = kPixelSegmentsPerChunk;
+  p.factor = call.a.data;
   p.factor_g = p.results * grad_output[1];
   p.factor_r = grad_output[1];
   p.factor_k = grad_output[0];
+  p.rows = call.b.data;
   p.rows_g = problem.in_channels_per_group() * input[1];
   p.rows_k = input[0];
-  p.result_g = p.results * grad_weight[0];
-  p.result_r = grad_weight[0];
+  p.result = call.result.data;
+  p.result_g = p.results * call.result.stride[0];
+  p.result_r = call.result.stride[0];
   return p;
 }
 

@@ -69,8 +69,7 @@ int64_t row_scratch_bytes(const RowProducts& products, const RowTiling& tiling, 
 // A GEMM of the input gradient as rows times factors.
 RowProducts row_products(const ConvGemm& gemm, const ChainLimits& limits);
 
-// The same of the weight's gradient of one output pixel.
-RowProducts row_products(const Conv2dProblem& problem, const int64_t* grad_output, const int64_t* input,
-                         const int64_t* grad_weight, const ChainLimits& limits);
+// The weight's gradient of one output pixel as such products.
+RowProducts row_products(const Call& call, const ChainLimits& limits);
 
 }  // namespace conv2d_ext::cpu

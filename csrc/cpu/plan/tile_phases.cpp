@@ -8,9 +8,7 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-using limits::phases::kMostPanelBytes;
-using limits::phases::kMostPatchBytes;
-using limits::phases::kMostPhasePixels;
+namespace limit = limits::phases;
 
 const char* const kManyPixels = "a phase's pixels or a panel of all taps would not stay in L2";
 
@@ -35,8 +33,8 @@ void extend(const GatherAxis& axis, int64_t positions, int64_t taps, int64_t& lo
 
 }  // namespace
 
-const char* join_phases(const Conv2dProblem& p, const VectorShape& vector, const int64_t* grad_output,
-                        const int64_t* weight, const int64_t* grad_input, JoinedPhases& phases) {
+const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhases& phases) {
+  const Conv2dProblem& p = call.problem;
   const int64_t step_h = grad_input_tap_step(p.stride_h, p.dilation_h);
   const int64_t step_w = grad_input_tap_step(p.stride_w, p.dilation_w);
   // Every phase of the stride has a tap, and positions.
@@ -47,7 +45,8 @@ const char* join_phases(const Conv2dProblem& p, const VectorShape& vector, const
   const int64_t phase_count = step_h * step_w;
   if (phase_count < 2) return "the stride has one phase";
   if (phase_count > JoinedPhases::kMost || p.taps() > JoinedPhases::kMostTaps) return "too many phases or taps";
-  if (p.in_h > kMostPhasePixels * p.stride_h || p.in_w > kMostPhasePixels * p.stride_w) return kManyPixels;
+  const int64_t most_h = limit::kMostPhasePixels * p.stride_h, most_w = limit::kMostPhasePixels * p.stride_w;
+  if (p.in_h > most_h || p.in_w > most_w) return kManyPixels;
   if (!vector.interleaves) return "these kernels are not compiled for this dtype and instruction set";
   if (p.in_channels_per_group() < 2 * vector.lanes || p.out_channels == 0) return "few input channels in a group";
   // The gradient of one output pixel, and phases that are cut into bands, are other GEMMs than these.
@@ -56,20 +55,20 @@ const char* join_phases(const Conv2dProblem& p, const VectorShape& vector, const
   phases.count = 0;
   phases.taps_h = p.kernel_h;
   phases.taps_w = p.kernel_w;
-  phases.weight_i = weight[2];
-  phases.weight_j = weight[3];
+  phases.weight_i = call.b.stride[2];
+  phases.weight_j = call.b.stride[3];
   phases.step_i = step_h;
   phases.step_j = step_w;
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
-  for_each_grad_input_gemm(p, grad_output, weight, grad_input, [&](const ConvGemm& g, const GemmOffsets& offsets) {
+  for_each_grad_input_gemm(call, [&](const ConvGemm& g) {
     // No gradients of patch layers, and no vectors over groups.
     joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !lanes_are_groups(g, vector);
     if (!joins) return;
     // One after the other, columns fastest.
     const int f = phases.count++;
     phases.gemm[f] = g;
-    phases.destination[f] = offsets.destination;
+    phases.gemm[f].weight = call.b.data;
     phases.first_i[f] = f / step_w;
     phases.first_j[f] = f % step_w;
     extend(g.axis_h, g.rows, g.taps_h, low_row, high_row);
@@ -81,10 +80,11 @@ const char* join_phases(const Conv2dProblem& p, const VectorShape& vector, const
   phases.first_col = low_col;
   phases.cols = high_col - low_col + 1;
   // Sizes before their products.
-  const int64_t channels = phases.gemm[0].channels;
-  if (channels > kMostPanelBytes || phases.rows > kMostPatchBytes || phases.cols > kMostPatchBytes) return kManyPixels;
-  const bool fits = phases.most_pixels() <= kMostPhasePixels && panel_bytes(phases, vector, 1) <= kMostPanelBytes &&
-                    elements_of_patch(phases, 1, vector) * vector.element_size <= kMostPatchBytes;
+  if (phases.gemm[0].channels > limit::kMostPanelBytes) return kManyPixels;
+  if (max64(phases.rows, phases.cols) > limit::kMostPatchBytes) return kManyPixels;
+  const bool fits = phases.most_pixels() <= limit::kMostPhasePixels &&
+                    panel_bytes(phases, vector, 1) <= limit::kMostPanelBytes &&
+                    elements_of_patch(phases, 1, vector) * vector.element_size <= limit::kMostPatchBytes;
   return fits ? nullptr : kManyPixels;
 }
 
@@ -92,16 +92,17 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
   PhasesTiling t{};
   const int64_t batch = phases.gemm[0].batch, groups = phases.gemm[0].groups;
   const int64_t image_bytes = elements_of_patch(phases, 1, vector) * vector.element_size;
-  t.tile_images = even_piece(
-      batch, min64(kMostPatchBytes / max64(image_bytes, 1), kMostPhasePixels / max64(phases.most_pixels(), 1)));
+  t.tile_images = even_piece(batch, min64(limit::kMostPatchBytes / max64(image_bytes, 1),
+                                          limit::kMostPhasePixels / max64(phases.most_pixels(), 1)));
   t.tiles_n = div_up(batch, t.tile_images);
   t.patch_elements = elements_of_patch(phases, t.tile_images, vector);
   t.panel_vectors = vector.max_vectors;
-  while (t.panel_vectors > 1 && panel_bytes(phases, vector, t.panel_vectors) > kMostPanelBytes) --t.panel_vectors;
+  const auto fits = [&](int64_t vectors) { return panel_bytes(phases, vector, vectors) <= limit::kMostPanelBytes; };
+  while (t.panel_vectors > 1 && !fits(t.panel_vectors)) --t.panel_vectors;
   // Chunks, each of which packs the patch anew, for the sake of idle threads alone.
   const int64_t vectors = div_up(phases.gemm[0].m, vector.lanes), tiles = groups * t.tiles_n;
   int64_t chunks = 1;
-  while (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0 && chunks < vectors) ++chunks;
+  while (threads_would_idle(tiles * chunks, num_threads) && chunks < vectors) ++chunks;
   t.chunk_vectors = div_up(vectors, chunks);
   t.chunks_m = div_up(vectors, t.chunk_vectors);
   return t;
@@ -114,8 +115,8 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   for (int f = 0; f < phases.count; ++f) pixels += tiling.tile_images * phases.gemm[f].rows * phases.gemm[f].cols;
   ScratchLayout layout;
   PhasesScratch s{};
-  s.position_offsets = layout.take(pixels * int64_t(sizeof(int64_t)));
-  s.tap_offsets = layout.take(depth * int64_t(sizeof(int64_t)));
+  s.position_offsets = layout.take_offsets(pixels);
+  s.tap_offsets = layout.take_offsets(depth);
   s.zeros = layout.take(width * size);
   s.taps = layout.take(phases.taps() * width * size);
   s.panel = layout.take(panel_bytes(phases, vector, vectors));
@@ -123,8 +124,7 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   s.c_tile = layout.take(tile_bytes);
   bool has_chunks = false;
   for (int f = 0; f < phases.count; ++f) {
-    const ConvGemm& g = phases.gemm[f];
-    has_chunks = has_chunks || block_k(g.geometry(), vector.limits).has_chunks();
+    has_chunks = has_chunks || block_k(phases.gemm[f].geometry(), vector.limits).has_chunks();
   }
   s.total_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
   s.lost_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;

@@ -9,14 +9,13 @@
 
 namespace conv2d_ext::cpu {
 
-// A convolution's phases (visit_grad_input_gemms), which share grad_output and, each its own taps, the weight.
+// A convolution's phases (for_each_grad_input_gemm), which share grad_output and, each its own taps, the weight.
 struct JoinedPhases {
   static constexpr int kMost = 16;
   static constexpr int64_t kMostTaps = 64;
 
   int count;
-  ConvGemm gemm[kMost];        // without addresses
-  int64_t destination[kMost];  // where a phase's first result is
+  ConvGemm gemm[kMost];  // `weight`: the whole kernel's
 
   // Taps of the whole kernel, and steps between them in the weight.
   int64_t taps_h, taps_w, weight_i, weight_j;
@@ -35,9 +34,8 @@ struct JoinedPhases {
 };
 
 // Joins the phases of grad_input where there are so few pixels that packing weights takes the time, and returns
-// nullptr; else why not. Strides as for visit_grad_input_gemms. The choice changes no bit.
-const char* join_phases(const Conv2dProblem& problem, const VectorShape& vector, const int64_t* grad_output,
-                        const int64_t* weight, const int64_t* grad_input, JoinedPhases& phases);
+// nullptr; else why not. The choice changes no bit.
+const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhases& phases);
 
 // A work item: all pixels of some images, for a chunk of a group's result channels.
 struct PhasesTiling {

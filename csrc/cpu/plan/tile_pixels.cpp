@@ -4,16 +4,9 @@
 
 namespace conv2d_ext::cpu {
 
-namespace {
+namespace limit = limits::tiling;
 
-using limits::tiling::kFarRowsBytes;
-using limits::tiling::kLeastChannelsToAlign;
-using limits::tiling::kLeastPixelsToCopyRows;
-using limits::tiling::kMaxPatchBytes;
-using limits::tiling::kPanelBytes;
-using limits::tiling::kPatchBytes;
-using limits::tiling::kSumBytes;
-using limits::tiling::kTileBytes;
+namespace {
 
 bool fits_scratch(const PixelScratch& scratch) { return scratch.bytes <= limits::kMaxScratchBytes; }
 
@@ -25,19 +18,25 @@ bool planes_fit_l1(int64_t pitch, int64_t depth) {
   return depth <= 4 * (4096 / aligned);
 }
 
+// Whether a result channel's weights of a segment are neighbours, in the order of k.
+bool segments_are_contiguous(const ConvGemm& gemm, const KBlocking& k) {
+  const int64_t taps = k.tap_rows * k.tap_cols, tap_step = k.tap_cols > 1 ? gemm.weight_j : gemm.weight_i;
+  const bool rows_join = k.tap_rows == 1 || k.tap_cols == 1 || gemm.weight_i == k.tap_cols;
+  return (taps == 1 || (tap_step == 1 && rows_join)) && (k.segment_channels == 1 || gemm.weight_c == taps);
+}
+
 }  // namespace
 
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads) {
   PixelTiling t{};
   t.tile_images = 1;
-  t.tiles_n = gemm.batch;
   const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
   // A single block of result channels reads every pixel once. Planes off the borders of 16 bytes have nearly every
   // other vector in two cache lines: many channels had better read a copy.
   const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size);
-  const bool reads_well =
-      planes_fit_l1(plane_bytes, k.segment_channels) && (plane_bytes % 16 == 0 || gemm.m < kLeastChannelsToAlign);
+  const bool reads_well = planes_fit_l1(plane_bytes, k.segment_channels) &&
+                          (plane_bytes % 16 == 0 || gemm.m < limit::kLeastChannelsToAlign);
   t.source_in_place = same_type && reads_whole_planes(gemm) && (gemm.m <= pixel_rows(vector) || reads_well);
   const auto plane_of = [&](int64_t rows, int64_t cols) {
     return odd_lines(
@@ -45,7 +44,7 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
         vector.element_size);
   };
   int64_t plane = 0;
-  const int64_t panel_pixels = kPanelBytes / vector.element_size;
+  const int64_t panel_pixels = limit::kPanelBytes / vector.element_size;
   for (int64_t target = t.source_in_place ? 2 * panel_pixels : panel_pixels;; target /= 2) {
     // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
     const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
@@ -53,30 +52,20 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
     t.tile_rows = even_piece(gemm.rows, max64(1, target / t.tile_cols));
     plane =
         plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
-    if (saturating_mul(plane, k.segment_channels, vector.element_size) <= kMaxPatchBytes || target < 16) break;
+    if (saturating_mul(plane, k.segment_channels, vector.element_size) <= limit::kMaxPatchBytes || target < 16) break;
   }
-  t.tiles_h = div_up(gemm.rows, t.tile_rows);
-  t.tiles_w = div_up(gemm.cols, t.tile_cols);
-  t.block_channels = 1;
-  if (k.blocks_h * k.blocks_w == 1) {
-    const int64_t fit = max64(1, kPatchBytes / vector.element_size / max64(plane * k.segment_channels, 1));
-    t.block_channels = k.segment_channels * even_piece(k.blocks_c, fit);
-  }
+  t.count_tiles(gemm);
+  t.block_channels = channels_of_block(k, plane, vector.element_size);
   // The last panel reads beyond the last row of the patch.
   t.patch_elements = patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
   t.join_rows = t.tile_cols == gemm.cols && pointwise;
   // The sum of a chunk lies in scratch, beside the total of those before it.
   t.direct = same_type && !k.has_chunks() && gemm.destination_col == 1 &&
              (!t.join_rows || t.tile_rows == 1 || gemm.destination_row == gemm.cols);
-  // In place where all of k that a segment takes is contiguous.
-  const int64_t tap_step = k.tap_cols > 1 ? gemm.weight_j : gemm.weight_i;
-  const bool taps_are_contiguous =
-      k.tap_rows * k.tap_cols == 1 ||
-      (tap_step == 1 && (k.tap_rows == 1 || k.tap_cols == 1 || gemm.weight_i == k.tap_cols));
-  const bool rows_far_apart = pointwise && gemm.m > 1 && saturating_mul(gemm.weight_m, storage_size) >= kFarRowsBytes &&
-                              t.tile_rows * t.tile_cols >= kLeastPixelsToCopyRows;
-  t.weight_in_place = same_type && taps_are_contiguous && !rows_far_apart &&
-                      (k.segment_channels == 1 || gemm.weight_c == k.tap_rows * k.tap_cols);
+  const bool rows_far_apart = pointwise && gemm.m > 1 &&
+                              saturating_mul(gemm.weight_m, storage_size) >= limit::kFarRowsBytes &&
+                              t.tile_rows * t.tile_cols >= limit::kLeastPixelsToCopyRows;
+  t.weight_in_place = same_type && segments_are_contiguous(gemm, k) && !rows_far_apart;
 
   // Result channels: as many as scratch holds, fewer where threads would idle.
   const int64_t runs = t.join_rows ? 1 : t.tile_rows;
@@ -84,15 +73,13 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   const int64_t c_row = runs * (t.direct ? min64(run, kMaxPanelVectors * vector.lanes) : run);
   const int64_t row = c_row + (t.weight_in_place ? 0 : round_up(k.max_depth(), vector.lanes));
   // Of several chunks there are three tiles of them (tile_conv).
-  int64_t fit = (k.has_chunks() ? kTileBytes / 3 : kTileBytes) / (row * vector.element_size);
+  int64_t fit = (k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes) / (row * vector.element_size);
   // Sums that every segment adds to stay in L2, wherever they lie.
-  if (k.blocks_c * k.blocks_h * k.blocks_w > 1) fit = min64(fit, kSumBytes / (runs * run * vector.element_size));
+  if (k.segments() > 1) fit = min64(fit, limit::kSumBytes / (runs * run * vector.element_size));
   int64_t chunks = div_up(gemm.m, max64(pixel_rows(vector), fit));
   const int64_t tiles = gemm.groups * t.tiles();
-  while (tiles * chunks < 4 * num_threads && tiles * chunks % num_threads != 0 &&
-         gemm.m >= 2 * pixel_rows(vector) * (chunks + 1)) {
-    ++chunks;
-  }
+  const int64_t most_chunks = gemm.m / (2 * pixel_rows(vector));
+  while (threads_would_idle(tiles * chunks, num_threads) && chunks < most_chunks) ++chunks;
   t.chunk_m = div_up(gemm.m, chunks);
   t.c_elements = t.chunk_m * c_row;
   while (t.chunk_m > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
@@ -108,8 +95,8 @@ PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, cons
   const int64_t size = vector.element_size;
   ScratchLayout layout;
   PixelScratch s{};
-  s.tap_offsets = layout.take(k.max_depth() * int64_t(sizeof(int64_t)));
-  s.channel_offsets = layout.take(k.max_depth() * int64_t(sizeof(int64_t)));
+  s.tap_offsets = layout.take_offsets(k.max_depth());
+  s.channel_offsets = layout.take_offsets(k.max_depth());
   s.zeros = layout.take(kMaxPixelRows * size);
   s.bias = layout.take(tiling.chunk_m * size);
   s.weight = layout.take(tiling.weight_in_place ? 0 : tiling.chunk_m * round_up(k.max_depth(), vector.lanes) * size);

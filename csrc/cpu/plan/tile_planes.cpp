@@ -4,16 +4,15 @@
 
 namespace conv2d_ext::cpu {
 
-using limits::few_planes::kLeastRunBytes;
-using limits::few_planes::kRunBytes;
+namespace limit = limits::few_planes;
 
 FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size,
                                 int num_threads) {
   FewPlanesTiling t{};
   const int64_t plane_bytes = gemm.cols * storage_size;
-  int64_t runs = div_up(plane_bytes, kRunBytes);
+  int64_t runs = div_up(plane_bytes, limit::kRunBytes);
   if (runs * gemm.batch * gemm.groups < 4 * num_threads) {
-    runs = max64(runs, min64(round_up(runs, num_threads), plane_bytes / kLeastRunBytes));
+    runs = max64(runs, min64(round_up(runs, num_threads), plane_bytes / limit::kLeastRunBytes));
   }
   t.run = min64(round_up(div_up(gemm.cols, runs), 4 * vector.lanes), gemm.cols);
   t.runs = div_up(gemm.cols, t.run);

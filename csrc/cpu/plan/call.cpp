@@ -1,0 +1,49 @@
+#include "call.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+void drop_unused_strides(int64_t (&stride)[4], const TensorSizes& size) {
+  drop_unused_step(size.batch, stride[0]);
+  drop_unused_step(size.channels, stride[1]);
+  drop_unused_step(size.height, stride[2]);
+  drop_unused_step(size.width, stride[3]);
+}
+
+}  // namespace
+
+void drop_unused_step(int64_t size, int64_t& step, int64_t harmless) {
+  constexpr int64_t kLongest = int64_t{1} << 40;
+  if (size <= 1 && (step > kLongest || step < -kLongest)) step = harmless;
+}
+
+bool is_empty(const Call& call) {
+  const Conv2dProblem& p = call.problem;
+  switch (call.direction) {
+    case Direction::kForward:
+      return p.batch == 0 || p.out_channels == 0 || p.out_pixels() == 0;
+    case Direction::kGradInput:
+      return p.batch == 0 || p.in_channels == 0 || p.in_h == 0 || p.in_w == 0;
+    default:
+      return p.out_channels == 0 || p.in_channels == 0 || p.taps() == 0;
+  }
+}
+
+void normalize(Call& call) {
+  Conv2dProblem& p = call.problem;
+  p = with_bounded_strides(p);
+  const bool forward = call.direction == Direction::kForward, grad_weight = call.direction == Direction::kGradWeight;
+  int64_t (&input)[4] = forward ? call.a.stride : grad_weight ? call.b.stride : call.result.stride;
+  int64_t (&weight)[4] = grad_weight ? call.result.stride : call.b.stride;
+  int64_t (&output)[4] = forward ? call.result.stride : call.a.stride;
+  drop_unused_strides(input, {p.batch, p.in_channels, p.in_h, p.in_w});
+  drop_unused_strides(weight, {p.out_channels, p.in_channels_per_group(), p.kernel_h, p.kernel_w});
+  drop_unused_strides(output, {p.batch, p.out_channels, p.out_h, p.out_w});
+  if (!grad_weight) return;
+  // One output position takes no step.
+  if (p.out_h == 1) p.stride_h = 1;
+  if (p.out_w == 1) p.stride_w = 1;
+}
+
+}  // namespace conv2d_ext::cpu

@@ -1,0 +1,31 @@
+// A call of one direction: what is planned.
+#pragma once
+
+#include "../../conv2d_problem.h"
+#include "../../tensor_view.h"
+#include "../conv2d_cpu.h"
+
+namespace conv2d_ext::cpu {
+
+// Tensors have no data where the call is only planned.
+struct Call {
+  Direction direction;
+  Conv2dProblem problem;
+  DType dtype;
+  ConstTensorView a, b;  // forward: input, weight; grad_input: grad_output, weight; grad_weight: grad_output, input
+  TensorView result;
+  Bias bias{};
+};
+
+// Whether there is nothing to write.
+bool is_empty(const Call& call);
+
+// Replaces strides that no element uses, whose products could overflow, by harmless ones. To be called once, before a
+// call is planned.
+void normalize(Call& call);
+
+// A step along a dimension of one element is never taken. Where it is huge its products overflow: it gets a harmless
+// value. No step that is taken is as long, since the memory it would span is not there.
+void drop_unused_step(int64_t size, int64_t& step, int64_t harmless = 0);
+
+}  // namespace conv2d_ext::cpu
