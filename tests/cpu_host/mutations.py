@@ -303,13 +303,13 @@ MUTATIONS = (
     ),
     # ---- packers
     M(
-        "pack/patch.h",
+        "base/integers.h",
         "a run's last element is clipped",
-        "extent > first ? div_up(extent - first, step) : 0",
-        "extent > first ? (extent - first) / step : 0",
+        "first < size ? div_up(size - first, step) : 0",
+        "first < size ? (size - first) / step : 0",
     ),
     M(
-        "pack/patch.h",
+        "base/integers.h",
         "a run begins one element early",
         "first < 0 ? div_up(-first, step) : 0",
         "first < 0 ? -first / step : 0",
@@ -323,7 +323,7 @@ MUTATIONS = (
     M(
         "pack/patch.h",
         "the padding on the right is stale",
-        "clear(to + in.high * patch_.col_pitch, (cols.run_length - in.high) * patch_.col_pitch);",
+        "clear(to + in.end * patch_.col_pitch, (cols.run_length - in.end) * patch_.col_pitch);",
         "",
     ),
     M(
@@ -590,7 +590,7 @@ MUTATIONS = (
     M(
         "drivers/strided.h",
         "the patch begins left of the image",
-        "(cols.first + in_w.low) * go[3], go[3]",
+        "(cols.first + in_w.begin) * go[3], go[3]",
         "cols.first * go[3], go[3]",
     ),
     M(
@@ -612,10 +612,10 @@ MUTATIONS = (
         "true",
     ),
     M(
-        "drivers/depthwise.h",
+        "plan/patch_axis.h",
         "one position too many counts as inside",
-        "last < extent ? div_up(extent - last, axis.step) : 0",
-        "last < extent ? div_up(extent - last, axis.step) + 1 : 0",
+        "axis.step, positions, size).end;",
+        "axis.step, positions, size).end + 1;",
     ),
     M(
         "drivers/depthwise.h",

@@ -38,18 +38,6 @@ struct DepthwiseCall {
   const DepthwiseTiling tiling;
   const DepthwiseScratch layout;
 
-  // Positions [low, high) of an axis whose taps all lie in the source.
-  struct Inside {
-    int64_t low, high;
-  };
-  static Inside inside(const GatherAxis& axis, int64_t taps, int64_t extent, int64_t positions) {
-    const int64_t reach = (taps - 1) * axis.tap;
-    const int64_t first = axis.origin + min64(reach, 0), last = axis.origin + max64(reach, 0);
-    const int64_t low = min64(first < 0 ? div_up(-first, axis.step) : 0, positions);
-    const int64_t high = min64(last < extent ? div_up(extent - last, axis.step) : 0, positions);
-    return {low, max64(low, high)};
-  }
-
   DepthwiseCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         chain(block_k(g.geometry(), vector_shape<T>().limits).chain),
@@ -81,10 +69,10 @@ struct DepthwiseCall {
     const Tile tile = tiling.tile(item / tiling.blocks, gemm);
     const int64_t row = tile.row, row_end = row + tile.rows, col = tile.col, col_end = col + tile.cols;
     const Rectangle whole{row, tile.rows, col, tile.cols};
-    const Inside rows = inside(gemm.axis_h, gemm.taps_h, gemm.source_h, gemm.rows);
-    const Inside cols = inside(gemm.axis_w, gemm.taps_w, gemm.source_w, gemm.cols);
-    const int64_t row_low = min64(max64(rows.low, row), row_end), row_high = max64(min64(rows.high, row_end), row_low);
-    const int64_t col_low = min64(max64(cols.low, col), col_end), col_high = max64(min64(cols.high, col_end), col_low);
+    const Interval rows = positions_inside(gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h);
+    const Interval cols = positions_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
+    const int64_t row_low = min64(max64(rows.begin, row), row_end), row_high = max64(min64(rows.end, row_end), row_low);
+    const int64_t col_low = min64(max64(cols.begin, col), col_end), col_high = max64(min64(cols.end, col_end), col_low);
     const Rectangle inner{row_low, row_high - row_low, col_low, col_high - col_low};
     for (int64_t n = tile.image; n < tile.image + tile.images; ++n) {
       // Strips of the border cost a patch each; where they are most of the tile, one patch is cheaper.

@@ -64,8 +64,8 @@ struct ConvCall {
     if (G || gemm.taps() != 1 || order != PatchOrder::kChannelInner || gemm.lone) return false;
     const bool far_apart = saturating_mul(gemm.source_col, gemm.axis_w.step, int64_t(sizeof(S))) >= kFarApart;
     if (!kTakesPairs<T> && far_apart && gemm.m >= kLeastChannels) return false;
-    const bool inside =
-        stays_inside(gemm.axis_h, gemm.rows, gemm.source_h) && stays_inside(gemm.axis_w, gemm.cols, gemm.source_w);
+    const bool inside = positions_inside(gemm.axis_h, 1, gemm.rows, gemm.source_h).count() == gemm.rows &&
+                        positions_inside(gemm.axis_w, 1, gemm.cols, gemm.source_w).count() == gemm.cols;
     if constexpr (kTakesPairs<T>) {
       return inside && gemm.source_n % 2 == 0 && gemm.source_row % 2 == 0 && gemm.source_col % 2 == 0;
     }
@@ -350,8 +350,8 @@ struct ConvCall {
   // A pixel's lanes [lane, lane + run) are neighbouring taps, of which the first one's column is `col`.
   CONV2D_INLINE void store_tap_row(const T* from, int64_t lane, int64_t run, int64_t col, S* row) const {
     const int64_t step = gemm.place_w.tap;
-    const RunBounds in = clip_run(col, step, run, gemm.destination_w);
-    for (int64_t t = in.low; t < in.high; ++t) {
+    const Interval in = indices_inside(col, step, run, gemm.destination_w);
+    for (int64_t t = in.begin; t < in.end; ++t) {
       T sum;
       if constexpr (kHasTranspose<T>) {
         sum = from[lane + t];

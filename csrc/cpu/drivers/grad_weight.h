@@ -56,8 +56,9 @@ struct GradWeightCall {
   // One tap that never lies in the padding: the input itself is the patch, whatever its strides.
   bool input_is_patch() const {
     if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
-    return problem.taps() == 1 && stays_inside(problem.rows(), problem.out_h, problem.in_h) &&
-           stays_inside(problem.cols(), problem.out_w, problem.in_w);
+    return problem.taps() == 1 &&
+           positions_inside(problem.rows(), 1, problem.out_h, problem.in_h).count() == problem.out_h &&
+           positions_inside(problem.cols(), 1, problem.out_w, problem.in_w).count() == problem.out_w;
   }
 
   int64_t tile_size() const { return tiling.tile_size(L); }

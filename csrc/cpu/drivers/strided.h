@@ -109,13 +109,13 @@ struct StridedCall {
   void pack(int64_t image, int64_t group, const MetOutputs& rows, const MetOutputs& cols, T* patch) const {
     const int64_t* const go = grad_output.stride;
     const S* const plane = static_cast<const S*>(grad_output.data) + image * go[0] + group * go[1];
-    const RunBounds in_h = clip_run(rows.first, 1, rows.size, problem.out_h);
-    const RunBounds in_w = clip_run(cols.first, 1, cols.size, problem.out_w);
+    const Interval in_h = indices_inside(rows.first, 1, rows.size, problem.out_h);
+    const Interval in_w = indices_inside(cols.first, 1, cols.size, problem.out_w);
     fill_zero(patch, rows.size * cols.size);
-    if (in_w.low == in_w.high) return;
-    for (int64_t row = in_h.low; row < in_h.high; ++row) {
-      copy_run(plane + (rows.first + row) * go[2] + (cols.first + in_w.low) * go[3], go[3], in_w.high - in_w.low,
-               patch + row * cols.size + in_w.low, false);
+    if (in_w.count() == 0) return;
+    for (int64_t row = in_h.begin; row < in_h.end; ++row) {
+      copy_run(plane + (rows.first + row) * go[2] + (cols.first + in_w.begin) * go[3], go[3], in_w.count(),
+               patch + row * cols.size + in_w.begin, false);
     }
   }
 };

@@ -107,9 +107,9 @@ template <class T>
 constexpr bool kHasTranspose = false;
 #if defined(CONV2D_NATIVE_VEC)
 template <>
-constexpr bool kHasTranspose<float> = true;
+inline constexpr bool kHasTranspose<float> = true;
 template <>
-constexpr bool kHasTranspose<double> = true;
+inline constexpr bool kHasTranspose<double> = true;
 #endif
 
 // A vector of the compute type from any storage type.

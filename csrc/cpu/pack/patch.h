@@ -37,12 +37,7 @@ struct Patch {
   }
 };
 
-// Whether a single tap meets the source, of `extent` rows or columns, at all positions.
-inline bool stays_inside(const GatherAxis& axis, int64_t positions, int64_t extent) {
-  return axis.source(0, 0) >= 0 && axis.source(positions - 1, 0) < extent;
-}
-
-// The patch that such a source itself is, for the two offsets: its strides are the pitches.
+// The patch that a source itself is where its one tap lies inside at all positions: its strides are the pitches.
 inline Patch patch_in_place(const GatherAxis& rows, const GatherAxis& cols, int64_t image, int64_t channel, int64_t row,
                             int64_t col) {
   Patch patch{};
@@ -79,16 +74,6 @@ inline Patch lay_out_patch(PatchOrder order, const PatchAxis& rows, const PatchA
     patch.image_pitch = channels * patch.channel_pitch;
   }
   return patch;
-}
-
-// The part [low, high) of a run of `length` coordinates first, first + step, ... that lies in [0, extent).
-struct RunBounds {
-  int64_t low, high;
-};
-inline RunBounds clip_run(int64_t first, int64_t step, int64_t length, int64_t extent) {
-  const int64_t low = min64(first < 0 ? div_up(-first, step) : 0, length);
-  const int64_t high = min64(extent > first ? div_up(extent - first, step) : 0, length);
-  return {low, max64(low, high)};
 }
 
 // Neighbouring elements of a row of a source: `count` of them, `step` apart.
@@ -131,7 +116,7 @@ class PatchPacker {
         transposed_(kHasTranspose<T> && patch.order == PatchOrder::kPlanar && source.channel == 1 && source.col != 1 &&
                     patch.channels > 1),
         planes_(all_at_once() || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels),
-        first_run_(clip_run(patch.cols.first, patch.cols.run_step, patch.cols.run_length, source.width)) {}
+        first_run_(indices_inside(patch.cols.first, patch.cols.run_step, patch.cols.run_length, source.width)) {}
 
   void pack(T* dst) const {
     const bool joined = rows_join();
@@ -182,14 +167,14 @@ class PatchPacker {
     const PatchAxis& cols = patch_.cols;
     for (int64_t run = 0; run < cols.runs; ++run, to += cols.run_length * patch_.col_pitch) {
       const int64_t first = cols.first + run * cols.run_shift;
-      const RunBounds in = run == 0 ? first_run_ : clip_run(first, cols.run_step, cols.run_length, source_.width);
-      clear(to, in.low * patch_.col_pitch);
-      clear(to + in.high * patch_.col_pitch, (cols.run_length - in.high) * patch_.col_pitch);
-      if (in.low == in.high) continue;
-      const S* const s = from + (first + in.low * cols.run_step) * source_.col;
+      const Interval in = run == 0 ? first_run_ : indices_inside(first, cols.run_step, cols.run_length, source_.width);
+      clear(to, in.begin * patch_.col_pitch);
+      clear(to + in.end * patch_.col_pitch, (cols.run_length - in.end) * patch_.col_pitch);
+      if (in.count() == 0) continue;
+      const S* const s = from + (first + in.begin * cols.run_step) * source_.col;
       // The step from a single element, which may be huge, is never taken.
-      const int64_t count = in.high - in.low, step = (count > 1 ? cols.run_step : 1) * source_.col;
-      copy(plane, {s, step, count}, to + in.low * patch_.col_pitch);
+      const int64_t count = in.count(), step = (count > 1 ? cols.run_step : 1) * source_.col;
+      copy(plane, {s, step, count}, to + in.begin * patch_.col_pitch);
     }
   }
 
@@ -228,7 +213,7 @@ class PatchPacker {
   const Source<S>& source_;
   const bool conj_, interleaved_, transposed_;
   const int64_t planes_;
-  const RunBounds first_run_;
+  const Interval first_run_;
 };
 
 template <class S, class T>

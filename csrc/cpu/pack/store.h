@@ -32,7 +32,7 @@ void add_chunk(T* total, T* lost, const T* chunk, int64_t n, bool first) {
   R* const a = reinterpret_cast<R*>(total);
   R* const e = reinterpret_cast<R*>(lost);
   const R* const b = reinterpret_cast<const R*>(chunk);
-  const int64_t count = n * int64_t(sizeof(T) / sizeof(R));
+  const int64_t count = kIsComplex<T> ? 2 * n : n;
 #pragma omp simd  // -O2 would leave it scalar
   for (int64_t i = 0; i < count; ++i) {
     if constexpr (std::is_floating_point_v<R>) {
@@ -52,7 +52,7 @@ void finish_chunks(T* sum, const T* total, const T* lost, int64_t n) {
   R* const s = reinterpret_cast<R*>(sum);
   const R* const a = reinterpret_cast<const R*>(total);
   const R* const e = reinterpret_cast<const R*>(lost);
-  const int64_t count = n * int64_t(sizeof(T) / sizeof(R));
+  const int64_t count = kIsComplex<T> ? 2 * n : n;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) s[i] = R(a[i] + (e[i] == e[i] ? e[i] : R(0)));
 }
