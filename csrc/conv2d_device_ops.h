@@ -34,7 +34,8 @@ struct DeviceOps {
       if (bias.has_value() && bias->defined()) {
         check_data("bias", *bias);
       }
-      Device::forward(problem, input, weight, bias.has_value() ? *bias : Tensor(), output);
+      const Tensor none;
+      Device::forward(problem, input, weight, bias.has_value() ? *bias : none, output);
     }
     return output;
   }

@@ -104,6 +104,7 @@ struct PixelCopier {
   }
 };
 
+// Everything is inlined into pack_patch, where the packer's members are registers: rows are short.
 template <class S, class T>
 class PatchPacker {
  public:
@@ -118,7 +119,7 @@ class PatchPacker {
         planes_(all_at_once() || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels),
         first_run_(indices_inside(patch.cols.first, patch.cols.run_step, patch.cols.run_length, source.width)) {}
 
-  void pack(T* dst) const {
+  CONV2D_INLINE void pack(T* dst) const {
     const bool joined = rows_join();
     for (int64_t image = 0; image < patch_.images; ++image) {
       for (int64_t plane = 0; plane < planes_; ++plane) {
@@ -148,7 +149,7 @@ class PatchPacker {
            rows.first + rows.run_length <= source_.height && patch_.row_pitch == cols.run_length * patch_.col_pitch;
   }
 
-  void pack_plane(int64_t plane, const S* from, T* to) const {
+  CONV2D_INLINE void pack_plane(int64_t plane, const S* from, T* to) const {
     const PatchAxis& rows = patch_.rows;
     for (int64_t run = 0; run < rows.runs; ++run) {
       const int64_t first = rows.first + run * rows.run_shift;
