@@ -29,18 +29,17 @@ CONV2D_LIMIT kTilePixels = 600;
 // all result channels read again, takes a third of L2.
 CONV2D_LIMIT kPanelBytes = 1536;
 // Rows of the weight this many bytes apart lie in pages of their own and in few sets of the caches. A copy of a
-// segment's, from this many pixels on, costs less: 1 to 10 % are gained on maps of 28 to 65 with 512 channels and more.
+// segment's, from this many pixels on, costs less.
 CONV2D_LIMIT kFarRowsBytes = 2048;
 CONV2D_LIMIT kLeastPixelsToCopyRows = 192;
-// From this many result channels on, misaligned planes are copied: 1x1 kernels on 65 x 65 gain 5 % from 64 channels and
-// 10 % from 256 on (AVX2, Zen 3).
+// From this many result channels on, misaligned planes are copied.
 CONV2D_LIMIT kLeastChannelsToAlign = 64;
 // Patch and C tile together stay below a usual L2.
 CONV2D_LIMIT kPatchBytes = 300 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
-// Sums of a work item with vectors over pixels: 1x1 kernels of 512 channels and more to as many gain up to half.
+// Sums of a work item with vectors over pixels stay in L2 from segment to segment.
 CONV2D_LIMIT kSumBytes = 384 * 1024;
 // The same for grad_weight, whose C tile is a piece of the weight; columns it should at least have, so that packing
 // grad_output for it pays; and a thread's share of the partials that are in flight.
@@ -89,7 +88,7 @@ namespace few_planes {
 CONV2D_LIMIT kRunBytes = 8192;
 // What a run is cut to at least, for the sake of idle threads.
 CONV2D_LIMIT kLeastRunBytes = 1024;
-// Smaller sources and planes do as well with panels of pixels (AVX2, Zen 3), unless a panel's would have to be widened.
+// Smaller sources and planes do as well with panels of pixels, unless a panel's would have to be widened.
 CONV2D_LIMIT kLeastSourceBytes = 1024 * 1024;
 CONV2D_LIMIT kLeastPlaneBytes = 4096;
 CONV2D_LIMIT kLeastWidenedPlaneBytes = 512;

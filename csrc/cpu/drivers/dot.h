@@ -152,7 +152,7 @@ struct DotCall {
       const int64_t run = min64(gemm.taps_w - j, depth - at);
       const int64_t row = gemm.axis_h.source(0, i);
       const bool inside = row >= 0 && row < gemm.source_h;
-      const S* const from = source + c * gemm.source_c + row * gemm.source_row;
+      const S* const from = source + c * gemm.source_c + (inside ? row * gemm.source_row : 0);
       for (int64_t end = j + run; j < end; ++j) {
         const int64_t col = gemm.axis_w.source(0, j);
         patch[at++] = inside && col >= 0 && col < gemm.source_w ? widen_scalar(from[col * gemm.source_col]) : T{};

@@ -19,7 +19,7 @@ constexpr const char* kIsaName = "avx512";
 constexpr bool kFusedMultiplyAdd = true;
 constexpr bool kHasIntegers = false;
 constexpr int kIntegerBytes = 32;
-constexpr bool kLoopsInRounds = false;  // not measured
+constexpr bool kLoopsInRounds = false;
 
 template <class T>
 struct Vec;

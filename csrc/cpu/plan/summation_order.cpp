@@ -9,8 +9,8 @@ namespace {
 // Result channels that vectors over them should have, for bfloat16 pairs to pay.
 constexpr int64_t kLeastPairsChannels = 6;
 // Below these the GEMM driver is as fast. Of short sums it is the faster one at large batches, since adding up the
-// lanes of a dot product costs as much as some hundred products: 48 -> 1152 channels take 1.5 to 2 times as long at
-// batch 64, and a quarter to a half at batch 1, where packing weights that are used once is what costs.
+// lanes of a dot product costs as much as some hundred products, and the slower one at batch 1, where packing weights
+// that are used once is what costs.
 constexpr int64_t kDotProducts = 16;
 constexpr int64_t kDotWeights = 1024;
 

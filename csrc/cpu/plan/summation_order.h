@@ -30,7 +30,7 @@ struct ImageGemm {
 constexpr int64_t kMaxSegment = 256;
 
 // The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order. Long chains lose
-// accuracy (one over K = 2048 had 7 times the error of F.conv2d's); short ones cost the additions of their sums.
+// accuracy; short ones cost the additions of their sums.
 struct ChainLimits {
   int64_t products;               // forward, grad_input
   int64_t short_gradient;         // grad_input's sums of up to `products`: F.conv2d, which they must be as accurate

@@ -207,7 +207,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   const ConvTiler tiler{gemm, k, vector, lanes_are_groups, num_threads};
   ConvTiling t{};
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
-  // in L2 (4 to 10 % on maps of 56 to 129).
+  // in L2.
   const bool short_pixels =
       gemm.taps() == 1 && k.blocks_c == 2 && !gemm.pairs && gemm.destination_m == 1 && gemm.m >= gemm.channels;
   // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then. Of a few pixels

@@ -13,7 +13,7 @@ namespace conv2d_ext::cpu {
 constexpr int64_t kMaxPanelVectors = 4, kMaxPixelRows = 6;
 
 // Rows (result channels) of its micro-kernels. With 16 registers 4 x 3 accumulators: 7 loads for 12 multiply-adds,
-// where 6 x 2 take 8, and a weight serves half as many pixels more. On Zen 3 that is 3 to 5 %.
+// where 6 x 2 take 8, and a weight serves half as many pixels more.
 constexpr int64_t pixel_rows(const VectorShape& vector) {
   return vector.max_vectors >= kMaxPanelVectors ? kMaxPixelRows : 4;
 }
