@@ -2,8 +2,8 @@
 // rest to the device.
 //
 // Device has static functions forward, grad_input, grad_weight and grad_bias, which write every element of a result
-// that has some; all their tensors have passed the checks. Where nothing is read, data need not be there: a shard whose
-// batch is empty has its result without its weight.
+// that has some; all their tensors have passed the checks. Data that nobody reads need not be there: for an empty batch
+// there is a result even where sharding has freed the weight.
 #pragma once
 
 #include <ATen/ops/empty.h>

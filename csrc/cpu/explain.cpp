@@ -179,7 +179,7 @@ class TaskExplainer {
     return block_pixels(problem_.batch, problem_.out_h, problem_.out_w, vector_.limits);
   }
 
-  // The same of grad_weight, whichever driver forms its sums.
+  // The GEMM's sizes and chains of grad_weight, whichever driver forms its sums.
   void set_weight_sums() {
     const Conv2dProblem& p = problem_;
     const PixelBlocking pixels = pixel_blocking();

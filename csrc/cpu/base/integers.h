@@ -21,7 +21,7 @@ struct Interval {
   int64_t begin, end;
   int64_t count() const { return end - begin; }
 };
-// Of `count` coordinates first, first + step, ... those that lie in [0, size), by their indices; 0 < step.
+// Of `count` coordinates first, first + step, ... those that lie in [0, size), by their indices; 0 < step, 0 <= size.
 inline Interval indices_inside(int64_t first, int64_t step, int64_t count, int64_t size) {
   return {min64(first < 0 ? div_up(-first, step) : 0, count),
           min64(first < size ? div_up(size - first, step) : 0, count)};

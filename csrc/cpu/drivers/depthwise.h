@@ -44,7 +44,7 @@ struct DepthwiseCall {
         tiling(tile_depthwise(g, vector_shape<T>(), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())) {}
 
-  // A work item: a tile of pixels, in a block of groups, and where its operands lie in scratch.
+  // A work item's block of groups, and where its operands lie in scratch.
   struct Block {
     int64_t group, groups;
     int64_t *position_offsets, *tap_offsets;

@@ -181,7 +181,8 @@ struct ConvCall {
   }
 
   // The last segment of a panel whose sums leave scratch at once, while they are still in L1; for planes of channels
-  // longer runs are the better. `complete`: it is the first segment, too, so that pieces take turns in L1.
+  // longer runs are the better. `complete`: it is the first segment, too. Then no sums wait in scratch, and all pieces
+  // use the same place there, which stays in L1.
   CONV2D_INLINE void finish_pieces(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands,
                                    const ChunkSums<T>& c, bool complete) const {
     const int64_t width = vectors * L, pixels = item.piece.tile.pixels();

@@ -112,7 +112,7 @@ struct GradWeightCall {
   struct PatchView {
     Patch patch;
     const T* data;
-    int64_t first_row, end;  // the first output row it covers, and the segment after the last
+    int64_t first_row, end;  // the first output row it covers; the segment after the last (not of the input itself)
   };
 
   // c[panel][element][channel] = the sum over one chunk of pixels.

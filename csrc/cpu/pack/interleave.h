@@ -88,8 +88,8 @@ void load_interleaved_of(const GroupPixels<const S>& from, int64_t first, int64_
   }
 }
 
-// A group's channel c of pixel x is planes[c][x * step + group] + bias[c * kLanes + group]; nullptr: these sums have
-// had their last addition.
+// A group's channel c of pixel x is planes[c][x * step + group] + bias[c * kLanes + group]. `bias` is nullptr where the
+// sums have had their last addition.
 template <int C, class S, class T>
 void store_interleaved_of(const T* const* planes, int64_t step, const T* bias, const GroupPixels<S>& to) {
   using V = Vec<T>;

@@ -37,7 +37,7 @@ struct Patch {
   }
 };
 
-// The patch that a source itself is where its one tap lies inside at all positions: its strides are the pitches.
+// A source as its own patch, with its strides as pitches: for a single tap that lies inside at all positions.
 inline Patch patch_in_place(const GatherAxis& rows, const GatherAxis& cols, int64_t image, int64_t channel, int64_t row,
                             int64_t col) {
   Patch patch{};
@@ -83,8 +83,8 @@ struct SourceRun {
   int64_t step, count;
 };
 
-// A run as it goes into a patch: of one plane, or of all channels where they are inner. Pairs of bfloat16 have their
-// own (pairs.h).
+// Copies a run into a patch: one plane of it, or all channels where they are inner. Pairs of bfloat16 have their own
+// (pairs.h).
 template <class S, class T>
 struct PixelCopier {
   static CONV2D_INLINE void copy(const Patch& patch, const Source<S>& source, int64_t /*plane*/,
@@ -104,7 +104,8 @@ struct PixelCopier {
   }
 };
 
-// Everything is inlined into pack_patch, where the packer's members are registers: rows are short.
+// All of it is inlined into pack_patch, so that its members stay in registers: rows are short, and calls would cost as
+// much as copying.
 template <class S, class T>
 class PatchPacker {
  public:
@@ -190,7 +191,7 @@ class PatchPacker {
       }
     }
     if (from.step == 1 && plane + 1 < planes_) {
-      // Pieces of rows that jump from plane to plane: hardware prefetchers see few of their lines coming.
+      // Runs jump from plane to plane: hardware prefetchers see few of their lines coming.
       constexpr int64_t kLine = int64_t(64 / sizeof(S));
       for (int64_t x = 0; x < from.count; x += kLine) __builtin_prefetch(from.data + source_.channel + x);
     }

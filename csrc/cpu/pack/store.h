@@ -61,10 +61,11 @@ void finish_chunks(T* sum, const T* total, const T* lost, int64_t n) {
 template <class T>
 struct ChunkSums {
   T *sums, *total, *lost;
-  bool several;  // chunks
+  bool several;  // the sum has more than one chunk
 
   ChunkSums from(int64_t first) const { return {sums + first, total + first, lost + first, several}; }
-  // To be called before segment `number` of n sums is formed: whether they begin anew.
+  // Call before segment `number` is added to n sums. Where that begins a chunk, the chunk before goes into the total,
+  // and the result is true: the sums start from zero. (Chunks of forward and grad_input.)
   bool begin(int64_t number, int64_t n) const {
     if (number % kSegmentsPerChunk != 0) return false;
     if (number > 0) add_chunk(total, lost, sums, n, number == kSegmentsPerChunk);

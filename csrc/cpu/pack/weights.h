@@ -14,7 +14,7 @@ struct WeightSegment {
   int64_t taps() const { return tap_rows * tap_cols; }
 };
 
-// k = (c, i, j).
+// Row k = (c, i, j) of the panel: the lanes' weights of that channel and tap.
 template <class S, class T>
 void pack_weight(const ConvGemm& gemm, const WeightSegment<S>& from, const Panel<T>& to) {
   const int64_t channels = from.channels, taps = from.taps(), tap_cols = from.tap_cols;

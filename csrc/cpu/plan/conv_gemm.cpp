@@ -139,8 +139,9 @@ void* behind(void* data, int64_t elements, DType dtype) {
   return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
 }
 
-// A GEMM whole, or one for each pair of bands, without the taps that lie outside there. Of `whole` are read: where the
-// first tap's weight and the first position's result are, and the steps from tap to tap and from position to position.
+// A GEMM whole, or one for each pair of bands, without the taps that lie outside there. `whole` gives all but taps,
+// positions and axes: its weight is the first tap's and its destination the first position's; weight_i, weight_j,
+// destination_row and destination_col are the steps from there.
 struct BandedGemm {
   ConvGemm whole;
   GatheredAxis h, w;

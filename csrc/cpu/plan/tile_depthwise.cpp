@@ -94,7 +94,7 @@ StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem&
   s.weights = layout.take(taps * vector.element_size);
   s.patch = layout.bytes();
   s.bytes = s.patch + odd_lines(tiling.patch_rows * tiling.patch_pitch, vector.element_size) * vector.element_size;
-  // For the sake of even shares several threads may take twice the rounds of what is_depthwise_strided has seen.
+  // For the sake of even shares several threads may take twice the rounds of what refuse_strided has seen.
   CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
   return s;
 }

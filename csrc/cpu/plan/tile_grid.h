@@ -1,4 +1,4 @@
-// Tiles of result positions, and panels of vectors: how every driver of a ConvGemm cuts its result.
+// Tiles of result positions, as the drivers gemm, pixels and depthwise cut their results; and panels of vectors.
 #pragma once
 
 #include "conv_gemm.h"
