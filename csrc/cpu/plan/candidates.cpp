@@ -147,7 +147,8 @@ struct Tasks {
 void visit_forward(const Tasks& tasks) {
   const ConvGemm whole = forward_gemm(tasks.call);
   if (sums_as_dots(whole.geometry(), tasks.call.dtype)) return tasks.visit(Driver::kDot, whole);
-  const bool in_bands = for_each_forward_gemm(tasks.call, [&](const ConvGemm& gemm) { tasks.visit_candidate(gemm); });
+  const bool in_bands =
+      for_each_forward_gemm(tasks.call, whole, [&](const ConvGemm& gemm) { tasks.visit_candidate(gemm); });
   if (in_bands) tasks.visit(Driver::kPadding);
 }
 

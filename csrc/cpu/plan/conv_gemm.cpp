@@ -318,10 +318,9 @@ void visit_phases(const Call& call, const GemmVisitor& visit) {
 
 }  // namespace
 
-bool for_each_forward_gemm(const Call& call, const GemmVisitor& visit) {
+bool for_each_forward_gemm(const Call& call, const ConvGemm& whole, const GemmVisitor& visit) {
   const Conv2dProblem& p = call.problem;
   const GatheredAxis rows{p.rows(), p.kernel_h, p.out_h, p.in_h}, cols{p.cols(), p.kernel_w, p.out_w, p.in_w};
-  const ConvGemm whole = forward_gemm(call);
   if (!cuts_bands(rows, cols)) {
     visit(whole);
     return false;
