@@ -1,0 +1,314 @@
+// The history of an op's result: autograd nodes as PyTorch's own generated code writes them (torch::autograd::Function
+// refuses torch.func and forward mode), with compiled autograd.
+//
+// A Backward describes one op:
+//   kName, kArguments        the node's name; how many of the op's arguments are differentiable
+//   kMayBeConstant           whether gradients that depend on no argument get a history nonetheless (conv2d's do)
+//   State                    what its rule needs beside tensors, with a member
+//                            template <class Self, class Visit> static void visit(Self&, Visit) that names the fields:
+//                            SymInt and ranges of it, bool, std::string, std::vector<double>
+//   apply(grad, first, second, state, wanted, result)
+//                            the gradients, for the cotangent grad of the result and the op's first two tensor
+//                            arguments, of which each is defined if the other's gradient is wanted
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+// GCC 12 takes an optional in it, once inlined, for uninitialised.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#pragma GCC diagnostic pop
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace conv2d_ext {
+
+using SymSizes = c10::SmallVector<c10::SymInt, 4>;
+
+inline SymSizes copy_sizes(c10::SymIntArrayRef sizes) { return SymSizes(sizes.begin(), sizes.end()); }
+
+using Wanted = std::array<bool, 3>;  // by argument of the op: is its gradient wanted?
+
+// The history of a gradient that depends on none of its op's arguments. F.conv2d's backward is one function of all of
+// them, so its gradients require a gradient wherever an argument does, and a penalty on a constant one gives None
+// instead of an error.
+struct ConstantGradientBackward final : torch::autograd::TraceableFunction {
+  std::string name() const override { return "Conv2dConstantGradientBackward"; }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
+    return torch::autograd::variable_list(num_outputs());
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+  torch::autograd::variable_list apply_with_saved(const torch::autograd::variable_list&,
+                                                  torch::dynamo::autograd::SwapSavedVariables&) override {
+    return torch::autograd::variable_list(num_outputs());
+  }
+};
+
+// PyTorch moved its nodes from shared_ptr to intrusive_ptr; both are in the range of versions supported.
+template <class NodeType>
+auto new_node() {
+  using Node = torch::autograd::Node;
+  if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<Node>>) {
+    // Found by argument alone, since newer versions don't declare it: deletes long graphs without recursion.
+    const auto destroy = [](auto* node) { deleteNode(node); };
+    return std::shared_ptr<NodeType>(new NodeType(), destroy);
+  } else {
+    return c10::make_intrusive<NodeType>();
+  }
+}
+
+// Compiled autograd takes a node apart into values and puts it together again: a State's fields, one by one.
+namespace node_fields {
+
+using Sizes = std::vector<c10::SymInt>;
+
+template <class Field>
+constexpr bool kIsSizes =
+    !std::is_same_v<Field, bool> && !std::is_same_v<Field, std::string> && !std::is_same_v<Field, std::vector<double>>;
+
+template <class Field>
+auto sizes_of(Field& field) {
+  if constexpr (std::is_same_v<std::remove_cv_t<Field>, c10::SymInt>) {
+    return std::pair(&field, &field + 1);
+  } else {
+    return std::pair(std::begin(field), std::end(field));
+  }
+}
+
+template <class Field, class Args>
+void collect(const Field& field, Args& args) {
+  if constexpr (kIsSizes<Field>) {
+    const auto [begin, end] = sizes_of(field);
+    std::for_each(begin, end, [&](const c10::SymInt& size) { args.collect(size); });
+  } else {
+    args.collect(field);
+  }
+}
+
+// Sizes become values of the compiled graph; all else is a constant of it.
+template <class Field, class Each>
+void each_size(Field& field, Each each) {
+  if constexpr (kIsSizes<Field>) {
+    const auto [begin, end] = sizes_of(field);
+    std::for_each(begin, end, each);
+  }
+}
+
+template <class Field>
+void pack(const Field& field, torch::dynamo::autograd::PackedArgs& args) {
+  if constexpr (kIsSizes<Field>) {
+    const auto [begin, end] = sizes_of(field);
+    args.pack(Sizes(begin, end));
+  } else {
+    args.pack(field);
+  }
+}
+
+template <class Field>
+at::TypePtr packed_type() {
+  using Packed = std::conditional_t<kIsSizes<Field>, Sizes, Field>;
+  return torch::dynamo::autograd::IValuePacker<Packed>::packed_type();
+}
+
+template <class Field>
+void unpack(Field& field, torch::dynamo::autograd::PackedArgs& args) {
+  if constexpr (std::is_same_v<Field, SymSizes>) {
+    field = copy_sizes(args.unpack<Sizes>());
+  } else if constexpr (kIsSizes<Field>) {
+    const Sizes sizes = args.unpack<Sizes>();
+    std::copy(sizes.begin(), sizes.end(), sizes_of(field).first);
+  } else {
+    field = args.unpack<Field>();
+  }
+}
+
+}  // namespace node_fields
+
+template <class Backward>
+struct OpNode final : torch::autograd::TraceableFunction {
+  using State = typename Backward::State;
+  using Tensor = at::Tensor;
+  using variable_list = torch::autograd::variable_list;
+
+  torch::autograd::SavedVariable first_saved, second_saved;
+  State state;
+  // Recorded for a transform of torch.func, whose levels decide what requires a gradient; they may have ended by the
+  // time that gradients are computed.
+  bool in_transform = false;
+
+  // Edges are set by now: the gradients that will be wanted are known.
+  void save(const Tensor& first, const Tensor& second) {
+    if (should_compute_output(1)) {
+      first_saved = torch::autograd::SavedVariable(first, /*is_output=*/false);
+    }
+    if (should_compute_output(0)) {
+      second_saved = torch::autograd::SavedVariable(second, /*is_output=*/false);
+    }
+  }
+
+  std::string name() const override { return Backward::kName; }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const Wanted wanted = wanted_now();
+    variable_list result = run(grads, wanted[1] ? first_saved.unpack() : Tensor(),
+                               wanted[0] ? second_saved.unpack() : Tensor(), state, wanted);
+    if (Backward::kMayBeConstant && !in_transform && c10::GradMode::is_enabled()) {
+      require_grad(result);
+    }
+    return result;
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    first_saved.reset_data();
+    second_saved.reset_data();
+  }
+
+  // ---- compiled autograd: which values the compiled graph depends on, and the backward as one call in that graph
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(first_saved, /*is_output=*/false);
+    args.collect(second_saved, /*is_output=*/false);
+    State::visit(state, [&](const auto& field) { node_fields::collect(field, args); });
+  }
+
+  variable_list apply_with_saved(const variable_list& grads,
+                                 torch::dynamo::autograd::SwapSavedVariables& saved) override {
+    const auto& compiler = torch::dynamo::autograd::getPyCompilerInterface();
+    static const std::string function =
+        compiler->bind_function(saved.get_py_compiler(), Backward::kName, run_packed, packed_types());
+    const auto each_size = [&](auto each) {
+      State::visit(state, [&](auto& field) { node_fields::each_size(field, each); });
+    };
+    saved.before(first_saved);
+    saved.before(second_saved);
+    each_size([&](c10::SymInt& size) { saved.before(size); });
+    variable_list result = compiler->call_function(
+        saved.get_py_compiler(), "apply_functional", function, grads, packed(),
+        torch::dynamo::autograd::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+            torch::dynamo::autograd::get_input_metadata(next_edges())));
+    saved.after(first_saved);
+    saved.after(second_saved);
+    each_size([&](c10::SymInt& size) { saved.after(size); });
+    return result;
+  }
+
+ private:
+  Wanted wanted_now() const {
+    Wanted wanted{};
+    for (size_t i = 0; i < Backward::kArguments; ++i) {
+      wanted[i] = task_should_compute_output(i);
+    }
+    return wanted;
+  }
+
+  // A bias takes part in no gradient, not even in F.conv2d's.
+  void require_grad(const variable_list& gradients) const {
+    torch::autograd::edge_list edges;
+    for (size_t i = 0; i < 2; ++i) {
+      if (should_compute_output(i)) {
+        edges.push_back(next_edge(i));
+      }
+    }
+    for (const Tensor& gradient : gradients) {
+      if (!edges.empty() && gradient.defined() && !gradient.requires_grad()) {
+        auto node = new_node<ConstantGradientBackward>();
+        node->set_next_edges(torch::autograd::edge_list(edges));
+        torch::autograd::set_history(gradient, node);
+      }
+    }
+  }
+
+  static variable_list run(const variable_list& grads, const Tensor& first, const Tensor& second, const State& state,
+                           const Wanted& wanted) {
+    variable_list result(Backward::kArguments);
+    if (grads[0].defined()) {
+      const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+      Backward::apply(grads[0], first, second, state, wanted, result);
+    }
+    return result;
+  }
+
+  // The order is that of packed_types and of run_packed.
+  std::vector<at::IValue> packed() const {
+    torch::dynamo::autograd::PackedArgs args;
+    args.pack(Tensor(first_saved.unpack()));
+    args.pack(Tensor(second_saved.unpack()));
+    State::visit(state, [&](const auto& field) { node_fields::pack(field, args); });
+    args.pack(wanted_now());
+    return args.vec();
+  }
+
+  static std::vector<at::TypePtr> packed_types() {
+    const auto tensor = torch::dynamo::autograd::IValuePacker<Tensor>::packed_type();
+    std::vector<at::TypePtr> types = {tensor, tensor};
+    const State unset{};
+    State::visit(unset, [&](const auto& field) {
+      types.push_back(node_fields::packed_type<std::remove_cv_t<std::remove_reference_t<decltype(field)>>>());
+    });
+    types.push_back(torch::dynamo::autograd::IValuePacker<Wanted>::packed_type());
+    return types;
+  }
+
+  static variable_list run_packed(const variable_list& grads, const std::vector<at::IValue>& values) {
+    torch::dynamo::autograd::PackedArgs args(values);
+    const auto first = args.unpack<Tensor>();
+    const auto second = args.unpack<Tensor>();
+    State state{};
+    State::visit(state, [&](auto& field) { node_fields::unpack(field, args); });
+    const auto wanted = args.unpack<Wanted>();
+    return run(grads, first, second, state, wanted);
+  }
+};
+
+template <class Backward, class... Tensors>
+auto make_node(const Tensors&... differentiable) {
+  auto node = new_node<OpNode<Backward>>();
+  node->set_next_edges(torch::autograd::collect_next_edges(differentiable...));
+  return node;
+}
+
+// ---- forward mode: the tangent of a bilinear op is the sum of the op at (tangent, primal) and (primal, tangent)
+
+inline const at::Tensor& tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0); }
+inline at::Tensor primal(const at::Tensor& tensor) { return tensor._fw_primal(/*level=*/0); }
+
+template <class Op>
+void set_bilinear_tangent(const at::Tensor& result, const at::Tensor& first, const at::Tensor& second, Op op) {
+  const bool first_moves = torch::autograd::isFwGradDefined(first);
+  const bool second_moves = torch::autograd::isFwGradDefined(second);
+  if (!first_moves && !second_moves) {
+    return;
+  }
+  at::Tensor sum;
+  if (first_moves) {
+    sum = op(tangent(first), primal(second));
+  }
+  if (second_moves) {
+    const at::Tensor term = op(primal(first), tangent(second));
+    sum = sum.defined() ? sum.add(term) : term;
+  }
+  result._set_fw_grad(sum, /*level=*/0, /*is_inplace_op=*/false);
+}
+
+inline bool is_transformed(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
+}
+
+}  // namespace conv2d_ext
