@@ -40,7 +40,9 @@ from conv2d_ext.functional import (  # noqa: E402
     explain,
     forward,
     forward_unfold,
+    linear,
 )
+from conv2d_ext.invariance import batch_invariant, disable, enable  # noqa: E402
 from conv2d_ext.modules import Conv2d, convert  # noqa: E402
 
 __version__ = _build_info.VERSION
@@ -49,12 +51,16 @@ __all__ = [
     "CudaDirectionExplanation",
     "DirectionExplanation",
     "Explanation",
+    "batch_invariant",
     "build_config",
     "conv2d",
     "convert",
+    "disable",
+    "enable",
     "explain",
     "forward",
     "forward_unfold",
+    "linear",
     "ops",
     "reference",
 ]

@@ -6,4 +6,6 @@
 #if defined(CONV2D_EXT_WITH_CUDA)
 #include "cuda/conv2d_cuda_ops.cpp"
 #endif
+#include "invariance.cpp"
 #include "library.cpp"
+#include "matmul.cpp"
