@@ -31,6 +31,7 @@ _check_torch_version(_build_info.TORCH_VERSION, torch.__version__)
 
 # What loads _C comes after the check: under another torch it would end in an undefined symbol.
 from conv2d_ext import ops, reference  # noqa: E402
+from conv2d_ext.certify import Certificate, certify  # noqa: E402
 from conv2d_ext.functional import (  # noqa: E402
     CudaDirectionExplanation,
     DirectionExplanation,
@@ -45,11 +46,13 @@ from conv2d_ext.modules import Conv2d, convert  # noqa: E402
 
 __version__ = _build_info.VERSION
 __all__ = [
+    "Certificate",
     "Conv2d",
     "CudaDirectionExplanation",
     "DirectionExplanation",
     "Explanation",
     "build_config",
+    "certify",
     "conv2d",
     "convert",
     "explain",

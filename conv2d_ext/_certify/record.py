@@ -3,7 +3,7 @@
 The recording sits below autograd (TorchDispatchMode): it sees calls made in C++ and the backward,
 and the run takes the paths that it takes without it. A mode at the level of torch's functions would
 be seen by torch.nn.MultiheadAttention and others, which then call something else; so the names of
-functions come from a run of their own, `names_of_calls`.
+functions come from a run of their own, `NamesOfCalls`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -457,15 +457,27 @@ class _Namer(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextlib.contextmanager
-def names_of_calls(model: Callable[..., Any]) -> Iterator[dict[Key, tuple[str, int, str]]]:
-    """Fills the dictionary with (function, which call of it in its module's call, file and line) of
-    each call that is made inside. A run may call other ops in here than it does outside."""
-    with Modules(model) as modules:
-        functions = _Functions(modules)
-        namer = _Namer(modules, functions)
-        with functions, namer:
-            yield namer.names
+class NamesOfCalls:
+    """A context that finds, of each call that is made inside, (function, which call of it in its
+    module's call, file and line). A run may call other ops in here than it does outside."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self._modules = Modules(model)
+        self._functions = _Functions(self._modules)
+        self._namer = _Namer(self._modules, self._functions)
+        self._stack = contextlib.ExitStack()
+
+    @property
+    def names(self) -> dict[Key, tuple[str, int, str]]:
+        return self._namer.names
+
+    def __enter__(self) -> NamesOfCalls:
+        for context in (self._modules, self._functions, self._namer):
+            self._stack.enter_context(context)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
 
 def call_of(record: Record, names: dict[Key, tuple[str, int, str]]) -> Call:
