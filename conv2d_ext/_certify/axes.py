@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -76,6 +76,7 @@ class Examination:
         self._comparisons: list[list[locate.Compared]] = []
         self._digests: dict[str, dict[str, str]] = {}
         self._no_gradients = "not asked for"
+        self._shows_nothing = ""
 
     def examine(self) -> Mode:
         """Raises ModelRaised, and TypeError where there is nothing to compare."""
@@ -116,13 +117,32 @@ class Examination:
                 f"{type(alone.output).__name__}"
             )
         probe = self._runner.run(dataclasses.replace(self._alone, batch=2))
-        shapes = {leaf.name: tuple(leaf.value.shape) for leaf in probe.leaves if leaf.value is not None}
-        self._runner.without_batch = {
-            name for name, p in self._prints.items() if shapes.get(name) == p.shape
+        self._find_leaves_without_batch(probe)
+        # Row 1 is another example.
+        other = example_of(probe, alone, self._prints, Setting(batch=2, place=1))
+        held = {
+            name: value is not None and digest(value) == self._prints[name].digest
+            for name, value in other.items()
+            if name in self._prints and self._prints[name].is_floating
         }
-        # A detection model's outputs have no batch dimension, but one entry for each image.
-        if len(shapes) > len(self._prints):
-            self._runner.without_batch = set()
+        held = {n: h for n, h in held.items() if n not in self._runner.without_batch}
+        if not held or not all(held.values()):
+            return
+        same = "the outputs are the same for another example"
+        if any(e.is_floating_point() for e in self._runner.examples):
+            self._shows_nothing = f"{same}: nothing is shown"
+        else:
+            # Its integers are the same in another order, of which a sum knows nothing.
+            self._note(f"{same}, which has the same integers in another order")
+
+    def _find_leaves_without_batch(self, probe: Run) -> None:
+        shapes = {leaf.name: leaf.value.shape for leaf in probe.leaves if leaf.value is not None}
+        # Where there are more, a list grows with the batch, as those of detection models do: its
+        # entries have no batch dimension, and still are an example's each.
+        if len(shapes) <= len(self._prints):
+            self._runner.without_batch = {
+                name for name, p in self._prints.items() if shapes.get(name) == p.shape
+            }
         for name in sorted(self._runner.without_batch):
             self._note(f"output{name} has no batch dimension: compared whole, no gradient of it")
 
@@ -172,12 +192,14 @@ class Examination:
                 largest = found.merged(largest) if found else largest
         if not compared:
             return Finding("not comparable", "the example's part of the outputs can't be told")
+        if not differing and self._shows_nothing and not gradients:
+            return Finding("not comparable", self._shows_nothing)
         if not differing:
             return Finding("equal", runs=len(pairs))
         return Finding(
             "differs",
             runs=len(pairs),
-            differing=tuple(str(setting) for _, setting in differing),
+            differing=tuple(_short(axis, setting) for _, setting in differing),
             difference=largest,
             first=self._locate(*differing[0], gradients, examples_only),
         )
@@ -260,6 +282,18 @@ class Examination:
         self._notes[text] = None
 
 
+def _short(axis: str, setting: Setting) -> str:
+    """A setting by what matters along an axis."""
+    of_batch = f"batch {setting.batch}"
+    return {
+        "batch": of_batch,
+        "place": f"place {setting.place} of {setting.batch}",
+        "threads": f"{setting.threads} threads at {of_batch}",
+        "runs": f"run {setting.repeat} at {of_batch}",
+        "format": f"channels_last at {of_batch}",
+    }[axis]
+
+
 def _held_against(expected: Tensors, actual: Tensors) -> tuple[bool, Difference | None]:
     """(all bits equal, the largest difference; None where shapes or dtypes differ)"""
     equal, largest = True, None
@@ -279,6 +313,3 @@ def count_runs(plan: Plan, modes: Iterable[str]) -> int:
     """How many runs there are at least, for the progress."""
     each = sum(len(plan.pairs(axis)) for axis in AXES)
     return len(list(modes)) * (each + 4) * (2 if plan.gradients else 1)
-
-
-Step = Callable[[str], None]

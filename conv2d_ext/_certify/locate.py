@@ -52,9 +52,7 @@ def _compare(actual: Record, expected: Record | None, used: list[bool]) -> Compa
     inputs = _equal_bits(expected.inputs, actual.inputs)
     outputs = [
         equal
-        for equal, is_used in zip(
-            _equal_bits(expected.outputs, actual.outputs), used, strict=True
-        )
+        for equal, is_used in zip(_equal_bits(expected.outputs, actual.outputs), used, strict=True)
         if is_used
     ]
     floats = [
@@ -94,16 +92,15 @@ def _coupling(record: Record) -> str:
     if record.is_random:
         return _RANDOM
     if record.trains_batch_norm and record.inputs:
-        # An instance norm is a batch norm of one image whose channels are all examples' channels.
+        # Of a whole batch, or of a weight, it isn't known whose statistics these are. An instance
+        # norm is a batch norm of one image, whose channels are those of all examples.
         image = record.inputs[0]
-        if image is None or (image.layout.dim != 1 and image.digest[:9] != "parameter"):
+        if image is None or image.layout.dim not in (-1, 1):
             return _BATCH_NORM
     return ""
 
 
-def first_variation(
-    compared: list[Compared], names: dict[Key, tuple[str, int, str]]
-) -> Location:
+def first_variation(compared: list[Compared], names: dict[Key, tuple[str, int, str]]) -> Location:
     """The first call that gave other bits for equal inputs, or what comes nearest to it."""
 
     def unknown_before(stop: Compared | None) -> int:
@@ -147,9 +144,7 @@ def first_variation(
                 "its inputs differ already: what made them could not be compared",
                 unknown_before(first),
             )
-    return Location(
-        None, False, "", "no recorded call varied", unknown_before(None)
-    )
+    return Location(None, False, "", "no recorded call varied", unknown_before(None))
 
 
 def coupled_calls(comparisons: Iterable[list[Compared]]) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ from conv2d_ext._certify.result import Call
 
 # Their results are memory as it was found.
 _UNINITIALISED = ("empty", "new_empty", "resize", "_resize", "set_", "lift_fresh")
+# Copies: they are made or not as the strides ask for it, and change no bit.
+_COPIES = ("clone", "contiguous", "_unsafe_view", "_reshape_copy", "as_strided_")
 _FILLS = ("fill_", "zero_", "copy_", "eye_")
 _OWN_FOLDERS = (
     str(Path(torch.__file__).parent) + os.sep,
@@ -249,16 +251,16 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if _is_skipped(func):
             self._calls.skip()
-            return func(*args, **kwargs)
+            output = func(*args, **kwargs)
+            self._pass_on(args, output)
+            return output
         key, module_class, node = self._calls.next(func)
         leaves = tree_leaves((args, kwargs))
         given = [t for t in leaves if isinstance(t, Tensor)]
         overwritten = _overwritten(func, args, kwargs)
         read = [t for t in given if id(t) not in overwritten]
         expected = self._alone.records.get(key) if self._alone else None
-        sources = frozenset(
-            self._producers[m] for m in map(_memory, given) if m in self._producers
-        )
+        sources = frozenset(self._producers[m] for m in map(_memory, given) if m in self._producers)
         inputs = self._prints(read, expected.inputs if expected else None)
         output = func(*args, **kwargs)
         results = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
@@ -281,6 +283,16 @@ class Recorder(TorchDispatchMode):
             _trains_batch_norm(func, args, kwargs),
         )
         return output
+
+    def _pass_on(self, args: tuple[Any, ...], output: Any) -> None:
+        """A copy holds what its source's producer made."""
+        given = args[0] if args else None
+        if isinstance(given, Tensor) and isinstance(output, Tensor):
+            source, copy = _memory(given), _memory(output)
+            if source != copy and copy:
+                self._producers.pop(copy, None)
+                if source in self._producers:
+                    self._producers[copy] = self._producers[source]
 
     def _prints(
         self, tensors: list[Tensor], expected: list[Print | None] | None
@@ -321,10 +333,11 @@ def _op_name(func: Any) -> str:
 
 
 def _is_skipped(func: Any) -> bool:
-    """Views have no bits of their own, and some results none that anyone has written."""
+    """Views and copies have no bits of their own, and some results none that anyone has written."""
     if getattr(func, "is_view", False):
         return True
-    return _op_name(func).rpartition("::")[2].startswith(_UNINITIALISED)
+    name = _op_name(func).rpartition("::")[2]
+    return name in _COPIES or name.startswith(_UNINITIALISED)
 
 
 def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

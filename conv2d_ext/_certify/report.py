@@ -55,8 +55,9 @@ def verdict(finding: Finding) -> str:
         return f"equal to the bit in {_plural(finding.runs, 'run')}"
     if finding.status != "differs":
         return f"{finding.status}: {finding.reason}"
-    where = f"{len(finding.differing)} of {finding.runs} runs differ, first {finding.differing[0]}"
-    return f"DIFFERS: {where}; {_difference(finding.difference)}"
+    shown = ", ".join(finding.differing[:4]) + (", ..." if len(finding.differing) > 4 else "")
+    where = f"DIFFERS in {len(finding.differing)} of {_plural(finding.runs, 'run')} ({shown})"
+    return f"{where}: {_difference(finding.difference)}"
 
 
 def location(first: Location) -> list[str]:
@@ -67,7 +68,9 @@ def location(first: Location) -> list[str]:
     if first.call.where:
         lines.append(f"  at {first.call.where}")
     if first.inputs_equal:
-        lines.append("  its inputs are equal to the bit" + (f"; {first.note}" if first.note else ""))
+        lines.append(
+            "  its inputs are equal to the bit" + (f"; {first.note}" if first.note else "")
+        )
     else:
         lines.append(f"  {first.note}")
     if first.couples:
@@ -103,7 +106,8 @@ def summary(certificate: Certificate) -> str:
 def _difference(difference: Difference | None) -> str:
     if difference is None:
         return "shapes or dtypes differ"
-    parts = [f"{difference.differing} of {difference.elements} elements"]
+    share = 100 * difference.differing / difference.elements
+    parts = [f"{share:.2g} % of the elements"]
     ulp = "" if difference.largest_ulp is None else f" ({difference.largest_ulp} ulp)"
     parts.append(f"by at most {difference.largest:.3g}{ulp}")
     if difference.not_finite:
@@ -170,7 +174,12 @@ def markdown(certificate: Certificate) -> str:
     lines = [f"# {certificate.model}", "", f"**{summary(certificate)}**", ""]
     lines += [f"{_inputs(certificate)}. {_machine(certificate)}.", ""]
     for name, mode in certificate.modes.items():
-        lines += [f"## {_TITLES[name]}", "", "| axis | | result | first call |", "|---|---|---|---|"]
+        lines += [
+            f"## {_TITLES[name]}",
+            "",
+            "| axis | | result | first call |",
+            "|---|---|---|---|",
+        ]
         for axis, found in mode.axes.items():
             for what, finding in (("outputs", found.outputs), ("gradients", found.gradients)):
                 first = " ".join(location(finding.first)) if finding.first else ""

@@ -96,8 +96,7 @@ class Runner:
                 return self._run(inputs, gradients, observer)
         except Exception as error:
             raise ModelRaised(
-                f"certify: the model raised {type(error).__name__} ({setting}"
-                f"{backward}): {error}"
+                f"certify: the model raised {type(error).__name__} ({setting}{backward}): {error}"
             ) from error
         finally:
             kept.restore()
@@ -266,4 +265,3 @@ class _Buffers:
             # Tensors made in inference mode can be written there alone.
             with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                 buffer.copy_(values)
-
