@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 import conv2d_ext
+from conv2d_ext._certify.against import agreement, read_certificate
 from conv2d_ext._certify.axes import Examination, Plan, count_runs
 from conv2d_ext._certify.bits import digest, is_comparable
 from conv2d_ext._certify.result import (
@@ -33,8 +34,6 @@ from conv2d_ext._certify.result import (
     Location,
     Mode,
     OpCalls,
-    agreement,
-    read_certificate,
 )
 from conv2d_ext._certify.runs import Runner, filler_rows, state_kept
 from conv2d_ext.functional import build_config

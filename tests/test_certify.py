@@ -72,9 +72,21 @@ def test_the_batch_mean_is_named():
     assert (first.call.module, first.call.module_class) == ("1", "BatchMean")
     assert first.call.function == "torch.Tensor.mean"
     assert first.call.op == "aten::mean"
-    assert first.call.where.startswith("tests/certify_models.py:") or ":" in first.call.where
+    assert "tests/certify_models.py:" in first.call.where
     assert first.inputs_equal
     assert "FAILED" in str(certificate)
+
+
+def test_what_was_not_run_is_not_promised():
+    certificate = certify(models.Steady(), threads=(1,))
+    assert certificate.passed
+    assert str(certificate).endswith("do not depend on batch, place, runs (not run: threads)")
+
+
+def test_a_module_of_torch_has_no_line_of_its_own():
+    first = axes(certify(nn.Sequential(nn.ReLU(), nn.Softmax(0))))["batch"].outputs.first
+    assert (first.call.module, first.call.function) == ("1", "torch.nn.functional.softmax")
+    assert first.call.where == ""
 
 
 def test_the_thread_count_is_named():

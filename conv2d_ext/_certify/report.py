@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from conv2d_ext._certify.result import (
     LIBRARY,
     TORCH,
+    Axis,
     Call,
     Certificate,
     Difference,
@@ -98,16 +99,25 @@ def summary(certificate: Certificate) -> str:
     failed = [axis for axis in certificate.require if not mode.axes[axis].passed]
     title = _TITLES[certificate.mode]
     title = title[0].lower() + title[1:] if title.startswith("Under") else title
+    if differing := [axis for axis in failed if _differs(mode.axes[axis])]:
+        return f"FAILED, {title}: bits depend on {', '.join(differing)}"
     if failed:
-        return f"FAILED, {title}: bits depend on {', '.join(failed)}"
-    return f"PASSED, {title}: bits do not depend on {', '.join(certificate.require)}"
+        return f"FAILED, {title}: not known of {', '.join(failed)}"
+    ran = [a for a in certificate.require if mode.axes[a].outputs.status != "skipped"]
+    skipped = [a for a in certificate.require if a not in ran]
+    not_run = f" (not run: {', '.join(skipped)})" if skipped else ""
+    return f"PASSED, {title}: bits do not depend on {', '.join(ran)}{not_run}"
+
+
+def _differs(axis: Axis) -> bool:
+    return "differs" in (axis.outputs.status, axis.gradients.status)
 
 
 def _difference(difference: Difference | None) -> str:
     if difference is None:
         return "shapes or dtypes differ"
     share = 100 * difference.differing / difference.elements
-    parts = [f"{share:.2g} % of the elements"]
+    parts = [f"{share:.0f} % of the elements" if share >= 1 else f"{difference.differing} elements"]
     ulp = "" if difference.largest_ulp is None else f" ({difference.largest_ulp} ulp)"
     parts.append(f"by at most {difference.largest:.3g}{ulp}")
     if difference.not_finite:

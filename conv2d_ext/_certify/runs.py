@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import conv2d_ext
 from conv2d_ext._certify.leaves import Leaf, Print, example_leaves, find_example, leaves_of
-from conv2d_ext._certify.record import NamesOfCalls, Recorder, Recording
+from conv2d_ext._certify.names import NamesOfCalls
+from conv2d_ext._certify.record import Recorder, Recording
 from conv2d_ext._certify.result import LIBRARY
 
 
