@@ -115,30 +115,43 @@ def certify(
     generator = torch.Generator().manual_seed(seed)
     fillers = [filler_rows(t, max(*sizes, 2) - 1, generator) for t in inputs]
 
-    notes: dict[str, None] = {}
-    found = {}
-    digests = _inputs_and_parameters(model, examples)
-    with state_kept(model), _progress(progress, count_runs(plan, names)) as step:
-        runner = Runner(model, examples, fillers, seed, step)
-        for mode in names:
-            found[mode] = Examination(runner, plan, mode, notes).examine()
-    if _inputs_and_parameters(model, examples)[1] != digests[1]:
-        notes["the model changes its own parameters or buffers as it runs"] = None
-    certificate = Certificate(
-        model=type(model).__qualname__,
-        passed=all(found[names[-1]].axes[axis].passed for axis in required),
-        require=required,
-        modes=found,
-        inputs=digests[0],
-        parameters=digests[1],
-        settings=_settings(plan, seed, model),
-        machine=_machine(),
-        notes=tuple(notes),
-    )
+    certificate = _certificate(model, examples, fillers, plan, names, required, seed, progress)
     if document is None:
         return certificate
     held = agreement(certificate, document, str(against))
     return dataclasses.replace(certificate, against=held)
+
+
+def _certificate(
+    model: Callable[..., Any],
+    examples: list[Tensor],
+    fillers: list[Tensor],
+    plan: Plan,
+    modes: tuple[str, ...],
+    require: tuple[str, ...],
+    seed: int,
+    progress: bool | None,
+) -> Certificate:
+    notes: dict[str, None] = {}
+    found = {}
+    inputs, parameters = _inputs_and_parameters(model, examples)
+    with state_kept(model), _progress(progress, count_runs(plan, modes)) as step:
+        runner = Runner(model, examples, fillers, seed, step)
+        for mode in modes:
+            found[mode] = Examination(runner, plan, mode, notes).examine()
+    if _inputs_and_parameters(model, examples)[1] != parameters:
+        notes["the model changes its own parameters as it runs"] = None
+    return Certificate(
+        model=type(model).__qualname__,
+        passed=all(found[modes[-1]].axes[axis].passed for axis in require),
+        require=require,
+        modes=found,
+        inputs=inputs,
+        parameters=parameters,
+        settings=_settings(plan, seed, model),
+        machine=_machine(),
+        notes=tuple(notes),
+    )
 
 
 # ---- arguments
