@@ -5,7 +5,7 @@
 >>> layer = conv2d_ext.Conv2d(3, 16, kernel_size=3)  # torch.nn.Conv2d
 >>> model = conv2d_ext.convert(model)  # every torch.nn.Conv2d of a model
 >>> print(conv2d_ext.explain(input, weight))  # what a call will do
->>> print(conv2d_ext.certify(model, images))  # whether a model's bits depend on its batch, and where
+>>> print(conv2d_ext.certify(model, images))  # do a model's bits depend on its batch?
 """
 
 import torch
