@@ -62,8 +62,14 @@ def _certify(argv: list[str]) -> int:
     return certify(argv)
 
 
+def _run(argv: list[str]) -> int:
+    from conv2d_ext._run import main as run
+
+    return run(argv)
+
+
 # Each has its own arguments and exit statuses.
-_COMMANDS = {"certify": _certify}
+_COMMANDS = {"certify": _certify, "run": _run}
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -72,7 +78,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         description="Runs the workload of the post on each device of this machine: checks the "
         "results against F.conv2d in float64, times four ways to compute them as the post did and "
         "correctly, and says what the figures mean. Takes under a minute on a quiet machine.",
-        epilog="'python -m conv2d_ext certify --help': whether a model's bits depend on its batch.",
+        epilog="'python -m conv2d_ext certify --help': whether a model's bits depend on its batch. "
+        "'python -m conv2d_ext run script.py': a program whose models' bits don't.",
     )
     parser.add_argument("--threads", type=_threads, metavar="N", help="CPU threads to compute with")
     parser.add_argument(
