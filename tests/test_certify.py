@@ -194,6 +194,10 @@ def test_batch_norm_in_training_and_dropout_are_named():
     assert "random numbers" in couples
     first = axes(certificate)["batch"].outputs.first
     assert first.couples.startswith("batch norm in training")
+    # Named, not failed.
+    assert axes(certificate)["batch"].is_coupled
+    assert axes(certificate)["batch"].passed
+    assert "coupled by definition, see above: batch" in str(certificate).splitlines()[-1]
     # Its own statistics are as they were.
     assert model[0].num_batches_tracked == 0
     assert torch.equal(model[0].running_mean, torch.zeros(3))

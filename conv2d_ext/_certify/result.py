@@ -101,6 +101,11 @@ class Finding:
     """The largest over these runs."""
     first: Location | None = None
 
+    @property
+    def is_coupled(self) -> bool:
+        """It differs from a call on that couples examples by definition."""
+        return self.status == "differs" and self.first is not None and bool(self.first.couples)
+
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
@@ -111,8 +116,15 @@ class Axis:
 
     @property
     def passed(self) -> bool:
-        """Outputs and gradients are equal; what was skipped with a reason doesn't count."""
-        return all(f.status in ("equal", "skipped") for f in (self.outputs, self.gradients))
+        """Outputs and gradients are equal. What was skipped with a reason doesn't count, nor does
+        what differs from a call on that couples examples by definition."""
+        findings = (self.outputs, self.gradients)
+        return all(f.status in ("equal", "skipped") or f.is_coupled for f in findings)
+
+    @property
+    def is_coupled(self) -> bool:
+        """Outputs or gradients differ from a call on that couples examples by definition."""
+        return self.outputs.is_coupled or self.gradients.is_coupled
 
 
 @dataclasses.dataclass(frozen=True)
