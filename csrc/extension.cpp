@@ -7,5 +7,6 @@
 #include "cuda/conv2d_cuda_ops.cpp"
 #endif
 #include "invariance.cpp"
+#include "invariance_compiled.cpp"
 #include "library.cpp"
 #include "matmul.cpp"

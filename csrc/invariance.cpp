@@ -26,7 +26,7 @@ using c10::DispatchKeySet;
 using c10::SymInt;
 using c10::SymIntArrayRef;
 
-constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
+constexpr c10::DispatchKey kKey = kInvarianceKey;
 
 // ---- which threads are in the mode
 

@@ -11,7 +11,11 @@
 // The key is DeferredInit: PyTorch has the name and the place for it, and neither a kernel nor a use.
 #pragma once
 
+#include <c10/core/DispatchKey.h>
+
 namespace conv2d_ext {
+
+constexpr c10::DispatchKey kInvarianceKey = c10::DispatchKey::DeferredInit;
 
 // A thread's contexts are entered and left by the ops conv2d_ext::enter_batch_invariant and leave_batch_invariant. They
 // nest.

@@ -1,0 +1,141 @@
+// The mode under torch.compile: calls that hold as PyTorch computes them, and would not as a compiler does.
+//
+// A compiler writes its own loops: it cuts a sum among threads or vectors by sizes, and takes other functions for the
+// rest of a vector. So while a graph is traced in the mode, each op of the list below is recorded as
+// conv2d_ext::eager_<name>, which no compiler knows and which calls the op as it is. What is left to the compiler is
+// exact: additions, products, comparisons, copies.
+//
+// Ops that the mode computes itself are not in the list; a compiler knows nothing of those either.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/library.h>
+
+#include <string>
+
+namespace conv2d_ext {
+namespace {
+
+constexpr const char* kEagerOps[] = {
+    // functions that are rounded as they are computed
+    "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "erf", "erfc", "erfinv", "sigmoid", "tanh", "sin", "cos",
+    "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "logit", "lgamma", "digamma",
+    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "logaddexp", "logaddexp2", "sinc", "special_i0", "glu",
+    "gelu", "silu", "mish", "softplus", "elu", "log_sigmoid_forward", "glu_backward", "gelu_backward", "silu_backward",
+    "mish_backward", "softplus_backward", "elu_backward", "log_sigmoid_backward", "logit_backward",
+    // sums
+    "sum", "sum.dim_IntList", "mean", "mean.dim", "prod", "prod.dim_int", "var.correction", "std.correction",
+    "var_mean.correction", "std_mean.correction", "logsumexp", "linalg_vector_norm", "norm.Scalar",
+    "norm.ScalarOpt_dim", "cumsum", "cumprod", "logcumsumexp", "_softmax", "_softmax_backward_data", "_log_softmax",
+    "_log_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward", "native_group_norm",
+    "native_group_norm_backward", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit.no_stats",
+    "native_batch_norm", "native_batch_norm_backward", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d", "embedding_dense_backward",
+    "index_add", "scatter_add", "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "smooth_l1_loss", "huber_loss",
+    "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "grid_sampler_2d",
+    "grid_sampler_2d_backward", "_fused_rms_norm", "_fused_rms_norm_backward"};
+
+const std::string kAten = "aten::", kEager = "conv2d_ext::eager_";
+
+std::optional<c10::OperatorHandle> find(const std::string& prefix, const std::string& name) {
+  const size_t dot = name.find('.');
+  const bool overloaded = dot != std::string::npos;
+  return c10::Dispatcher::singleton().findSchema(
+      {prefix + name.substr(0, dot), overloaded ? name.substr(dot + 1) : ""});
+}
+
+// A call of an op by the other one of its two names.
+void call_renamed(const c10::OperatorHandle& op, const std::string& from, const std::string& to,
+                  torch::jit::Stack* stack) {
+  const c10::OperatorName& name = op.operator_name();
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow((to + name.name.substr(from.size())).c_str(), name.overload_name.c_str())
+      .callBoxed(stack);
+}
+
+// aten's op, in the mode. A context that lay inside of a compiled function is over by the time that this runs.
+void call_eagerly(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const c10::impl::IncludeDispatchKeyGuard mode(kInvarianceKey);
+  call_renamed(op, kEager, kAten, stack);
+}
+
+// A recorded call keeps PyTorch's derivatives: it goes to PyTorch's autograd kernel first, which takes down how to
+// differentiate it and hands it on to the kernel of its backend. That kernel records the other name. (The ops that a
+// backward calls come here themselves.) For it to be ours the call pretends to be one of MAIA, a backend that PyTorch
+// has the name of, with the autograd kernels of all backends, and no kernel.
+const c10::DispatchKeySet kAsMaia({c10::DispatchKey::AutogradMAIA, c10::DispatchKey::MAIA});
+
+void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const bool is_recording =
+      c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
+  // In training it writes to its running statistics.
+  const bool mutates = op.operator_name().name == "aten::native_batch_norm" && torch::jit::peek(*stack, 5, 8).toBool();
+  // PyTorch's batching rules make other calls of a batched one, and those come here.
+  const bool is_batched = keys.has(c10::DispatchKey::FuncTorchBatched);
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kInvarianceKey);
+  op.redispatchBoxed(is_recording && !mutates && !is_batched ? kAsMaia : keys & below, stack);
+}
+
+// exp_ and its like: a compiler would make exp of it, and compute that.
+void record_or_pass_in_place(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const bool is_recording =
+      c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
+  if (!is_recording) {
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInvarianceKey), stack);
+    return;
+  }
+  const at::Tensor self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const c10::OperatorName& name = op.operator_name();
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name.name.substr(0, name.name.size() - 1).c_str(), name.overload_name.c_str())
+      .callBoxed(stack);
+  self.copy_(torch::jit::pop(*stack).toTensor());
+  torch::jit::push(*stack, self);
+}
+
+void record(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  call_renamed(op, kAten, kEager, stack);
+}
+
+TORCH_LIBRARY_FRAGMENT(conv2d_ext, m) {
+  for (const char* name : kEagerOps) {
+    // Not every version of PyTorch has all of them.
+    if (const auto op = find(kAten, name)) {
+      const c10::OperatorName& aten = op->operator_name();
+      m.def(op->schema().cloneWithName(kEager + aten.name.substr(kAten.size()), aten.overload_name),
+            {at::Tag::pt2_compliant_tag});
+    }
+  }
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) {
+  for (const char* name : kEagerOps) {
+    if (find(kAten, name)) {
+      m.impl((std::string("eager_") + name).c_str(), torch::CppFunction::makeFromBoxedFunction<&call_eagerly>());
+    }
+  }
+}
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+  for (const char* name : kEagerOps) {
+    if (find(kAten, name)) {
+      m.impl(name, torch::CppFunction::makeFromBoxedFunction<&record_or_pass>());
+    }
+    const std::string in_place = std::string(name) + "_";
+    if (in_place.find('.') == std::string::npos && find(kAten, in_place)) {
+      m.impl(in_place.c_str(), torch::CppFunction::makeFromBoxedFunction<&record_or_pass_in_place>());
+    }
+  }
+}
+
+TORCH_LIBRARY_IMPL(aten, MAIA, m) {
+  for (const char* name : kEagerOps) {
+    if (find(kAten, name)) {
+      m.impl(name, torch::CppFunction::makeFromBoxedFunction<&record>());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace conv2d_ext
