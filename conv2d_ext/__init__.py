@@ -1,9 +1,9 @@
-"""2-D convolution in C++ for PyTorch: the same bits in every batch, memory within bounds.
+"""Convolutions in C++ for PyTorch: the same bits in every batch, memory within bounds.
 
 >>> import conv2d_ext
 >>> output = conv2d_ext.conv2d(input, weight, bias, padding="same")  # torch.nn.functional.conv2d
 >>> layer = conv2d_ext.Conv2d(3, 16, kernel_size=3)  # torch.nn.Conv2d
->>> model = conv2d_ext.convert(model)  # every torch.nn.Conv2d of a model
+>>> model = conv2d_ext.convert(model)  # a model's convolutions and linear layers
 >>> print(conv2d_ext.explain(input, weight))  # what a call will do
 >>> print(conv2d_ext.certify(model, images))  # do a model's bits depend on its batch?
 """
@@ -38,7 +38,10 @@ from conv2d_ext.functional import (  # noqa: E402
     DirectionExplanation,
     Explanation,
     build_config,
+    conv1d,
     conv2d,
+    conv_transpose1d,
+    conv_transpose2d,
     explain,
     forward,
     forward_unfold,
@@ -57,7 +60,10 @@ __all__ = [
     "batch_invariant",
     "build_config",
     "certify",
+    "conv1d",
     "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "convert",
     "disable",
     "enable",
