@@ -48,15 +48,27 @@ from conv2d_ext.functional import (  # noqa: E402
     linear,
 )
 from conv2d_ext.invariance import batch_invariant, disable, enable  # noqa: E402
-from conv2d_ext.modules import Conv2d, convert  # noqa: E402
+from conv2d_ext.modules import (  # noqa: E402
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    Linear,
+    convert,
+    revert,
+)
 
 __version__ = _build_info.VERSION
 __all__ = [
     "Certificate",
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
     "CudaDirectionExplanation",
     "DirectionExplanation",
     "Explanation",
+    "Linear",
     "batch_invariant",
     "build_config",
     "certify",
@@ -73,4 +85,5 @@ __all__ = [
     "linear",
     "ops",
     "reference",
+    "revert",
 ]
