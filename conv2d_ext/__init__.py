@@ -1,9 +1,9 @@
-"""2-D convolution in C++ for PyTorch: the same bits in every batch, memory within bounds.
+"""Convolutions in C++ for PyTorch: the same bits in every batch, memory within bounds.
 
 >>> import conv2d_ext
 >>> output = conv2d_ext.conv2d(input, weight, bias, padding="same")  # torch.nn.functional.conv2d
 >>> layer = conv2d_ext.Conv2d(3, 16, kernel_size=3)  # torch.nn.Conv2d
->>> model = conv2d_ext.convert(model)  # every torch.nn.Conv2d of a model
+>>> model = conv2d_ext.convert(model)  # a model's convolutions and linear layers
 >>> print(conv2d_ext.explain(input, weight))  # what a call will do
 >>> print(conv2d_ext.certify(model, images))  # do a model's bits depend on its batch?
 """
@@ -38,26 +38,44 @@ from conv2d_ext.functional import (  # noqa: E402
     DirectionExplanation,
     Explanation,
     build_config,
+    conv1d,
     conv2d,
+    conv_transpose1d,
+    conv_transpose2d,
     explain,
     forward,
     forward_unfold,
     linear,
 )
 from conv2d_ext.invariance import batch_invariant, disable, enable  # noqa: E402
-from conv2d_ext.modules import Conv2d, convert  # noqa: E402
+from conv2d_ext.modules import (  # noqa: E402
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    Linear,
+    convert,
+    revert,
+)
 
 __version__ = _build_info.VERSION
 __all__ = [
     "Certificate",
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
     "CudaDirectionExplanation",
     "DirectionExplanation",
     "Explanation",
+    "Linear",
     "batch_invariant",
     "build_config",
     "certify",
+    "conv1d",
     "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "convert",
     "disable",
     "enable",
@@ -67,4 +85,5 @@ __all__ = [
     "linear",
     "ops",
     "reference",
+    "revert",
 ]

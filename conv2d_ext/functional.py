@@ -1,4 +1,4 @@
-"""conv2d, the post's two functions, explain and build_config, over the compiled module."""
+"""Convolutions, the post's two functions, explain and build_config, over the compiled module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numbers import Integral
 
 import torch
 from torch import Tensor
-from torch._jit_internal import BroadcastingList2
+from torch._jit_internal import BroadcastingList1, BroadcastingList2
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
@@ -73,6 +73,107 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if is_compiling():
         return torch.ops.conv2d_ext.linear(input, weight, bias)
     return _C.linear(input, weight, bias)
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """1-D convolution, with the signature and the semantics of `torch.nn.functional.conv1d`.
+
+    input: (N, C, L) or (C, L). weight: (OC, C/groups, K). bias: (OC,) or None.
+    Returns (N, OC, L') or (OC, L'). Every tensor may have any strides.
+
+    It is `conv2d` of an image of one row, through views: dtypes, guarantees and derivatives are
+    `conv2d`'s. stride, padding, dilation: an int, or a list of one. padding may also be 'valid'
+    (none) or 'same' (an output of the input's length, at stride 1; where the padding is odd, the
+    larger half is on the right).
+
+    Raises what `conv2d` raises, in F.conv1d's words.
+    """
+    if is_compiling():
+        stride, dilation = (
+            _list("conv1d", "stride", stride, 1),
+            _list("conv1d", "dilation", dilation, 1),
+        )
+        _check_int("conv1d", "groups", groups, groups)
+        if isinstance(padding, str):
+            border = named_padding(padding, weight, stride, dilation)
+        else:
+            border = _list("conv1d", "padding", padding, 1) * 2
+        return torch.ops.conv2d_ext.conv1d(input, weight, bias, stride, border, dilation, groups)
+    return _C.conv1d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Tensor:
+    """1-D transposed convolution, as `torch.nn.functional.conv_transpose1d`.
+
+    input: (N, C, L) or (C, L). weight: (C, OC/groups, K). bias: (OC,) or None.
+    Returns (N, OC, L') or (OC, L') with
+    L' = (L - 1) * stride - 2 * padding + dilation * (K - 1) + output_padding + 1.
+
+    It is `conv_transpose2d` of an image of one row, through views; all else is said there.
+    """
+    if is_compiling():
+        return torch.ops.conv2d_ext.conv_transpose1d(
+            input, weight, bias,
+            *_transposed_parameters(1, stride, padding, output_padding, groups, dilation),
+        )  # fmt: skip
+    return _C.conv_transpose1d(
+        input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
+
+
+def conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Tensor:
+    """2-D transposed convolution, as `torch.nn.functional.conv_transpose2d`.
+
+    input: (N, C, H, W) or (C, H, W). weight: (C, OC/groups, KH, KW). bias: (OC,) or None.
+    Returns (N, OC, H', W') or (OC, H', W') with
+    H' = (H - 1) * stride - 2 * padding + dilation * (KH - 1) + output_padding + 1, W' alike.
+    Every tensor may have any strides.
+
+    It is the input gradient of a `conv2d`, and the bias added to it: dtypes, guarantees and
+    derivatives are `conv2d`'s. Where there is a bias, an element is rounded once before it is
+    added and once after. An output_padding of stride and more, which takes a larger dilation,
+    copies the input.
+    stride, padding, output_padding, dilation: an int, or (height, width).
+
+    Raises TypeError for arguments of a wrong type, NotImplementedError (on CUDA RuntimeError) for
+    other dtypes, and RuntimeError for ranks, sizes, dtypes, devices and hyper-parameters that don't
+    fit together, in F.conv_transpose2d's words; also for an output without elements that is not
+    of an empty batch.
+    """
+    if is_compiling():
+        return torch.ops.conv2d_ext.conv_transpose2d(
+            input, weight, bias,
+            *_transposed_parameters(2, stride, padding, output_padding, groups, dilation),
+        )  # fmt: skip
+    return _C.conv_transpose2d(
+        input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
 
 
 def forward(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
@@ -316,24 +417,48 @@ def _hyper_parameters(
     For where _C.conv2d, which does the same, is not called.
     """
     stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
-    _check_int("groups", groups, groups)
+    _check_int("conv2d", "groups", groups, groups)
     if isinstance(padding, str):
         return stride, named_padding(padding, weight, stride, dilation), dilation, groups
     pad_h, pad_w = _pair("padding", padding)
     return stride, [pad_h, pad_h, pad_w, pad_w], dilation, groups
 
 
+def _transposed_parameters(
+    dims: int,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    output_padding: int | Sequence[int],
+    groups: int,
+    dilation: int | Sequence[int],
+) -> tuple[list[int], list[int], list[int], int, list[int]]:
+    """F.conv_transpose2d's as the dispatcher op takes them."""
+    function = f"conv_transpose{dims}d"
+    _check_int(function, "groups", groups, groups)
+    return (
+        _list(function, "stride", stride, dims),
+        _list(function, "padding", padding, dims),
+        _list(function, "output_padding", output_padding, dims),
+        groups,
+        _list(function, "dilation", dilation, dims),
+    )
+
+
 def _pair(name: str, value: int | Sequence[int]) -> list[int]:
+    return _list("conv2d", name, value, 2)
+
+
+def _list(function: str, name: str, value: int | Sequence[int], dims: int) -> list[int]:
     if not isinstance(value, (tuple, list)):
-        _check_int(name, value, value)
-        return [value, value]
+        _check_int(function, name, value, value)
+        return [value] * dims
     if value:
-        _check_int(name, value[0], value)  # the first alone, as PyTorch's parser does
-    return height_and_width(name, value)
+        _check_int(function, name, value[0], value)  # the first alone, as PyTorch's parser does
+    return height_and_width(name, value) if dims == 2 else one_dimension(name, value)
 
 
-def _check_int(name: str, element: object, value: object) -> None:
-    """A bool is an int to Python and to the ops, but neither to F.conv2d nor to _C.conv2d."""
+def _check_int(function: str, name: str, element: object, value: object) -> None:
+    """A bool is an int to Python and to the ops, but neither to PyTorch's functions nor to _C's."""
     if is_compiling():  # NumPy's scalars are traced as arrays; what they hold, the op checks
         wrong = element is None or isinstance(element, (bool, float, str))
     else:
@@ -341,12 +466,12 @@ def _check_int(name: str, element: object, value: object) -> None:
         wrong = isinstance(element, bool) or not isinstance(element, integers)
     if wrong:
         raise TypeError(
-            "conv2d() received an invalid combination of arguments: expected "
+            f"{function}() received an invalid combination of arguments: expected "
             f"{name} to be of integers, but got {name}={value!r}"
         )
 
 
-# ---- what TorchScript compiles too, for Conv2d
+# ---- what TorchScript compiles too, for the layers
 
 
 def height_and_width(name: str, value: BroadcastingList2[int]) -> list[int]:
@@ -359,24 +484,36 @@ def height_and_width(name: str, value: BroadcastingList2[int]) -> list[int]:
     return [value[0], value[-1]]
 
 
+def one_dimension(name: str, value: BroadcastingList1[int]) -> list[int]:
+    """A list of one value; to TorchScript also a single integer."""
+    if len(value) != 1:
+        raise RuntimeError(
+            f"expected {name} to be a single integer value or a list of 1 values to match the "
+            f"convolution dimensions, but got {name}={list(value)}"
+        )
+    return [value[0]]
+
+
 def named_padding(
     padding: str, weight: Tensor, stride: list[int], dilation: list[int]
 ) -> list[int]:
-    """'same' or 'valid' as (top, bottom, left, right)."""
+    """'same' or 'valid' as (left, right), in two dimensions (top, bottom, left, right)."""
+    dims = len(stride)
     if padding != "same" and padding != "valid":
         raise RuntimeError(
             f"Invalid padding string: '{padding}': expected padding to be 'same', 'valid', "
             "an integer or a pair of integers"
         )
-    # The op refuses a weight that is not 4-D, whatever the padding.
-    if padding == "valid" or weight.dim() != 4:
-        return [0, 0, 0, 0]
-    if stride != [1, 1]:
-        raise RuntimeError(
-            "padding='same' is not supported for strided convolutions: expected stride=1, "
-            f"but got stride={stride}"
-        )
-    total_h = dilation[0] * (weight.size(2) - 1)
-    total_w = dilation[1] * (weight.size(3) - 1)
-    top, left = total_h // 2, total_w // 2
-    return [top, total_h - top, left, total_w - left]
+    # The op refuses a weight of another rank, whatever the padding.
+    if padding == "valid" or weight.dim() != dims + 2:
+        return [0] * (2 * dims)
+    border: list[int] = []
+    for i in range(dims):
+        if stride[i] != 1:
+            raise RuntimeError(
+                "padding='same' is not supported for strided convolutions: expected stride=1, "
+                f"but got stride={stride}"
+            )
+        total = dilation[i] * (weight.size(2 + i) - 1)
+        border += [total // 2, total - total // 2]
+    return border

@@ -19,10 +19,19 @@ the derivatives of each are the other two, so every op has derivatives of every 
         are non-overlapping and dense.
     conv2d_grad_bias(grad_output) -> grad_bias
         The sum over all dimensions but the channels.
+    conv2d_add_bias(output, bias) -> output
+        output + bias, with output's strides; its gradients are grad_output and conv2d_grad_bias.
 
     matmul(mat1, mat2, bias) -> result
         Of (M, K) or (B, M, K), and (K, N), with bias (N,) or None; or of (B, M, K) and (B, K, N).
         Sums in an order that follows from K alone.
+
+And made of these, with PyTorch's arguments but for conv1d's padding, (left, right):
+
+    conv1d(input, weight, bias, stride, padding, dilation, groups) -> output
+    conv_transpose1d, conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups,
+                                       dilation) -> output
+
     linear(input, weight, bias) -> output
         torch.nn.functional.linear, made of matmul.
 
@@ -50,6 +59,10 @@ conv2d_grad_weight = torch.ops.conv2d_ext.conv2d_grad_weight
 conv2d_grad_bias = torch.ops.conv2d_ext.conv2d_grad_bias
 matmul = torch.ops.conv2d_ext.matmul
 linear = torch.ops.conv2d_ext.linear
+conv2d_add_bias = torch.ops.conv2d_ext.conv2d_add_bias
+conv1d = torch.ops.conv2d_ext.conv1d
+conv_transpose1d = torch.ops.conv2d_ext.conv_transpose1d
+conv_transpose2d = torch.ops.conv2d_ext.conv_transpose2d
 
 # ---- vmap: one call of the op, with vmap's dimension folded into another one
 #
@@ -342,6 +355,23 @@ def _matmul_vmap(
     return output, 0
 
 
+def _conv2d_add_bias_vmap(
+    info: Any, in_dims: tuple[int | None, ...], output: Tensor, bias: Tensor
+) -> tuple[Tensor, int]:
+    output_dim, bias_dim = in_dims
+    if output_dim is None:
+        output = output.expand(info.batch_size, *output.shape)
+    else:
+        output = output.movedim(output_dim, 0)
+    channels = output.size(-3)
+    if bias_dim is None:
+        folded = output.flatten(0, -4)  # an unbatched example's dimension is a batch by itself
+        return conv2d_add_bias(folded, bias).unflatten(0, output.shape[:-3]), 0
+    folded = output.movedim(0, -4).flatten(-4, -3)
+    result = conv2d_add_bias(folded, bias.movedim(bias_dim, 0).flatten())
+    return result.unflatten(-3, (info.batch_size, channels)).movedim(-4, 0), 0
+
+
 def _register_vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
     """A rule's own calls are none of the caller's: subclasses and modes don't see them, as they
     don't see those of PyTorch's rules, which are C++."""
@@ -359,6 +389,7 @@ _register_vmap("conv2d_grad_input", _conv2d_grad_input_vmap)
 _register_vmap("conv2d_grad_weight", _conv2d_grad_weight_vmap)
 _register_vmap("conv2d_grad_bias", _conv2d_grad_bias_vmap)
 _register_vmap("matmul", _matmul_vmap)
+_register_vmap("conv2d_add_bias", _conv2d_add_bias_vmap)
 
 
 # What torch.utils.flop_counter.FlopCounterMode counts: a multiplication and an addition for each

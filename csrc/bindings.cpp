@@ -22,6 +22,7 @@
 #include "conv2d_format.h"
 #include "conv2d_ops.h"
 #include "conv2d_tensors.h"
+#include "convolution_family.h"
 #include "cpu/conv2d_cpu.h"
 #include "invariance.h"
 #include "matmul.h"
@@ -38,86 +39,150 @@ namespace {
 using at::Tensor;
 namespace py = pybind11;
 
-// ---- conv2d: F.conv2d's arguments. Written without pybind11, whose argument conversion would be a fifth of the
-// time of a tiny convolution; PyTorch's own parser also gives its TypeErrors, SymInts and __torch_function__.
+// ---- the convolutions and linear, with the arguments of torch.nn.functional. Written without pybind11, whose argument
+// conversion would be a fifth of the time of a tiny convolution; PyTorch's own parser also gives its TypeErrors,
+// SymInts and
+// __torch_function__.
+
+constexpr int kArguments = 8;  // of the longest signature
+
+// run turns the parsed arguments into the output.
+template <class Run>
+PyObject* call_from_python(torch::PythonArgParser& parser, const char* name, PyObject* args, PyObject* kwargs,
+                           Run run) {
+  HANDLE_TH_ERRORS
+  torch::ParsedArgs<kArguments> parsed;
+  auto arguments = parser.parse(args, kwargs, parsed);
+  if (arguments.has_torch_function()) {
+    const py::object function = py::module_::import("conv2d_ext").attr(name);
+    return torch::handle_torch_function_no_python_arg_parser(arguments.overloaded_args, args, kwargs, name,
+                                                             function.ptr(), "conv2d_ext");
+  }
+  return THPVariable_Wrap(run(arguments));
+  END_HANDLE_TH_ERRORS
+}
+
+// Whether it is 'same'; it is 'valid' otherwise.
+bool is_same_padding(c10::string_view padding) {
+  TORCH_CHECK(padding == "same" || padding == "valid", "Invalid padding string: '", padding,
+              "': expected padding to be 'same', 'valid', an integer or a pair of integers");
+  return padding == "same";
+}
 
 PyObject* python_conv2d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
-  HANDLE_TH_ERRORS
   static torch::PythonArgParser parser({
       "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymIntArrayRef[2] stride=1, SymIntArrayRef[2] padding=0, "
       "SymIntArrayRef[2] dilation=1, SymInt groups=1)",
       "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymIntArrayRef[2] stride=1, "
       "c10::string_view padding=\"valid\", SymIntArrayRef[2] dilation=1, SymInt groups=1)",
   });
-  torch::ParsedArgs<7> parsed;
-  auto arguments = parser.parse(args, kwargs, parsed);
-  if (arguments.has_torch_function()) {
-    const py::object public_conv2d = py::module_::import("conv2d_ext").attr("conv2d");
-    return torch::handle_torch_function_no_python_arg_parser(arguments.overloaded_args, args, kwargs, "conv2d",
-                                                             public_conv2d.ptr(), "conv2d_ext");
-  }
+  return call_from_python(parser, "conv2d", args, kwargs, [](torch::PythonArgs& arguments) {
+    const Tensor input = arguments.tensor(0);
+    const Tensor weight = arguments.tensor(1);
+    const std::optional<Tensor> bias = arguments.optionalTensor(2);
+    const auto stride = arguments.symintlist(3);
+    const auto dilation = arguments.symintlist(5);
+    const c10::SymInt groups = arguments.toSymInt(6);
+    SymConv2dParams params;
+    if (arguments.idx == 0) {
+      params = params_from_pairs(stride, arguments.symintlist(4), dilation, groups);
+    } else {
+      params = is_same_padding(arguments.stringView(4)) ? params_for_same_padding(weight, stride, dilation, groups)
+                                                        : params_from_pairs(stride, {c10::SymInt(0)}, dilation, groups);
+    }
+    const py::gil_scoped_release no_gil;
+    return conv2d(input, weight, bias, params);
+  });
+}
+
+PyObject* python_conv1d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
+  static torch::PythonArgParser parser({
+      "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymIntArrayRef[1] stride=1, SymIntArrayRef[1] padding=0, "
+      "SymIntArrayRef[1] dilation=1, SymInt groups=1)",
+      "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymIntArrayRef[1] stride=1, "
+      "c10::string_view padding=\"valid\", SymIntArrayRef[1] dilation=1, SymInt groups=1)",
+  });
+  return call_from_python(parser, "conv1d", args, kwargs, [](torch::PythonArgs& arguments) {
+    const Tensor input = arguments.tensor(0);
+    const Tensor weight = arguments.tensor(1);
+    const std::optional<Tensor> bias = arguments.optionalTensor(2);
+    const auto stride = arguments.symintlist(3);
+    const auto dilation = arguments.symintlist(5);
+    const c10::SymInt groups = arguments.toSymInt(6);
+    c10::SmallVector<c10::SymInt, 2> padding{0, 0};
+    if (arguments.idx == 0) {
+      const auto both = arguments.symintlist(4);
+      check_length("padding", both, 1);
+      padding = {both[0], both[0]};
+    } else if (is_same_padding(arguments.stringView(4))) {
+      padding = conv1d_same_padding(weight, stride, dilation);
+    }
+    const py::gil_scoped_release no_gil;
+    return conv1d_op().call(input, weight, bias, stride, padding, dilation, groups);
+  });
+}
+
+Tensor call_conv_transpose(const c10::TypedOperatorHandle<ConvTransposeSignature>& op, torch::PythonArgs& arguments) {
   const Tensor input = arguments.tensor(0);
   const Tensor weight = arguments.tensor(1);
   const std::optional<Tensor> bias = arguments.optionalTensor(2);
   const auto stride = arguments.symintlist(3);
-  const auto dilation = arguments.symintlist(5);
+  const auto padding = arguments.symintlist(4);
+  const auto output_padding = arguments.symintlist(5);
   const c10::SymInt groups = arguments.toSymInt(6);
-  SymConv2dParams params;
-  if (arguments.idx == 0) {
-    params = params_from_pairs(stride, arguments.symintlist(4), dilation, groups);
-  } else {
-    const auto padding = arguments.stringView(4);
-    TORCH_CHECK(padding == "same" || padding == "valid", "Invalid padding string: '", padding,
-                "': expected padding to be 'same', 'valid', an integer or a pair of integers");
-    params = padding == "same" ? params_for_same_padding(weight, stride, dilation, groups)
-                               : params_from_pairs(stride, {c10::SymInt(0)}, dilation, groups);
-  }
-  Tensor output;
-  {
-    const py::gil_scoped_release no_gil;
-    output = conv2d(input, weight, bias, params);
-  }
-  return THPVariable_Wrap(std::move(output));
-  END_HANDLE_TH_ERRORS
+  const auto dilation = arguments.symintlist(7);
+  const py::gil_scoped_release no_gil;
+  return op.call(input, weight, bias, stride, padding, output_padding, groups, dilation);
 }
 
-PyMethodDef conv2d_method = {
-    "conv2d",
-    // The documented way to register a function with keywords.
-    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(python_conv2d)),
-    METH_VARARGS | METH_KEYWORDS,
-    "conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1)",
-};
+PyObject* python_conv_transpose1d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
+  static torch::PythonArgParser parser({
+      "conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymIntArrayRef[1] stride=1, "
+      "SymIntArrayRef[1] padding=0, SymIntArrayRef[1] output_padding=0, SymInt groups=1, "
+      "SymIntArrayRef[1] dilation=1)",
+  });
+  return call_from_python(parser, "conv_transpose1d", args, kwargs, [](torch::PythonArgs& arguments) {
+    return call_conv_transpose(conv_transpose1d_op(), arguments);
+  });
+}
 
-// ---- linear, in the same way
+PyObject* python_conv_transpose2d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
+  static torch::PythonArgParser parser({
+      "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias=None, SymIntArrayRef[2] stride=1, "
+      "SymIntArrayRef[2] padding=0, SymIntArrayRef[2] output_padding=0, SymInt groups=1, "
+      "SymIntArrayRef[2] dilation=1)",
+  });
+  return call_from_python(parser, "conv_transpose2d", args, kwargs, [](torch::PythonArgs& arguments) {
+    return call_conv_transpose(conv_transpose2d_op(), arguments);
+  });
+}
 
 PyObject* python_linear(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
-  HANDLE_TH_ERRORS
   static torch::PythonArgParser parser({"linear(Tensor input, Tensor weight, Tensor? bias=None)"});
-  torch::ParsedArgs<3> parsed;
-  auto arguments = parser.parse(args, kwargs, parsed);
-  if (arguments.has_torch_function()) {
-    const py::object public_linear = py::module_::import("conv2d_ext").attr("linear");
-    return torch::handle_torch_function_no_python_arg_parser(arguments.overloaded_args, args, kwargs, "linear",
-                                                             public_linear.ptr(), "conv2d_ext");
-  }
-  const Tensor input = arguments.tensor(0);
-  const Tensor weight = arguments.tensor(1);
-  const std::optional<Tensor> bias = arguments.optionalTensor(2);
-  Tensor output;
-  {
+  return call_from_python(parser, "linear", args, kwargs, [](torch::PythonArgs& arguments) {
+    const Tensor input = arguments.tensor(0);
+    const Tensor weight = arguments.tensor(1);
+    const std::optional<Tensor> bias = arguments.optionalTensor(2);
     const py::gil_scoped_release no_gil;
-    output = linear_layer(input, weight, bias);
-  }
-  return THPVariable_Wrap(std::move(output));
-  END_HANDLE_TH_ERRORS
+    return linear_layer(input, weight, bias);
+  });
 }
 
-PyMethodDef linear_method = {
-    "linear",
-    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(python_linear)),
-    METH_VARARGS | METH_KEYWORDS,
-    "linear(input, weight, bias=None)",
+// The documented way to register a function with keywords.
+PyCFunction with_keywords(PyCFunctionWithKeywords function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"conv2d", with_keywords(python_conv2d), METH_VARARGS | METH_KEYWORDS,
+     "conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1)"},
+    {"conv1d", with_keywords(python_conv1d), METH_VARARGS | METH_KEYWORDS,
+     "conv1d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1)"},
+    {"conv_transpose1d", with_keywords(python_conv_transpose1d), METH_VARARGS | METH_KEYWORDS,
+     "conv_transpose1d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1)"},
+    {"conv_transpose2d", with_keywords(python_conv_transpose2d), METH_VARARGS | METH_KEYWORDS,
+     "conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1)"},
+    {"linear", with_keywords(python_linear), METH_VARARGS | METH_KEYWORDS, "linear(input, weight, bias=None)"},
 };
 
 // ---- the post's functions
@@ -324,6 +389,20 @@ void check_sizes(const std::vector<c10::SymInt>& input, const std::vector<c10::S
                                   itemsize);
 }
 
+using Sizes = std::vector<c10::SymInt>;
+
+bool takes_convolution_of_lists(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                const Sizes& stride, const Sizes& padding, const Sizes& dilation, bool transposed,
+                                const Sizes& output_padding, const c10::SymInt& groups) {
+  return takes_convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+}
+
+Tensor convolution_of_lists(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                            const Sizes& stride, const Sizes& padding, const Sizes& dilation, bool transposed,
+                            const Sizes& output_padding, const c10::SymInt& groups) {
+  return convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+}
+
 py::dict build_config() {
   py::dict result;
   result["compiled_isas"] = cpu::compiled_isas();
@@ -339,10 +418,13 @@ PYBIND11_MODULE(_C, m) {
   using namespace conv2d_ext;
   m.doc() = "Implementation of a forward pass of conv2d in C++";
   const auto name = py::str("conv2d_ext._C");
-  m.add_object("conv2d",
-               py::reinterpret_steal<py::object>(PyCFunction_NewEx(&conv2d_method, /*self=*/nullptr, name.ptr())));
-  m.add_object("linear",
-               py::reinterpret_steal<py::object>(PyCFunction_NewEx(&linear_method, /*self=*/nullptr, name.ptr())));
+  for (PyMethodDef& method : methods) {
+    m.add_object(method.ml_name,
+                 py::reinterpret_steal<py::object>(PyCFunction_NewEx(&method, /*self=*/nullptr, name.ptr())));
+  }
+  // For tests: aten::convolution's arguments.
+  m.def("takes_convolution", &takes_convolution_of_lists);
+  m.def("convolution", &convolution_of_lists, py::call_guard<py::gil_scoped_release>());
   m.def("enable_batch_invariant", &enable_batch_invariant);
   m.def("disable_batch_invariant", &disable_batch_invariant);
   m.def("is_batch_invariant", &is_batch_invariant);

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <string>
 
-#include "checked_arithmetic.h"
+#include "sym_arithmetic.h"
 
 namespace conv2d_ext {
 namespace {
@@ -12,48 +12,6 @@ namespace {
 using at::Tensor;
 using c10::ArrayRef;
 using c10::SymInt;
-
-// ---- one vocabulary for int64_t and SymInt; a symbolic comparison becomes an assertion of the traced graph
-
-bool equal(int64_t a, int64_t b) { return a == b; }
-bool equal(const SymInt& a, const SymInt& b) { return a.sym_eq(b).expect_true(__FILE__, __LINE__); }
-
-bool at_least(int64_t a, int64_t b) { return a >= b; }
-bool at_least(const SymInt& a, const SymInt& b) { return a.sym_ge(b).expect_true(__FILE__, __LINE__); }
-
-// Tracing takes a symbolic size to be nonzero, as torch.compile does.
-bool known_zero(int64_t a) { return a == 0; }
-bool known_zero(const SymInt& a) {
-  const auto value = a.maybe_as_int();
-  return value.has_value() && *value == 0;
-}
-
-// false where the sum (product) doesn't fit; symbolic values are not bounded here.
-bool add(int64_t a, int64_t b, int64_t* out) { return add_fits(a, b, out); }
-bool mul(int64_t a, int64_t b, int64_t* out) { return mul_fits(a, b, out); }
-template <class Operation, class Symbolic>
-bool concrete_or(const SymInt& a, const SymInt& b, SymInt* out, Operation operation, Symbolic symbolic) {
-  const auto x = a.maybe_as_int();
-  const auto y = b.maybe_as_int();
-  if (!x || !y) {
-    *out = symbolic(a, b);
-    return true;
-  }
-  int64_t value = 0;
-  const bool fits = operation(*x, *y, &value);
-  *out = value;
-  return fits;
-}
-bool add(const SymInt& a, const SymInt& b, SymInt* out) {
-  return concrete_or(
-      a, b, out, [](int64_t x, int64_t y, int64_t* z) { return add(x, y, z); },
-      [](const SymInt& x, const SymInt& y) { return x + y; });
-}
-bool mul(const SymInt& a, const SymInt& b, SymInt* out) {
-  return concrete_or(
-      a, b, out, [](int64_t x, int64_t y, int64_t* z) { return mul(x, y, z); },
-      [](const SymInt& x, const SymInt& y) { return x * y; });
-}
 
 template <class Int>
 ArrayRef<Int> sizes_of(const Tensor& tensor) {
@@ -67,31 +25,55 @@ ArrayRef<Int> sizes_of(const Tensor& tensor) {
 // ---- hyper-parameters and geometry
 
 void expand_pair(const char* name, c10::SymIntArrayRef values, SymInt (&pair)[2]) {
-  TORCH_CHECK(values.size() == 1 || values.size() == 2, "expected ", name,
-              " to be a single integer value or a list of 2 values to match the convolution dimensions, but got ", name,
-              "=", values);
+  check_length(name, values, 2);
   pair[0] = values.front();
   pair[1] = values.back();
 }
 
+// A 1-D convolution is checked as an image of one row. Its messages leave that out: they show the caller's sizes.
+enum class Shown { kImage, kRow };
+
 template <class Int>
-void check_hyper_parameters(const Conv2dParams<Int>& params) {
+std::string show_sizes(ArrayRef<Int> size, Shown shown) {
+  if (shown == Shown::kImage) {
+    return c10::str(size);
+  }
+  const size_t row = size.size() - 2;
+  c10::SmallVector<Int, 4> without(size.slice(0, row).begin(), size.slice(0, row).end());
+  without.push_back(size[row + 1]);
+  return c10::str(ArrayRef<Int>(without));
+}
+
+// What stride or dilation should be, and is.
+template <class Int>
+std::string show_pair(const char* name, const Int (&pair)[2], Shown shown) {
+  const ArrayRef<Int> values(pair);
+  return shown == Shown::kImage
+             ? c10::str("expected ", name, " (height, width) of at least 1, but got ", name, "=", values)
+             : c10::str("expected ", name, " of at least 1, but got ", name, "=", values.slice(1));
+}
+
+template <class Int>
+std::string show_extents(const Int& height, const Int& width, Shown shown) {
+  return shown == Shown::kImage ? c10::str("(", height, " x ", width, ")") : c10::str("(", width, ")");
+}
+
+template <class Int>
+void check_hyper_parameters(const Conv2dParams<Int>& params, Shown shown) {
   for (const Int& padding : params.padding) {
-    TORCH_CHECK(at_least(padding, Int(0)),
-                "negative padding is not supported: expected padding (top, bottom, left, right) of at least 0, but got "
-                "padding=",
-                ArrayRef<Int>(params.padding));
+    TORCH_CHECK(
+        at_least(padding, Int(0)), "negative padding is not supported: expected padding ",
+        shown == Shown::kImage ? "(top, bottom, left, right)" : "(left, right)",
+        " of at least 0, but got padding=", ArrayRef<Int>(params.padding).slice(shown == Shown::kImage ? 0 : 2));
   }
   for (const Int& stride : params.stride) {
     TORCH_CHECK(at_least(stride, Int(1)),
-                "non-positive stride is not supported: expected stride (height, width) of at least 1, but got stride=",
-                ArrayRef<Int>(params.stride));
+                "non-positive stride is not supported: ", show_pair("stride", params.stride, shown));
   }
   for (const Int& dilation : params.dilation) {
     TORCH_CHECK(at_least(dilation, Int(1)),
-                "dilation should be greater than zero, non-positive dilation is not supported: expected dilation "
-                "(height, width) of at least 1, but got dilation=",
-                ArrayRef<Int>(params.dilation));
+                "dilation should be greater than zero, non-positive dilation is not supported: ",
+                show_pair("dilation", params.dilation, shown));
   }
   TORCH_CHECK(at_least(params.groups, Int(1)),
               "non-positive groups is not supported: expected groups of at least 1, but got groups=", params.groups);
@@ -130,7 +112,7 @@ Extent<Int> extent_of(const char* dimension, const Int& in, const Int& pad_befor
 
 template <class Int>
 ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_size, const Conv2dParams<Int>& params,
-                              int64_t itemsize) {
+                              int64_t itemsize, Shown shown = Shown::kImage) {
   const size_t dim = input_size.size();
   TORCH_CHECK(dim == 3 || dim == 4,
               "Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: ", input_size);
@@ -142,7 +124,7 @@ ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_siz
   TORCH_CHECK(weight_dim == 4, "Expected ", weight_dim, "-dimensional input for ", weight_dim, "-dimensional weight",
               weight_size, ", but got ", dim, "-dimensional input of size ", input_size,
               " instead: conv2d takes weight of size (out_channels, in_channels/groups, kernel_h, kernel_w)");
-  check_hyper_parameters(params);
+  check_hyper_parameters(params, shown);
 
   ProblemOf<Int> p;
   p.batch = dim == 4 ? input_size[0] : Int(1);
@@ -163,27 +145,30 @@ ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_siz
   p.groups = params.groups;
 
   TORCH_CHECK(at_least(p.out_channels, p.groups), "Given groups=", p.groups, ", expected weight to be at least ",
-              p.groups, " at dimension 0, but got weight of size ", weight_size, " instead");
+              p.groups, " at dimension 0, but got weight of size ", show_sizes(weight_size, shown), " instead");
   TORCH_CHECK(equal(p.out_channels % p.groups, Int(0)), "Given groups=", p.groups,
               ", expected weight to be divisible by ", p.groups, " at dimension 0, but got weight of size ",
-              weight_size, " instead");
+              show_sizes(weight_size, shown), " instead");
   Int expected_channels;
   const bool channels_fit = mul(weight_size[1], p.groups, &expected_channels);
   TORCH_CHECK(channels_fit && equal(p.in_channels, expected_channels), "Given groups=", p.groups, ", weight of size ",
-              weight_size, ", expected input", input_size, " to have ",
+              show_sizes(weight_size, shown), ", expected input", show_sizes(input_size, shown), " to have ",
               channels_fit ? c10::str(expected_channels) : "2^63 or more", " channels, but got ", p.in_channels,
               " channels instead");
   TORCH_CHECK(at_least(p.kernel_h, Int(1)) && at_least(p.kernel_w, Int(1)),
-              "expected weight to have a kernel of at least 1 x 1, but got weight of size ", weight_size);
+              "expected weight to have a kernel of at least ", shown == Shown::kImage ? "1 x 1" : "1",
+              ", but got weight of size ", show_sizes(weight_size, shown));
 
   const Extent<Int> h = extent_of("height", p.in_h, p.pad_top, p.pad_bottom, p.kernel_h, p.dilation_h);
   const Extent<Int> w = extent_of("width", p.in_w, p.pad_left, p.pad_right, p.kernel_w, p.dilation_w);
   TORCH_CHECK(at_least(h.padded, h.kernel) && at_least(w.padded, w.kernel),
-              "Calculated padded input size per channel: (", h.padded, " x ", w.padded, "). Kernel size: (", h.kernel,
-              " x ", w.kernel, "). Kernel size can't be greater than actual input size: input is of size ", input_size,
-              ", weight of size ", weight_size);
-  TORCH_CHECK(!(known_zero(p.in_h) || known_zero(p.in_w)) || known_zero(p.batch) || known_zero(p.in_channels),
-              "Only zero batch or zero channel inputs are supported, but got input shape: ", input_size);
+              "Calculated padded input size per channel: ", show_extents(h.padded, w.padded, shown),
+              ". Kernel size: ", show_extents(h.kernel, w.kernel, shown),
+              ". Kernel size can't be greater than actual input size: input is of size ", show_sizes(input_size, shown),
+              ", weight of size ", show_sizes(weight_size, shown));
+  TORCH_CHECK(
+      !(known_zero(p.in_h) || known_zero(p.in_w)) || known_zero(p.batch) || known_zero(p.in_channels),
+      "Only zero batch or zero channel inputs are supported, but got input shape: ", show_sizes(input_size, shown));
   p.out_h = (h.padded - h.kernel) / p.stride_h + 1;
   p.out_w = (w.padded - w.kernel) / p.stride_w + 1;
   check_bytes<Int>("output", {p.batch, p.out_channels, p.out_h, p.out_w}, itemsize);
@@ -273,6 +258,16 @@ void check_same_kind(const char* first_name, const Tensor& first, const char* se
 
 }  // namespace
 
+bool is_supported_on(const Tensor& tensor) {
+  return is_supported(tensor.scalar_type()) || (!is_cuda_or_fake(tensor) && is_supported_integer(tensor.scalar_type()));
+}
+
+void check_length(const char* name, c10::SymIntArrayRef values, size_t dims) {
+  TORCH_CHECK(values.size() == 1 || values.size() == dims, "expected ", name,
+              " to be a single integer value or a list of ", dims,
+              " values to match the convolution dimensions, but got ", name, "=", values);
+}
+
 template <class Int>
 Conv2dParams<Int> make_params(ArrayRef<Int> stride, ArrayRef<Int> padding, ArrayRef<Int> dilation, const Int& groups) {
   TORCH_CHECK(stride.size() == 2, "expected stride to be a list of 2 values (height, width), but got stride=", stride);
@@ -331,16 +326,40 @@ void check_forward(const Tensor& im, const Tensor& kernel, const std::optional<T
   }
 }
 
+namespace {
+
+template <class Int>
+ProblemOf<Int> check_sizes_as(Shown shown, ArrayRef<Int> input, ArrayRef<Int> weight, std::optional<ArrayRef<Int>> bias,
+                              const Conv2dParams<Int>& params, int64_t itemsize) {
+  auto problem = check_geometry<Int>(input, weight, params, itemsize, shown);
+  if (bias.has_value()) {
+    TORCH_CHECK(bias->size() == 1 && equal((*bias)[0], problem.out_channels), "Given weight of size ",
+                show_sizes(weight, shown), ", expected bias to be 1-dimensional with ", problem.out_channels,
+                " elements, but got bias of size ", *bias, " instead");
+  }
+  return problem;
+}
+
+}  // namespace
+
 template <class Int>
 ProblemOf<Int> check_conv2d_sizes(ArrayRef<Int> input, ArrayRef<Int> weight, std::optional<ArrayRef<Int>> bias,
                                   const Conv2dParams<Int>& params, int64_t itemsize) {
-  auto problem = check_geometry<Int>(input, weight, params, itemsize);
-  if (bias.has_value()) {
-    TORCH_CHECK(bias->size() == 1 && equal((*bias)[0], problem.out_channels), "Given weight of size ", weight,
-                ", expected bias to be 1-dimensional with ", problem.out_channels, " elements, but got bias of size ",
-                *bias, " instead");
+  return check_sizes_as<Int>(Shown::kImage, input, weight, bias, params, itemsize);
+}
+
+void check_conv1d_sizes(c10::SymIntArrayRef input, c10::SymIntArrayRef weight, std::optional<c10::SymIntArrayRef> bias,
+                        const SymConv2dParams& params, int64_t itemsize) {
+  check_sizes_as<SymInt>(Shown::kRow, input, weight, bias, params, itemsize);
+}
+
+void check_kinds(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
+  check_layout("input", input);
+  if (bias.has_value() && bias->defined()) {
+    check_same_kind("input", input, "bias", *bias);
   }
-  return problem;
+  check_dtype("input", input);
+  check_same_kind("input", input, "weight", weight);
 }
 
 template <class Int>
@@ -352,12 +371,7 @@ ProblemOf<Int> check_conv2d(const Tensor& input, const Tensor& weight, const std
   }
   auto problem =
       check_conv2d_sizes<Int>(sizes_of<Int>(input), sizes_of<Int>(weight), bias_size, params, input.element_size());
-  check_layout("input", input);
-  if (bias.has_value() && bias->defined()) {
-    check_same_kind("input", input, "bias", *bias);
-  }
-  check_dtype("input", input);
-  check_same_kind("input", input, "weight", weight);
+  check_kinds(input, weight, bias);
   return problem;
 }
 

@@ -54,6 +54,9 @@ Conv2dParams<Int> make_params(c10::ArrayRef<Int> stride, c10::ArrayRef<Int> padd
 SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                                   const c10::SymInt& groups);
 
+// Raises unless there is one value for all `dims` dimensions of an image, or one for each.
+void check_length(const char* name, c10::SymIntArrayRef values, size_t dims);
+
 // padding='same': the output has the input's size; where the padding is odd, the larger half is at the bottom and
 // on the right.
 SymConv2dParams params_for_same_padding(const at::Tensor& weight, c10::SymIntArrayRef stride,
@@ -68,6 +71,17 @@ template <class Int>
 ProblemOf<Int> check_conv2d_sizes(c10::ArrayRef<Int> input, c10::ArrayRef<Int> weight,
                                   std::optional<c10::ArrayRef<Int>> bias, const Conv2dParams<Int>& params,
                                   int64_t itemsize);
+
+// The same for a 1-D convolution, whose tensors are seen as images of one row: input (N, C, 1, L) or (C, 1, L), weight
+// (OC, C/groups, 1, K). Messages leave the row out.
+void check_conv1d_sizes(c10::SymIntArrayRef input, c10::SymIntArrayRef weight, std::optional<c10::SymIntArrayRef> bias,
+                        const SymConv2dParams& params, int64_t itemsize);
+
+// Dense tensors of one supported dtype, on one device.
+void check_kinds(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+
+// Whether the tensor's dtype is supported on its device.
+bool is_supported_on(const at::Tensor& tensor);
 
 template <class Int>
 ProblemOf<Int> check_conv2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,

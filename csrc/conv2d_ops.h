@@ -20,12 +20,21 @@ using Conv2dGradWeightSignature = at::Tensor(const at::Tensor&, const at::Tensor
                                              c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef,
                                              c10::SymIntArrayRef, c10::SymInt);
 using Conv2dGradBiasSignature = at::Tensor(const at::Tensor&);
+using Conv2dAddBiasSignature = at::Tensor(const at::Tensor&, const at::Tensor&);
+using Conv1dSignature = Conv2dSignature;
+using ConvTransposeSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                          c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt,
+                                          c10::SymIntArrayRef);
 
 // Handles for call() and redispatch(), looked up once.
 const c10::TypedOperatorHandle<Conv2dSignature>& conv2d_op();
 const c10::TypedOperatorHandle<Conv2dGradInputSignature>& conv2d_grad_input_op();
 const c10::TypedOperatorHandle<Conv2dGradWeightSignature>& conv2d_grad_weight_op();
 const c10::TypedOperatorHandle<Conv2dGradBiasSignature>& conv2d_grad_bias_op();
+const c10::TypedOperatorHandle<Conv2dAddBiasSignature>& conv2d_add_bias_op();
+const c10::TypedOperatorHandle<Conv1dSignature>& conv1d_op();
+const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose1d_op();
+const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose2d_op();
 
 inline at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                          const SymConv2dParams& params) {
@@ -46,5 +55,9 @@ inline at::Tensor conv2d_grad_weight(const at::Tensor& grad_output, const at::Te
 }
 
 inline at::Tensor conv2d_grad_bias(const at::Tensor& grad_output) { return conv2d_grad_bias_op().call(grad_output); }
+
+inline at::Tensor conv2d_add_bias(const at::Tensor& output, const at::Tensor& bias) {
+  return conv2d_add_bias_op().call(output, bias);
+}
 
 }  // namespace conv2d_ext

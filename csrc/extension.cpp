@@ -2,6 +2,8 @@
 #include "bindings.cpp"  // first, since it configures headers of torch
 #include "conv2d_autograd.cpp"
 #include "conv2d_checks.cpp"
+#include "conv_transpose_checks.cpp"
+#include "convolution_family.cpp"
 #include "cpu/conv2d_cpu_ops.cpp"
 #if defined(CONV2D_EXT_WITH_CUDA)
 #include "cuda/conv2d_cuda_ops.cpp"

@@ -9,6 +9,7 @@
 //   conv2d_grad_input   sum of grad_output * conj(weight)
 //   conv2d_grad_weight  sum of grad_output * conj(input)
 //   conv2d_grad_bias    sum of grad_output
+//   conv2d_add_bias     output + bias, for those that conv2d_grad_input computes; its derivative is conv2d_grad_bias
 //
 // channels_last is the memory format of the result; weight_stride its strides.
 #include <ATen/autocast_mode.h>
@@ -19,6 +20,7 @@
 #include "conv2d_checks.h"
 #include "conv2d_format.h"
 #include "conv2d_ops.h"
+#include "convolution_family.h"
 
 TORCH_LIBRARY(conv2d_ext, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
@@ -39,6 +41,22 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("enter_batch_invariant() -> ()", tags);
   m.def("leave_batch_invariant() -> ()", tags);
   m.def("linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor", tags);
+  m.def("conv2d_add_bias(Tensor output, Tensor bias) -> Tensor", tags);
+
+  // These are made of the ops above, for every device, transform and trace (convolution_family.cpp). padding of conv1d
+  // is (left, right); the order of the transposed ones' arguments is PyTorch's.
+  m.def(
+      "conv1d(Tensor input, Tensor weight, Tensor? bias, SymInt[1] stride, SymInt[2] padding, SymInt[1] dilation, "
+      "SymInt groups) -> Tensor",
+      tags);
+  m.def(
+      "conv_transpose1d(Tensor input, Tensor weight, Tensor? bias, SymInt[1] stride, SymInt[1] padding, "
+      "SymInt[1] output_padding, SymInt groups, SymInt[1] dilation) -> Tensor",
+      tags);
+  m.def(
+      "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias, SymInt[2] stride, SymInt[2] padding, "
+      "SymInt[2] output_padding, SymInt groups, SymInt[2] dilation) -> Tensor",
+      tags);
 }
 
 namespace conv2d_ext {
@@ -68,6 +86,26 @@ const c10::TypedOperatorHandle<Conv2dGradWeightSignature>& conv2d_grad_weight_op
 
 const c10::TypedOperatorHandle<Conv2dGradBiasSignature>& conv2d_grad_bias_op() {
   static const auto op = find_op<Conv2dGradBiasSignature>("conv2d_ext::conv2d_grad_bias");
+  return op;
+}
+
+const c10::TypedOperatorHandle<Conv2dAddBiasSignature>& conv2d_add_bias_op() {
+  static const auto op = find_op<Conv2dAddBiasSignature>("conv2d_ext::conv2d_add_bias");
+  return op;
+}
+
+const c10::TypedOperatorHandle<Conv1dSignature>& conv1d_op() {
+  static const auto op = find_op<Conv1dSignature>("conv2d_ext::conv1d");
+  return op;
+}
+
+const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose1d_op() {
+  static const auto op = find_op<ConvTransposeSignature>("conv2d_ext::conv_transpose1d");
+  return op;
+}
+
+const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose2d_op() {
+  static const auto op = find_op<ConvTransposeSignature>("conv2d_ext::conv_transpose2d");
   return op;
 }
 
@@ -119,24 +157,52 @@ TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) {
   m.impl("conv2d_grad_bias", conv2d_grad_bias_meta);
 }
 
-// ---- autocast: conv2d runs in the lower precision, as F.conv2d does. DispatchKey::Autocast means CUDA alone, so each
-// device has its own registration.
+// ---- the ops made of others: one kernel for every device, which autograd, tracing and vmap look into
 
-template <c10::DispatchKey key, c10::DeviceType device>
-Tensor conv2d_autocast(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                       SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
-  const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
-  const auto cast = [&](const auto& tensor) { return at::autocast::cached_cast(dtype, tensor, device); };
-  return conv2d_op().call(cast(input), cast(weight), cast(bias), stride, padding, dilation, std::move(groups));
+TORCH_LIBRARY_IMPL(conv2d_ext, CompositeImplicitAutograd, m) {
+  m.impl("conv1d", conv1d);
+  m.impl("conv_transpose1d", conv_transpose1d);
+  m.impl("conv_transpose2d", conv_transpose2d);
 }
 
+TORCH_LIBRARY_IMPL(conv2d_ext, FuncTorchBatchedDecomposition, m) {
+  m.impl("conv1d", conv1d);
+  m.impl("conv_transpose1d", conv_transpose1d);
+  m.impl("conv_transpose2d", conv_transpose2d);
+}
+
+// ---- autocast: convolutions run in the lower precision, as PyTorch's do. Those made of other ops are cast whole: the
+// cache of cast weights keeps a parameter, not its views.
+
+template <c10::DispatchKey key, c10::DeviceType device, auto op, class Signature>
+struct Autocast;
+
+template <c10::DispatchKey key, c10::DeviceType device, auto op, class... Parameters>
+struct Autocast<key, device, op, Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&, Parameters...)> {
+  static Tensor call(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                     Parameters... parameters) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
+    const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
+    const auto cast = [&](const auto& tensor) { return at::autocast::cached_cast(dtype, tensor, device); };
+    return op().call(cast(input), cast(weight), cast(bias), std::move(parameters)...);
+  }
+};
+
+template <c10::DispatchKey key, c10::DeviceType device>
+void register_autocast(torch::Library& m) {
+  m.impl("conv2d", Autocast<key, device, conv2d_op, Conv2dSignature>::call);
+  m.impl("conv1d", Autocast<key, device, conv1d_op, Conv1dSignature>::call);
+  m.impl("conv_transpose1d", Autocast<key, device, conv_transpose1d_op, ConvTransposeSignature>::call);
+  m.impl("conv_transpose2d", Autocast<key, device, conv_transpose2d_op, ConvTransposeSignature>::call);
+}
+
+// DispatchKey::Autocast means CUDA alone, so each device has its own registration.
 TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCPU, m) {
-  m.impl("conv2d", conv2d_autocast<c10::DispatchKey::AutocastCPU, c10::DeviceType::CPU>);
+  register_autocast<c10::DispatchKey::AutocastCPU, c10::DeviceType::CPU>(m);
 }
 
 TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCUDA, m) {
-  m.impl("conv2d", conv2d_autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);
+  register_autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>(m);
 }
 
 }  // namespace

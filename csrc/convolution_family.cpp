@@ -1,0 +1,290 @@
+#include "convolution_family.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "autograd_node.h"
+#include "conv2d_format.h"
+#include "conv2d_ops.h"
+#include "conv_transpose_checks.h"
+#include "sym_arithmetic.h"
+
+namespace conv2d_ext {
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+using c10::SymIntArrayRef;
+
+std::optional<SymIntArrayRef> bias_size(const std::optional<Tensor>& bias) {
+  if (bias.has_value() && bias->defined()) {
+    return bias->sym_sizes();
+  }
+  return std::nullopt;
+}
+
+// (..., L) as (..., 1, L). The output's format is PyTorch's: it makes a 1-D input contiguous first, reads complex ones
+// through real views, and pads a copy where the sides differ, after which nothing but a weight suggests channels_last.
+// A row's stride of 1 says the same, and nothing is copied.
+Tensor as_row(const Tensor& input, bool same_sides = true) {
+  const bool may_suggest = same_sides && !input.is_complex() && input.is_contiguous();
+  return may_suggest ? input.unsqueeze(-2) : input.unsqueeze(-1).transpose(-1, -2);
+}
+
+// ---- the bias of a transposed convolution: a pass of its own over the output, since conv2d_grad_input, a gradient
+// elsewhere, has none. Each element is rounded once more, in no order that anything could change. It is an op so that
+// the bias's gradient is conv2d_grad_bias: the sum of a broadcast addition follows the number of threads.
+
+Tensor per_channel(const Tensor& bias) {
+  if (bias.device().is_cpu()) {
+    check_data("bias", bias);
+  }
+  return bias.unsqueeze(-1).unsqueeze(-1);
+}
+
+Tensor add_bias_anywhere(const Tensor& output, const Tensor& bias) {
+  TORCH_CHECK((output.dim() == 3 || output.dim() == 4) && bias.dim() == 1 &&
+                  bias.sym_size(0).sym_eq(output.sym_size(-3)).expect_true(__FILE__, __LINE__) &&
+                  bias.scalar_type() == output.scalar_type(),
+              "conv2d_add_bias: expected bias to be 1-dimensional, with an element for each channel of output and of "
+              "its dtype, but got bias of size ",
+              bias.sym_sizes(), " and dtype ", bias.scalar_type(), ", output of size ", output.sym_sizes(),
+              " and dtype ", output.scalar_type());
+  Tensor result = at::empty_strided_symint(output.sym_sizes(), output.sym_strides(), output.options());
+  return at::add_out(result, output, per_channel(bias));
+}
+
+struct Conv2dAddBiasBackward {  // of (output, bias)
+  static constexpr const char* kName = "Conv2dAddBiasBackward";
+  struct State {
+    template <class Self, class Visit>
+    static void visit(Self&, Visit) {}
+  };
+  static constexpr size_t kArguments = 2;
+  static constexpr bool kMayBeConstant = false;
+
+  static void apply(const Tensor& grad, const Tensor&, const Tensor&, const State&, const Wanted& wanted,
+                    torch::autograd::variable_list& result) {
+    if (wanted[0]) {
+      result[0] = grad;
+    }
+    if (wanted[1]) {
+      result[1] = conv2d_grad_bias(grad);
+    }
+  }
+};
+
+Tensor add_bias_autograd(c10::DispatchKeySet keys, const Tensor& output, const Tensor& bias) {
+  using torch::autograd::isFwGradDefined;
+  Tensor result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    result = conv2d_add_bias_op().redispatch(keys & c10::after_autograd_keyset, output, bias);
+  }
+  if (torch::autograd::compute_requires_grad(output, bias)) {
+    torch::autograd::set_history(result, make_node<Conv2dAddBiasBackward>(output, bias));
+  }
+  if (isFwGradDefined(output) || isFwGradDefined(bias)) {
+    const Tensor moved = isFwGradDefined(output) ? tangent(output) : at::zeros_like(result);
+    result._set_fw_grad(isFwGradDefined(bias) ? conv2d_add_bias(moved, tangent(bias)) : moved, /*level=*/0,
+                        /*is_inplace_op=*/false);
+  }
+  return result;
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) { m.impl("conv2d_add_bias", add_bias_anywhere); }
+TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) { m.impl("conv2d_add_bias", add_bias_autograd); }
+
+// In place where nothing can tell: the output is new, and neither of them is more than its data.
+Tensor add_bias(Tensor output, const Tensor& bias) {
+  constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
+                                          c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
+  const bool is_tracked =
+      (bias.requires_grad() && c10::GradMode::is_enabled()) || torch::autograd::isFwGradDefined(bias);
+  if (is_tracked || (output.key_set() | bias.key_set()).has_any(wrappers)) {
+    return conv2d_add_bias(output, bias);
+  }
+  return output.add_(per_channel(bias));
+}
+
+// ---- transposed convolutions
+
+// input and weight: images. conv2d_grad_input conjugates the weight, a transposed convolution does not, so it gets the
+// conjugate. (A copy of the weight: PyTorch would resolve a lazy conj before the op too, each time it is read.)
+Tensor run_conv_transpose(const ConvTransposeCall& call, const Tensor& input, const Tensor& weight,
+                          const std::optional<Tensor>& bias) {
+  const bool channels_last = output_is_channels_last(input, weight);
+  Tensor output = conv2d_grad_input(
+      // A copy, which only an output_padding of a stride and more takes.
+      call.appends ? at::constant_pad_nd_symint(input, {SymInt(0), call.append[1], SymInt(0), call.append[0]}) : input,
+      weight.is_complex() ? weight.conj_physical() : weight, call.output_size, call.params, channels_last);
+  for (int64_t i = 0; i < 2; ++i) {
+    if (!known_zero(call.cut[i])) {
+      output = output.narrow_symint(i - 2, 0, output.sym_size(i - 2) - call.cut[i]);
+    }
+  }
+  return bias.has_value() && bias->defined() ? add_bias(std::move(output), *bias) : output;
+}
+
+}  // namespace
+
+Tensor conv1d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
+              SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups) {
+  const int64_t dim = input.dim();
+  TORCH_CHECK(dim == 2 || dim == 3,
+              "Expected 2D (unbatched) or 3D (batched) input to conv1d, but got input of size: ", input.sym_sizes());
+  const int64_t weight_dim = weight.dim();
+  TORCH_CHECK(weight_dim >= 3,
+              "weight should have at least three dimensions: expected weight of size (out_channels, "
+              "in_channels/groups, kernel), but got weight of size ",
+              weight.sym_sizes());
+  TORCH_CHECK(weight_dim == 3, "Expected ", weight_dim, "-dimensional input for ", weight_dim, "-dimensional weight ",
+              weight.sym_sizes(), ", but got ", dim, "-dimensional input of size ", input.sym_sizes(),
+              " instead: conv1d takes weight of size (out_channels, in_channels/groups, kernel)");
+  check_length("stride", stride, 1);
+  check_length("dilation", dilation, 1);
+  TORCH_CHECK(padding.size() == 2,
+              "expected padding to be a list of 2 values (left, right), but got padding=", padding);
+  const SymConv2dParams params{{1, stride[0]}, {0, 0, padding[0], padding[1]}, {1, dilation[0]}, std::move(groups)};
+  const Tensor row = as_row(input, padding[0].sym_eq(padding[1]).guard_bool(__FILE__, __LINE__));
+  const Tensor kernel = weight.unsqueeze(2);
+  check_conv1d_sizes(row.sym_sizes(), kernel.sym_sizes(), bias_size(bias), params, input.element_size());
+  return conv2d(row, kernel, bias, params).squeeze(-2);
+}
+
+c10::SmallVector<SymInt, 2> conv1d_same_padding(const Tensor& weight, SymIntArrayRef stride, SymIntArrayRef dilation) {
+  check_length("stride", stride, 1);
+  check_length("dilation", dilation, 1);
+  if (weight.dim() != 3) {  // conv1d refuses it
+    return {0, 0};
+  }
+  const auto params = params_for_same_padding(weight.unsqueeze(2), stride, dilation, 1);
+  return {params.padding[2], params.padding[3]};
+}
+
+Tensor conv_transpose1d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                        SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef output_padding, SymInt groups,
+                        SymIntArrayRef dilation) {
+  const auto call = check_conv_transpose(1, input.sym_sizes(), weight.sym_sizes(), bias_size(bias),
+                                         {stride, padding, output_padding, dilation, std::move(groups)});
+  check_kinds(input, weight, bias);
+  return run_conv_transpose(call, as_row(input), weight.unsqueeze(2), bias).squeeze(-2);
+}
+
+Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                        SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef output_padding, SymInt groups,
+                        SymIntArrayRef dilation) {
+  const auto call = check_conv_transpose(2, input.sym_sizes(), weight.sym_sizes(), bias_size(bias),
+                                         {stride, padding, output_padding, dilation, std::move(groups)});
+  check_kinds(input, weight, bias);
+  return run_conv_transpose(call, input, weight, bias);
+}
+
+// ---- patches in three dimensions
+
+bool is_patch_conv3d(const Tensor& input, const Tensor& weight, SymIntArrayRef stride, SymIntArrayRef padding,
+                     SymIntArrayRef dilation, const SymInt& groups) {
+  const auto is = [](const SymInt& a, const SymInt& b) { return a.sym_eq(b).guard_bool(__FILE__, __LINE__); };
+  const auto fits = [](const SymInt& a, const SymInt& b) { return a.sym_ge(b).guard_bool(__FILE__, __LINE__); };
+  const auto all = [&](SymIntArrayRef values, const SymInt& wanted) {
+    return (values.size() == 1 || values.size() == 3) &&
+           std::all_of(values.begin(), values.end(), [&](const SymInt& value) { return is(value, wanted); });
+  };
+  if (input.dim() != 5 || weight.dim() != 5 || !all(padding, 0) || !all(dilation, 1) ||
+      (stride.size() != 1 && stride.size() != 3) || !fits(groups, 1)) {
+    return false;
+  }
+  for (int64_t i = 0; i < 3; ++i) {
+    const SymInt kernel = weight.sym_size(2 + i);
+    if (!is(kernel, stride[stride.size() == 1 ? 0 : i]) || !fits(kernel, 1) || !fits(input.sym_size(2 + i), kernel)) {
+      return false;
+    }
+  }
+  return is(input.sym_size(1), weight.sym_size(1) * groups);
+}
+
+// Kernel planes are taken for channels: (N, C, D, H, W) as images (N * D/KD, C * KD, H, W). That is a view where a
+// patch is as deep as the input, or the input has one channel; otherwise the input is copied once.
+Tensor conv3d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
+              SymIntArrayRef padding, SymIntArrayRef dilation, const SymInt& groups) {
+  TORCH_CHECK(is_patch_conv3d(input, weight, stride, padding, dilation, groups),
+              "conv3d is supported where it cuts its input into patches: expected a batched input, the kernel's size "
+              "as stride, no padding and no dilation, but got input of size ",
+              input.sym_sizes(), ", weight of size ", weight.sym_sizes(), ", stride=", stride, ", padding=", padding,
+              ", dilation=", dilation, ", groups=", groups);
+  const SymInt kernel_d = weight.sym_size(2);
+  const SymInt depth = input.sym_size(2) / kernel_d;
+  const Tensor images = input.narrow_symint(2, 0, depth * kernel_d)
+                            .unflatten_symint(2, {depth, kernel_d})
+                            .transpose(1, 2)
+                            .flatten(2, 3)
+                            .flatten(0, 1);
+  const SymConv2dParams params{{weight.sym_size(3), weight.sym_size(4)}, {0, 0, 0, 0}, {1, 1}, groups};
+  const auto suggests = [](const Tensor& tensor) {
+    return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast3d;
+  };
+  const bool channels_last = input.scalar_type() != at::kDouble && (suggests(input) || suggests(weight));
+  return conv2d(images, weight.flatten(1, 2), bias, params)
+      .unflatten_symint(0, {input.sym_size(0), depth})
+      .transpose(1, 2)
+      .contiguous(channels_last ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::Contiguous);
+}
+
+// ---- aten::convolution
+
+bool takes_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                       SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
+                       SymIntArrayRef /*output_padding*/, const SymInt& groups) {
+  const auto is_taken = [&](const Tensor& tensor) {
+    return tensor.layout() == c10::kStrided && !tensor.is_quantized() && tensor.scalar_type() == input.scalar_type() &&
+           tensor.device() == input.device();
+  };
+  const auto device = input.device();
+  const bool has_kernels = device.is_cpu() || device.is_meta()
+#if defined(CONV2D_EXT_WITH_CUDA)
+                           || device.is_cuda()
+#endif
+      ;
+  if (!has_kernels || !is_taken(input) || !is_taken(weight) || !is_supported_on(input) ||
+      (bias.has_value() && bias->defined() && !is_taken(*bias)) || input.dim() != weight.dim()) {
+    return false;
+  }
+  switch (input.dim()) {
+    case 3:
+    case 4:
+      return true;
+    case 5:
+      return !transposed && is_patch_conv3d(input, weight, stride, padding, dilation, groups);
+    default:
+      return false;
+  }
+}
+
+Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
+                   SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed, SymIntArrayRef output_padding,
+                   SymInt groups) {
+  const int64_t dim = weight.dim();
+  if (dim == 4) {
+    return transposed
+               ? conv_transpose2d(input, weight, bias, stride, padding, output_padding, std::move(groups), dilation)
+               : conv2d(input, weight, bias, params_from_pairs(stride, padding, dilation, groups));
+  }
+  if (dim == 3) {
+    if (transposed) {
+      return conv_transpose1d(input, weight, bias, stride, padding, output_padding, std::move(groups), dilation);
+    }
+    check_length("padding", padding, 1);
+    return conv1d(input, weight, bias, stride, {padding[0], padding[0]}, dilation, std::move(groups));
+  }
+  TORCH_CHECK(!transposed, "transposed convolutions of one and two dimensions are supported, but got weight of size ",
+              weight.sym_sizes());
+  return conv3d(input, weight, bias, stride, padding, dilation, groups);
+}
+
+}  // namespace conv2d_ext

@@ -1,0 +1,54 @@
+// The other convolutions over the ops of conv2d: each is a view and a call or two of an op, so that derivatives, vmap,
+// autocast, tracing and the meta device are the ops'. The arguments are those of torch.nn.functional, sizes symbolic.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymIntArrayRef.h>
+
+#include <optional>
+
+#include "conv2d_checks.h"
+
+namespace conv2d_ext {
+
+// input: (N, C, L) or (C, L). weight: (OC, C/groups, K). bias: (OC,) or none. padding: (left, right).
+at::Tensor conv1d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                  c10::SymInt groups);
+
+// padding='same' as (left, right): where it is odd, the larger half is on the right.
+c10::SmallVector<c10::SymInt, 2> conv1d_same_padding(const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                                     c10::SymIntArrayRef dilation);
+
+// input: (N, I, L) or (I, L). weight: (I, O/groups, K). bias: (O,) or none.
+at::Tensor conv_transpose1d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                            c10::SymInt groups, c10::SymIntArrayRef dilation);
+
+// input: (N, I, H, W) or (I, H, W). weight: (I, O/groups, KH, KW). bias: (O,) or none.
+at::Tensor conv_transpose2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                            c10::SymInt groups, c10::SymIntArrayRef dilation);
+
+// A 3-D convolution without padding whose kernel steps by its own size, as it cuts a video into patches; a remainder
+// of the sizes is ignored. weight: (OC, C/groups, KD, KH, KW).
+bool is_patch_conv3d(const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride,
+                     c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, const c10::SymInt& groups);
+
+// input: (N, C, D, H, W). Raises RuntimeError where is_patch_conv3d does not hold.
+at::Tensor conv3d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                  const c10::SymInt& groups);
+
+// ---- aten::convolution: all of them by one signature, which gives no unbatched inputs
+
+// Whether `convolution` computes such a call. It says nothing about sizes that don't fit together, which raise there.
+bool takes_convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                       bool transposed, c10::SymIntArrayRef output_padding, const c10::SymInt& groups);
+
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                       bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups);
+
+}  // namespace conv2d_ext
