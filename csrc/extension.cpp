@@ -7,3 +7,5 @@
 #include "cuda/conv2d_cuda_ops.cpp"
 #endif
 #include "library.cpp"
+#include "pointwise_autograd.cpp"
+#include "pointwise_ops.cpp"
