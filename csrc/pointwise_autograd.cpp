@@ -106,7 +106,7 @@ Tensor atanh_second(const Tensor& x) {
   return 2 * x * r * r;
 }
 
-Tensor second_derivative(const Tensor& x, c10::string_view name, Numbers p) {
+Tensor second_derivative(const Tensor& x, std::string_view name, Numbers p) {
   using cpu::pointwise::Function;
   int found = 0;
   while (cpu::pointwise::kInfo[found].name != name) {
@@ -196,13 +196,13 @@ struct PointwiseGradBackward {  // of (grad_output, input)
   }
 };
 
-PointwiseState make_state(c10::string_view function, Numbers parameters) {
+PointwiseState make_state(std::string_view function, Numbers parameters) {
   return {std::string(function), parameters.vec()};
 }
 
 // ---- the autograd kernels
 
-Tensor pointwise_autograd(c10::DispatchKeySet keys, const Tensor& input, c10::string_view function,
+Tensor pointwise_autograd(c10::DispatchKeySet keys, const Tensor& input, std::string_view function,
                           Numbers parameters) {
   Tensor result;
   {
@@ -223,7 +223,7 @@ Tensor pointwise_autograd(c10::DispatchKeySet keys, const Tensor& input, c10::st
   return result;
 }
 
-void set_grad_tangent(const Tensor& result, const Tensor& grad_output, const Tensor& input, c10::string_view function,
+void set_grad_tangent(const Tensor& result, const Tensor& grad_output, const Tensor& input, std::string_view function,
                       Numbers parameters) {
   const Tensor x = primal(input);
   Tensor sum;
@@ -238,7 +238,7 @@ void set_grad_tangent(const Tensor& result, const Tensor& grad_output, const Ten
 }
 
 Tensor pointwise_grad_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& input,
-                               c10::string_view function, Numbers parameters) {
+                               std::string_view function, Numbers parameters) {
   Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;

@@ -45,7 +45,7 @@ std::string known_functions() {
   return names;
 }
 
-Function check_function(c10::string_view name, c10::ArrayRef<double> parameters) {
+Function check_function(std::string_view name, c10::ArrayRef<double> parameters) {
   int found = 0;
   while (found < cpu::pointwise::kFunctions && cpu::pointwise::kInfo[found].name != name) {
     ++found;
@@ -75,13 +75,13 @@ void check_grad_output(const Tensor& grad_output, const Tensor& input) {
 
 // ---- fake kernels
 
-Tensor pointwise_meta(const Tensor& input, c10::string_view function, c10::ArrayRef<double> parameters) {
+Tensor pointwise_meta(const Tensor& input, std::string_view function, c10::ArrayRef<double> parameters) {
   check_input(input);
   check_function(function, parameters);
   return at::empty_like(input);
 }
 
-Tensor pointwise_grad_meta(const Tensor& grad_output, const Tensor& input, c10::string_view function,
+Tensor pointwise_grad_meta(const Tensor& grad_output, const Tensor& input, std::string_view function,
                            c10::ArrayRef<double> parameters) {
   check_input(input);
   check_grad_output(grad_output, input);
@@ -152,7 +152,7 @@ void run_rows(at::TensorIterator& iterator, const Compute& compute) {
   });
 }
 
-Tensor pointwise_cpu(const Tensor& input, c10::string_view function, c10::ArrayRef<double> parameters) {
+Tensor pointwise_cpu(const Tensor& input, std::string_view function, c10::ArrayRef<double> parameters) {
   check_input(input);
   const auto row = cpu::pointwise::value_row(check_function(function, parameters), to_dtype(input.scalar_type()));
   Tensor result = at::empty_like(input);
@@ -162,7 +162,7 @@ Tensor pointwise_cpu(const Tensor& input, c10::string_view function, c10::ArrayR
   return result;
 }
 
-Tensor pointwise_grad_cpu(const Tensor& grad_output, const Tensor& input, c10::string_view function,
+Tensor pointwise_grad_cpu(const Tensor& grad_output, const Tensor& input, std::string_view function,
                           c10::ArrayRef<double> parameters) {
   check_input(input);
   check_grad_output(grad_output, input);

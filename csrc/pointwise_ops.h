@@ -4,12 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/string_view.h>
+
+#include <string_view>
 
 namespace conv2d_ext {
 
-using PointwiseSignature = at::Tensor(const at::Tensor&, c10::string_view, c10::ArrayRef<double>);
-using PointwiseGradSignature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view,
+using PointwiseSignature = at::Tensor(const at::Tensor&, std::string_view, c10::ArrayRef<double>);
+using PointwiseGradSignature = at::Tensor(const at::Tensor&, const at::Tensor&, std::string_view,
                                           c10::ArrayRef<double>);
 
 // Handles for call() and redispatch(), looked up once.
@@ -17,12 +18,12 @@ const c10::TypedOperatorHandle<PointwiseSignature>& pointwise_op();
 const c10::TypedOperatorHandle<PointwiseGradSignature>& pointwise_grad_op();
 
 // f(input)
-inline at::Tensor pointwise(const at::Tensor& input, c10::string_view function, c10::ArrayRef<double> parameters = {}) {
+inline at::Tensor pointwise(const at::Tensor& input, std::string_view function, c10::ArrayRef<double> parameters = {}) {
   return pointwise_op().call(input, function, parameters);
 }
 
 // grad_output * f'(input)
-inline at::Tensor pointwise_grad(const at::Tensor& grad_output, const at::Tensor& input, c10::string_view function,
+inline at::Tensor pointwise_grad(const at::Tensor& grad_output, const at::Tensor& input, std::string_view function,
                                  c10::ArrayRef<double> parameters = {}) {
   return pointwise_grad_op().call(grad_output, input, function, parameters);
 }
