@@ -37,6 +37,19 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
 
 `conv2d_ext.conv2d` is the friendlier way to call the first, and says which dtypes they take and
 which errors they raise.
+
+Pointwise functions, of float32, float64, bfloat16 and float16 tensors of any sizes and strides on
+the CPU; an element's bits follow from its value alone, wherever it lies:
+
+    pointwise(input, function, parameters) -> f(input), with the input's strides where it is dense
+    pointwise_grad(grad_output, input, function, parameters) -> grad_output * f'(input), likewise;
+        grad_output has the input's sizes and dtype
+    function (parameters): sigmoid, silu, gelu, gelu_tanh, tanh, exp, erf, mish, sqrt, rsqrt, sinh,
+        cosh, atanh, softplus (beta, threshold), elu (alpha, scale, input_scale),
+        softshrink (lambda), pow (exponent), exp_base (base > 0: base ** input)
+
+They raise ValueError for other functions and numbers of parameters, NotImplementedError for other
+dtypes, RuntimeError where grad_output doesn't fit the input. They have derivatives of every order.
 """
 
 from __future__ import annotations
@@ -63,6 +76,8 @@ conv2d_add_bias = torch.ops.conv2d_ext.conv2d_add_bias
 conv1d = torch.ops.conv2d_ext.conv1d
 conv_transpose1d = torch.ops.conv2d_ext.conv_transpose1d
 conv_transpose2d = torch.ops.conv2d_ext.conv_transpose2d
+pointwise = torch.ops.conv2d_ext.pointwise
+pointwise_grad = torch.ops.conv2d_ext.pointwise_grad
 
 # ---- vmap: one call of the op, with vmap's dimension folded into another one
 #
@@ -372,6 +387,31 @@ def _conv2d_add_bias_vmap(
     return result.unflatten(-3, (info.batch_size, channels)).movedim(-4, 0), 0
 
 
+def _pointwise_vmap(
+    _info: Any,
+    in_dims: tuple[int | None, ...],
+    input: Tensor,
+    function: str,
+    parameters: list[float],
+) -> tuple[Tensor, int | None]:
+    return pointwise(input, function, parameters), in_dims[0]
+
+
+def _pointwise_grad_vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    grad_output: Tensor,
+    input: Tensor,
+    function: str,
+    parameters: list[float],
+) -> tuple[Tensor, int]:
+    grad_output, input = (
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip((grad_output, input), in_dims[:2], strict=True)
+    )
+    return pointwise_grad(grad_output, input, function, parameters), 0
+
+
 def _register_vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
     """A rule's own calls are none of the caller's: subclasses and modes don't see them, as they
     don't see those of PyTorch's rules, which are C++."""
@@ -390,6 +430,8 @@ _register_vmap("conv2d_grad_weight", _conv2d_grad_weight_vmap)
 _register_vmap("conv2d_grad_bias", _conv2d_grad_bias_vmap)
 _register_vmap("matmul", _matmul_vmap)
 _register_vmap("conv2d_add_bias", _conv2d_add_bias_vmap)
+_register_vmap("pointwise", _pointwise_vmap)
+_register_vmap("pointwise_grad", _pointwise_grad_vmap)
 
 
 # What torch.utils.flop_counter.FlopCounterMode counts: a multiplication and an addition for each

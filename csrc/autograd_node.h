@@ -10,6 +10,7 @@
 //   apply(grad, first, second, state, wanted, result)
 //                            the gradients, for the cotangent grad of the result and the op's first two tensor
 //                            arguments, of which each is defined if the other's gradient is wanted
+//   kNeedsSecond             optional: every gradient needs the second tensor, which may be the op's only one
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -139,6 +140,11 @@ void unpack(Field& field, torch::dynamo::autograd::PackedArgs& args) {
 
 }  // namespace node_fields
 
+template <class Backward, class = void>
+constexpr bool kNeedsSecond = false;
+template <class Backward>
+constexpr bool kNeedsSecond<Backward, std::enable_if_t<Backward::kNeedsSecond>> = true;
+
 template <class Backward>
 struct OpNode final : torch::autograd::TraceableFunction {
   using State = typename Backward::State;
@@ -153,10 +159,10 @@ struct OpNode final : torch::autograd::TraceableFunction {
 
   // Edges are set by now: the gradients that will be wanted are known.
   void save(const Tensor& first, const Tensor& second) {
-    if (should_compute_output(1)) {
+    if (Backward::kArguments > 1 && should_compute_output(1)) {
       first_saved = torch::autograd::SavedVariable(first, /*is_output=*/false);
     }
-    if (should_compute_output(0)) {
+    if (kNeedsSecond<Backward> || should_compute_output(0)) {
       second_saved = torch::autograd::SavedVariable(second, /*is_output=*/false);
     }
   }
@@ -167,7 +173,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Wanted wanted = wanted_now();
     variable_list result = run(grads, wanted[1] ? first_saved.unpack() : Tensor(),
-                               wanted[0] ? second_saved.unpack() : Tensor(), state, wanted);
+                               kNeedsSecond<Backward> || wanted[0] ? second_saved.unpack() : Tensor(), state, wanted);
     if (Backward::kMayBeConstant && !in_transform && c10::GradMode::is_enabled()) {
       require_grad(result);
     }

@@ -12,3 +12,5 @@
 #include "invariance_compiled.cpp"
 #include "library.cpp"
 #include "matmul.cpp"
+#include "pointwise_autograd.cpp"
+#include "pointwise_ops.cpp"

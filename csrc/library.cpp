@@ -12,6 +12,12 @@
 //   conv2d_add_bias     output + bias, for those that conv2d_grad_input computes; its derivative is conv2d_grad_bias
 //
 // channels_last is the memory format of the result; weight_stride its strides.
+//
+// Pointwise functions (the table in cpu/pointwise/pointwise.h names them and their parameters), of any sizes and
+// strides; grad_output has the input's sizes and dtype, and results have the input's strides where it is dense:
+//
+//   pointwise       f(input)
+//   pointwise_grad  grad_output * f'(input)
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -57,6 +63,8 @@ TORCH_LIBRARY(conv2d_ext, m) {
       "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias, SymInt[2] stride, SymInt[2] padding, "
       "SymInt[2] output_padding, SymInt groups, SymInt[2] dilation) -> Tensor",
       tags);
+  m.def("pointwise(Tensor input, str function, float[] parameters) -> Tensor", tags);
+  m.def("pointwise_grad(Tensor grad_output, Tensor input, str function, float[] parameters) -> Tensor", tags);
 }
 
 namespace conv2d_ext {

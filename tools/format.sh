@@ -52,7 +52,8 @@ function_size='{CheckOptions: {readability-function-size.LineThreshold: 80,
   readability-function-size.ParameterThreshold: 7, readability-function-size.StatementThreshold: none}}'
 run "clang-tidy, functions of csrc/cpu of at most 80 lines and seven parameters" \
   clang-tidy --quiet --checks='-*,readability-function-size' --warnings-as-errors='*' --config="$function_size" \
-  --header-filter='csrc/cpu/.*(base|plan|isa|drivers|pack)/[^/]*$' csrc/cpu/plan/*.cpp csrc/cpu/base/*.cpp csrc/cpu/isa/*.cpp \
+  --header-filter='csrc/cpu/.*(base|plan|isa|drivers|pack|pointwise)/[^/]*$' \
+  csrc/cpu/plan/*.cpp csrc/cpu/base/*.cpp csrc/cpu/isa/*.cpp csrc/cpu/pointwise/*.cpp \
   csrc/cpu/{conv2d_cpu,explain}.cpp -- -std=c++17 -Icsrc
 
 # The CUDA engine as the tests compile it for the host.

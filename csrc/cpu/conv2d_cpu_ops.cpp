@@ -12,6 +12,7 @@
 #include "../conv2d_device_ops.h"
 #include "../conv2d_tensors.h"
 #include "conv2d_cpu.h"
+#include "float_environment.h"
 
 namespace conv2d_ext::cpu {
 namespace {
@@ -19,23 +20,6 @@ namespace {
 using at::Tensor;
 
 // ---- threads
-
-// Rounding, and whether denormal numbers are flushed, are settings of a thread. A worker takes the caller's while it
-// works, so that the bits of a result don't depend on which thread computed it. The C library's environment holds them
-// all, on every architecture: x86-64's MXCSR, aarch64's FPCR.
-class FloatEnvironmentScope {
- public:
-  explicit FloatEnvironmentScope(const std::fenv_t& wanted) {
-    std::fegetenv(&before_);
-    std::fesetenv(&wanted);
-  }
-  ~FloatEnvironmentScope() { std::fesetenv(&before_); }
-  FloatEnvironmentScope(const FloatEnvironmentScope&) = delete;
-  FloatEnvironmentScope& operator=(const FloatEnvironmentScope&) = delete;
-
- private:
-  std::fenv_t before_;
-};
 
 int available_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 

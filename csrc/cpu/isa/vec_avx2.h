@@ -25,6 +25,7 @@ struct Vec<float> {
   static CONV2D_INLINE reg broadcast(const float* p) { return _mm256_broadcast_ss(p); }
   static CONV2D_INLINE reg add(reg a, reg b) { return _mm256_add_ps(a, b); }
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static CONV2D_INLINE reg sqrt(reg a) { return _mm256_sqrt_ps(a); }
   static CONV2D_INLINE void multiply_into(reg& c, reg a, reg b) {
     __asm__("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
   }

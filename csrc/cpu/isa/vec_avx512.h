@@ -46,6 +46,7 @@ struct Vec<float> {
 #else
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
 #endif
+  static CONV2D_INLINE reg sqrt(reg a) { return _mm512_sqrt_ps(a); }
   static CONV2D_INLINE __mmask16 mask(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
   static CONV2D_INLINE reg load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
   static CONV2D_INLINE void store_partial(float* p, reg v, int n) { _mm512_mask_storeu_ps(p, mask(n), v); }

@@ -6,6 +6,7 @@
 //   add, fma(a, b, c) = a * b + c rounded once where the instruction set has a fused multiply-add
 //   multiply_into(c, a, b)        c = fma(a, b, c) in one instruction that the compiler can't rearrange (AVX2's
 //                                 float and double)
+//   sqrt                          (float)
 //   load_partial, store_partial   the first n lanes, 0 <= n <= kLanes; nothing else is touched
 //   transpose                     of kLanes vectors, in registers (float and double)
 //   unzip, zip                    the elements of two vectors in a row, those of even and of odd number; the inverse
@@ -83,6 +84,10 @@ struct GenericVec {
     }
 #endif
     return a * b + c;
+  }
+  static CONV2D_INLINE reg sqrt(reg a) {
+    for (int i = 0; i < kLanes; ++i) a[i] = __builtin_sqrtf(a[i]);
+    return a;
   }
   static CONV2D_INLINE reg load_partial(const T* p, int n) {
     reg v{};

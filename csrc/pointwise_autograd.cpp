@@ -1,0 +1,267 @@
+// Derivatives of the pointwise ops.
+//
+//   y = pointwise(x)            for cotangent v of y:  pointwise_grad(v, x)
+//   g = pointwise_grad(v, x)    for cotangent u of g:  pointwise_grad(u, x)  and  u v f''(x)
+//
+// f'' is written below in terms of the pointwise ops and of PyTorch's + - *, which are exact at every place. So it can
+// be differentiated again, and gradients of every order follow.
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "autograd_node.h"
+#include "cpu/pointwise/pointwise.h"
+#include "pointwise_ops.h"
+
+namespace conv2d_ext {
+namespace {
+
+using at::Tensor;
+using torch::autograd::compute_requires_grad;
+using torch::autograd::isFwGradDefined;
+using torch::autograd::variable_list;
+using Numbers = c10::ArrayRef<double>;
+
+// ---- second derivatives
+
+Tensor sigmoid_second(const Tensor& x) {
+  const Tensor s = pointwise(x, "sigmoid");
+  return s * (1 - s) * (1 - 2 * s);
+}
+
+Tensor silu_second(const Tensor& x) {
+  const Tensor s = pointwise(x, "sigmoid");
+  return s * (1 - s) * (2 + x * (1 - 2 * s));
+}
+
+Tensor gelu_second(const Tensor& x) {
+  constexpr double kDensity = 0.3989422804014327;  // 1 / sqrt(2 pi)
+  return kDensity * pointwise(-0.5 * x * x, "exp") * (2 - x * x);
+}
+
+// f = x (1 + t) / 2, t = tanh(u): with t' = (1 - t^2) u' and t'' = (1 - t^2) (u'' - 2 t u'^2)
+Tensor gelu_tanh_second(const Tensor& x) {
+  constexpr double kBeta = 0.7978845608028654, kCubic = 0.044715;
+  const Tensor square = x * x;
+  const Tensor t = pointwise(kBeta * (x + kCubic * (square * x)), "tanh");
+  const Tensor first = kBeta * (1 + 3 * kCubic * square), second = 6 * kBeta * kCubic * x;
+  return (1 - t * t) * (first + 0.5 * x * (second - 2 * t * first * first));
+}
+
+Tensor tanh_second(const Tensor& x) {
+  const Tensor t = pointwise(x, "tanh");
+  return -2 * t * (1 - t * t);
+}
+
+Tensor erf_second(const Tensor& x) {
+  constexpr double kSlope = 1.1283791670955126;  // 2 / sqrt(pi)
+  return -2 * kSlope * x * pointwise(-(x * x), "exp");
+}
+
+Tensor softplus_second(const Tensor& x, double beta, double threshold) {
+  const Tensor z = x * beta, s = pointwise(z, "sigmoid");
+  return at::where(z.gt(threshold), at::zeros_like(x), beta * s * (1 - s));
+}
+
+// f = x t, t = tanh(softplus(x)): t' = (1 - t^2) s
+Tensor mish_second(const Tensor& x) {
+  const Tensor t = pointwise(pointwise(x, "softplus", {1.0, 20.0}), "tanh"), s = pointwise(x, "sigmoid");
+  const Tensor rest = (1 - t * t) * s;
+  return rest * (2 + x * (1 - s - 2 * t * s));
+}
+
+Tensor elu_second(const Tensor& x, double alpha, double scale, double input_scale) {
+  // Zeros in place of what is positive, so that nothing overflows.
+  const Tensor below = x.le(0), zeros = at::zeros_like(x);
+  const Tensor power = pointwise(at::where(below, x, zeros) * input_scale, "exp");
+  return at::where(below, alpha * scale * input_scale * input_scale * power, zeros);
+}
+
+Tensor rsqrt_second(const Tensor& x) {
+  const Tensor r = pointwise(x, "rsqrt"), square = r * r;
+  return 0.75 * square * square * r;
+}
+
+Tensor sqrt_second(const Tensor& x) {
+  const Tensor r = pointwise(x, "rsqrt");
+  return -0.25 * r * r * r;
+}
+
+Tensor pow_second(const Tensor& x, double exponent) {
+  const double factor = exponent * (exponent - 1);
+  return factor == 0 ? at::zeros_like(x) : factor * pointwise(x, "pow", {exponent - 2});
+}
+
+Tensor exp_base_second(const Tensor& x, double base) {
+  const double logarithm = std::log(base);
+  return logarithm * logarithm * pointwise(x, "exp_base", {base});
+}
+
+Tensor atanh_second(const Tensor& x) {
+  const Tensor r = (1 - x * x).reciprocal();
+  return 2 * x * r * r;
+}
+
+Tensor second_derivative(const Tensor& x, std::string_view name, Numbers p) {
+  using cpu::pointwise::Function;
+  int found = 0;
+  while (cpu::pointwise::kInfo[found].name != name) {
+    ++found;  // the name has been checked by the op
+  }
+  switch (Function(found)) {
+    case Function::kSigmoid:
+      return sigmoid_second(x);
+    case Function::kSilu:
+      return silu_second(x);
+    case Function::kGelu:
+      return gelu_second(x);
+    case Function::kGeluTanh:
+      return gelu_tanh_second(x);
+    case Function::kTanh:
+      return tanh_second(x);
+    case Function::kExp:
+    case Function::kSinh:
+    case Function::kCosh:
+      return pointwise(x, name);
+    case Function::kErf:
+      return erf_second(x);
+    case Function::kSoftplus:
+      return softplus_second(x, p[0], p[1]);
+    case Function::kMish:
+      return mish_second(x);
+    case Function::kElu:
+      return elu_second(x, p[0], p[1], p[2]);
+    case Function::kSqrt:
+      return sqrt_second(x);
+    case Function::kRsqrt:
+      return rsqrt_second(x);
+    case Function::kExpBase:
+      return exp_base_second(x, p[0]);
+    case Function::kPow:
+      return pow_second(x, p[0]);
+    case Function::kAtanh:
+      return atanh_second(x);
+    case Function::kSoftshrink:
+    case Function::kCount:
+      break;
+  }
+  return at::zeros_like(x);
+}
+
+// ---- nodes
+
+struct PointwiseState {
+  std::string function;
+  std::vector<double> parameters;
+
+  template <class Self, class Visit>
+  static void visit(Self& self, Visit visit) {
+    visit(self.function);
+    visit(self.parameters);
+  }
+};
+
+struct PointwiseBackward {  // of (input)
+  static constexpr const char* kName = "PointwiseBackward";
+  static constexpr size_t kArguments = 1;
+  static constexpr bool kMayBeConstant = false, kNeedsSecond = true;
+  using State = PointwiseState;
+
+  static void apply(const Tensor& grad_output, const Tensor&, const Tensor& input, const State& state,
+                    const Wanted& wanted, variable_list& result) {
+    if (wanted[0]) {
+      result[0] = pointwise_grad(grad_output, input, state.function, state.parameters);
+    }
+  }
+};
+
+struct PointwiseGradBackward {  // of (grad_output, input)
+  static constexpr const char* kName = "PointwiseGradBackward";
+  static constexpr size_t kArguments = 2;
+  static constexpr bool kMayBeConstant = false, kNeedsSecond = true;
+  using State = PointwiseState;
+
+  static void apply(const Tensor& grad, const Tensor& grad_output, const Tensor& input, const State& state,
+                    const Wanted& wanted, variable_list& result) {
+    if (wanted[0]) {
+      result[0] = pointwise_grad(grad, input, state.function, state.parameters);
+    }
+    if (wanted[1]) {
+      result[1] = grad * grad_output * second_derivative(input, state.function, state.parameters);
+    }
+  }
+};
+
+PointwiseState make_state(std::string_view function, Numbers parameters) {
+  return {std::string(function), parameters.vec()};
+}
+
+// ---- the autograd kernels
+
+Tensor pointwise_autograd(c10::DispatchKeySet keys, const Tensor& input, std::string_view function,
+                          Numbers parameters) {
+  Tensor result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    result = pointwise_op().redispatch(keys & c10::after_autograd_keyset, input, function, parameters);
+  }
+  if (compute_requires_grad(input)) {
+    auto node = make_node<PointwiseBackward>(input);
+    node->state = make_state(function, parameters);
+    node->in_transform = is_transformed(input);
+    node->save(Tensor(), input);
+    torch::autograd::set_history(result, node);
+  }
+  if (isFwGradDefined(input)) {
+    result._set_fw_grad(pointwise_grad(tangent(input), primal(input), function, parameters), /*level=*/0,
+                        /*is_inplace_op=*/false);
+  }
+  return result;
+}
+
+void set_grad_tangent(const Tensor& result, const Tensor& grad_output, const Tensor& input, std::string_view function,
+                      Numbers parameters) {
+  const Tensor x = primal(input);
+  Tensor sum;
+  if (isFwGradDefined(grad_output)) {
+    sum = pointwise_grad(tangent(grad_output), x, function, parameters);
+  }
+  if (isFwGradDefined(input)) {
+    const Tensor term = tangent(input) * primal(grad_output) * second_derivative(x, function, parameters);
+    sum = sum.defined() ? sum + term : term;
+  }
+  result._set_fw_grad(sum, /*level=*/0, /*is_inplace_op=*/false);
+}
+
+Tensor pointwise_grad_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& input,
+                               std::string_view function, Numbers parameters) {
+  Tensor result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    result =
+        pointwise_grad_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, function, parameters);
+  }
+  if (compute_requires_grad(grad_output, input)) {
+    auto node = make_node<PointwiseGradBackward>(grad_output, input);
+    node->state = make_state(function, parameters);
+    node->in_transform = is_transformed(grad_output) || is_transformed(input);
+    node->save(grad_output, input);
+    torch::autograd::set_history(result, node);
+  }
+  if (isFwGradDefined(grad_output) || isFwGradDefined(input)) {
+    set_grad_tangent(result, grad_output, input, function, parameters);
+  }
+  return result;
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) {
+  m.impl("pointwise", pointwise_autograd);
+  m.impl("pointwise_grad", pointwise_grad_autograd);
+}
+
+}  // namespace
+}  // namespace conv2d_ext

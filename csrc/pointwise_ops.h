@@ -1,0 +1,31 @@
+// The pointwise ops as C++ functions: what the rest of the library calls, so that autograd, tracing and torch.func see
+// every call. The schemas are in library.cpp, the functions' names and parameters in cpu/pointwise/pointwise.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string_view>
+
+namespace conv2d_ext {
+
+using PointwiseSignature = at::Tensor(const at::Tensor&, std::string_view, c10::ArrayRef<double>);
+using PointwiseGradSignature = at::Tensor(const at::Tensor&, const at::Tensor&, std::string_view,
+                                          c10::ArrayRef<double>);
+
+// Handles for call() and redispatch(), looked up once.
+const c10::TypedOperatorHandle<PointwiseSignature>& pointwise_op();
+const c10::TypedOperatorHandle<PointwiseGradSignature>& pointwise_grad_op();
+
+// f(input)
+inline at::Tensor pointwise(const at::Tensor& input, std::string_view function, c10::ArrayRef<double> parameters = {}) {
+  return pointwise_op().call(input, function, parameters);
+}
+
+// grad_output * f'(input)
+inline at::Tensor pointwise_grad(const at::Tensor& grad_output, const at::Tensor& input, std::string_view function,
+                                 c10::ArrayRef<double> parameters = {}) {
+  return pointwise_grad_op().call(grad_output, input, function, parameters);
+}
+
+}  // namespace conv2d_ext
