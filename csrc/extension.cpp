@@ -10,6 +10,7 @@
 #endif
 #include "invariance.cpp"
 #include "invariance_compiled.cpp"
+#include "invariance_pointwise.cpp"
 #include "library.cpp"
 #include "matmul.cpp"
 #include "pointwise_autograd.cpp"

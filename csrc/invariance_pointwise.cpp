@@ -1,0 +1,217 @@
+// The mode's pointwise functions: those of PyTorch's whose bits follow an element's position, as this library's
+// (pointwise_ops.h).
+#include <ATen/WrapDimUtils.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones_like.h>
+
+#include "invariance_kernels.h"
+#include "pointwise_ops.h"
+
+namespace conv2d_ext {
+namespace {
+
+using namespace invariance;
+using Parameters = c10::SmallVector<double, 3>;
+
+// The functions, each with the arguments that PyTorch's op has beside its input.
+// is_promoting: an integer tensor gives a floating-point one.
+struct Plain {
+  template <class... Arguments>
+  static bool takes(const Tensor&, const Arguments&...) {
+    return true;
+  }
+  static Parameters parameters() { return {}; }
+};
+struct Sigmoid : Plain {
+  static constexpr std::string_view name() { return "sigmoid"; }
+  static constexpr bool is_promoting = true;
+};
+struct Silu : Plain {
+  static constexpr std::string_view name() { return "silu"; }
+  static constexpr bool is_promoting = false;
+};
+struct Mish : Plain {
+  static constexpr std::string_view name() { return "mish"; }
+  static constexpr bool is_promoting = false;
+};
+struct Sinh : Plain {
+  static constexpr std::string_view name() { return "sinh"; }
+  static constexpr bool is_promoting = true;
+};
+struct Cosh : Plain {
+  static constexpr std::string_view name() { return "cosh"; }
+  static constexpr bool is_promoting = true;
+};
+struct Atanh : Plain {
+  static constexpr std::string_view name() { return "atanh"; }
+  static constexpr bool is_promoting = true;
+};
+struct Exp2 : Plain {
+  static constexpr std::string_view name() { return "exp_base"; }
+  static constexpr bool is_promoting = true;
+  static Parameters parameters() { return {2}; }
+};
+// PyTorch's holds but in 16 bits.
+struct Rsqrt : Plain {
+  static constexpr std::string_view name() { return "rsqrt"; }
+  static constexpr bool is_promoting = false;
+  static bool takes(const Tensor& input) { return input.element_size() == 2; }
+};
+struct Gelu {
+  static constexpr bool is_promoting = false;
+  static bool takes(const Tensor&, std::string_view approximate) {
+    return approximate == "none" || approximate == "tanh";
+  }
+  static std::string_view name(std::string_view approximate) { return approximate == "tanh" ? "gelu_tanh" : "gelu"; }
+  static Parameters parameters(std::string_view) { return {}; }
+};
+struct Softplus : Plain {
+  static std::string_view name(const Scalar&, const Scalar&) { return "softplus"; }
+  static constexpr bool is_promoting = false;
+  static Parameters parameters(const Scalar& beta, const Scalar& threshold) {
+    return {beta.toDouble(), threshold.toDouble()};
+  }
+};
+struct Elu : Plain {
+  static std::string_view name(const Scalar&, const Scalar&, const Scalar&) { return "elu"; }
+  static constexpr bool is_promoting = false;
+  static Parameters parameters(const Scalar& alpha, const Scalar& scale, const Scalar& input_scale) {
+    return {alpha.toDouble(), scale.toDouble(), input_scale.toDouble()};
+  }
+};
+struct Softshrink {
+  static constexpr bool is_promoting = false;
+  static bool takes(const Tensor&, const Scalar& lambd) { return lambd.toDouble() >= 0; }
+  static std::string_view name(const Scalar&) { return "softshrink"; }
+  static Parameters parameters(const Scalar& lambd) { return {lambd.toDouble()}; }
+};
+// What PyTorch multiplies out, and the square root, hold.
+struct Power {
+  static constexpr bool is_promoting = false;
+  static bool takes(const Tensor& input, const Scalar& exponent) {
+    if (exponent.isComplex()) return false;
+    const double e = exponent.toDouble();
+    const bool is_product = e == 0 || e == 1 || e == 2 || e == 3 || e == -1;
+    return !is_product && (e != 0.5 || input.element_size() == 2);
+  }
+  static std::string_view name(const Scalar& exponent) {
+    const double e = exponent.toDouble();
+    return e == 0.5 ? "sqrt" : e == -0.5 ? "rsqrt" : "pow";
+  }
+  static Parameters parameters(const Scalar& exponent) {
+    const double e = exponent.toDouble();
+    return e == 0.5 || e == -0.5 ? Parameters{} : Parameters{e};
+  }
+};
+
+bool has_integers(const Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
+
+// The input as the function takes it; undefined where it doesn't.
+template <class Function, class... Arguments>
+Tensor operand(const Tensor& input, const Arguments&... arguments) {
+  if (!is_on_cpu(input)) return {};
+  if (is_real(input.scalar_type())) return Function::takes(input, arguments...) ? input : Tensor();
+  if (!Function::is_promoting || !has_integers(input)) return {};
+  const Tensor promoted = input.to(c10::typeMetaToScalarType(at::get_default_dtype()));
+  return is_real(promoted.scalar_type()) && Function::takes(promoted, arguments...) ? promoted : Tensor();
+}
+
+template <class Function, class... Arguments>
+Tensor compute(const Tensor& input, const Arguments&... arguments) {
+  return pointwise(input, Function::name(arguments...), Function::parameters(arguments...));
+}
+
+template <class AtOp, class Function, class... Arguments>
+struct Unary {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, Arguments... arguments) {
+    if (!leaves<Op>(keys)) {
+      const Tensor input = operand<Function>(self, arguments...);
+      if (input.defined()) return compute<Function>(input, arguments...);
+    }
+    return Op::redispatch(keys & kBelow, self, arguments...);
+  }
+};
+
+template <class AtOp, class Function, class... Arguments>
+struct UnaryInPlace {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, Tensor& self, Arguments... arguments) {
+    if (!leaves<Op>(keys) && !has_integers(self)) {
+      const Tensor input = operand<Function>(self, arguments...);
+      // Where it is differentiated it needs the values that are overwritten here.
+      const bool is_saved = c10::GradMode::is_enabled() && input.defined() && input.requires_grad();
+      if (input.defined()) return self.copy_(compute<Function>(is_saved ? input.clone() : input, arguments...));
+    }
+    return Op::redispatch(keys & kBelow, self, arguments...);
+  }
+};
+
+template <class AtOp, class Function, class... Arguments>
+struct UnaryOut {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, Arguments... arguments, Tensor& out) {
+    if (!leaves<Op>(keys) && is_on_cpu(out) && !records_gradients(out, self)) {
+      const Tensor input = operand<Function>(self, arguments...);
+      if (input.defined() && input.scalar_type() == out.scalar_type()) {
+        return write(out, compute<Function>(input, arguments...));
+      }
+    }
+    return Op::redispatch(keys & kBelow, self, arguments..., out);
+  }
+};
+
+// ---- the others
+
+struct Glu {
+  using Op = at::_ops::glu;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, int64_t dim) {
+    if (!leaves<Op>(keys) && takes_on_cpu(self) && self.dim() > 0 && dim >= -self.dim() && dim < self.dim()) {
+      const SymInt size = self.sym_size(dim);
+      if (size % 2 == 0) {
+        const SymInt half = size / 2;
+        const Tensor gate = self.narrow_symint(dim, half, half);
+        return self.narrow_symint(dim, 0, half).mul(pointwise(gate, "sigmoid"));
+      }
+    }
+    return Op::redispatch(keys & kBelow, self, dim);
+  }
+};
+
+// base ** exponent, of a number and a tensor.
+struct PowerOfNumber {
+  using Op = at::_ops::pow_Scalar;
+  static Tensor call(DispatchKeySet keys, const Scalar& self, const Tensor& exponent) {
+    const bool fits = takes_on_cpu(exponent) && !self.isComplex() && self.toDouble() > 0 && self.toDouble() != 1;
+    if (leaves<Op>(keys) || !fits) return Op::redispatch(keys & kBelow, self, exponent);
+    return pointwise(exponent, "exp_base", {self.toDouble()});
+  }
+};
+
+template <class Function, class F, class InPlace, class Out, class... Arguments>
+void cover_forms(torch::Library& m) {
+  cover_all<Unary<F, Function, Arguments...>, UnaryInPlace<InPlace, Function, Arguments...>,
+            UnaryOut<Out, Function, Arguments...>>(m);
+}
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+  namespace ops = at::_ops;
+  cover_forms<Sigmoid, ops::sigmoid, ops::sigmoid_, ops::sigmoid_out>(m);
+  cover_forms<Silu, ops::silu, ops::silu_, ops::silu_out>(m);
+  cover_forms<Mish, ops::mish, ops::mish_, ops::mish_out>(m);
+  cover_forms<Sinh, ops::sinh, ops::sinh_, ops::sinh_out>(m);
+  cover_forms<Cosh, ops::cosh, ops::cosh_, ops::cosh_out>(m);
+  cover_forms<Atanh, ops::atanh, ops::atanh_, ops::atanh_out>(m);
+  cover_forms<Exp2, ops::exp2, ops::exp2_, ops::exp2_out>(m);
+  cover_forms<Rsqrt, ops::rsqrt, ops::rsqrt_, ops::rsqrt_out>(m);
+  cover_forms<Gelu, ops::gelu, ops::gelu_, ops::gelu_out, std::string_view>(m);
+  cover_forms<Elu, ops::elu, ops::elu_, ops::elu_out, const Scalar&, const Scalar&, const Scalar&>(m);
+  cover_forms<Power, ops::pow_Tensor_Scalar, ops::pow__Scalar, ops::pow_Tensor_Scalar_out, const Scalar&>(m);
+  cover_all<Unary<ops::softplus, Softplus, const Scalar&, const Scalar&>,
+            UnaryOut<ops::softplus_out, Softplus, const Scalar&, const Scalar&>,
+            Unary<ops::softshrink, Softshrink, const Scalar&>, UnaryOut<ops::softshrink_out, Softshrink, const Scalar&>,
+            Glu, PowerOfNumber>(m);
+}
+
+}  // namespace
+}  // namespace conv2d_ext
