@@ -5,6 +5,7 @@
 >>> layer = conv2d_ext.Conv2d(3, 16, kernel_size=3)  # torch.nn.Conv2d
 >>> model = conv2d_ext.convert(model)  # every torch.nn.Conv2d of a model
 >>> print(conv2d_ext.explain(input, weight))  # what a call will do
+>>> print(conv2d_ext.certify(model, images))  # do a model's bits depend on its batch?
 """
 
 import torch
@@ -31,6 +32,7 @@ _check_torch_version(_build_info.TORCH_VERSION, torch.__version__)
 
 # What loads _C comes after the check: under another torch it would end in an undefined symbol.
 from conv2d_ext import ops, reference  # noqa: E402
+from conv2d_ext.certify import Certificate, certify  # noqa: E402
 from conv2d_ext.functional import (  # noqa: E402
     CudaDirectionExplanation,
     DirectionExplanation,
@@ -40,21 +42,29 @@ from conv2d_ext.functional import (  # noqa: E402
     explain,
     forward,
     forward_unfold,
+    linear,
 )
+from conv2d_ext.invariance import batch_invariant, disable, enable  # noqa: E402
 from conv2d_ext.modules import Conv2d, convert  # noqa: E402
 
 __version__ = _build_info.VERSION
 __all__ = [
+    "Certificate",
     "Conv2d",
     "CudaDirectionExplanation",
     "DirectionExplanation",
     "Explanation",
+    "batch_invariant",
     "build_config",
+    "certify",
     "conv2d",
     "convert",
+    "disable",
+    "enable",
     "explain",
     "forward",
     "forward_unfold",
+    "linear",
     "ops",
     "reference",
 ]

@@ -1,4 +1,7 @@
-"""python -m conv2d_ext: the post's workload, measured on each device and explained."""
+"""python -m conv2d_ext: the post's workload, measured on each device and explained.
+
+`python -m conv2d_ext certify` is a command of its own.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,9 @@ from conv2d_ext._demo_report import print_introduction, print_measurement
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where this library's results are wrong, 2 for bad arguments."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in _COMMANDS:
+        return _COMMANDS[argv[0]](argv[1:])
     arguments = _parse(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -50,12 +56,30 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if all(map(results_are_right, measurements)) else 1
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def _certify(argv: list[str]) -> int:
+    from conv2d_ext._certify.command import main as certify
+
+    return certify(argv)
+
+
+def _run(argv: list[str]) -> int:
+    from conv2d_ext._run import main as run
+
+    return run(argv)
+
+
+# Each has its own arguments and exit statuses.
+_COMMANDS = {"certify": _certify, "run": _run}
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m conv2d_ext",
         description="Runs the workload of the post on each device of this machine: checks the "
         "results against F.conv2d in float64, times four ways to compute them as the post did and "
         "correctly, and says what the figures mean. Takes under a minute on a quiet machine.",
+        epilog="'python -m conv2d_ext certify --help': whether a model's bits depend on its batch. "
+        "'python -m conv2d_ext run script.py': a program whose models' bits don't.",
     )
     parser.add_argument("--threads", type=_threads, metavar="N", help="CPU threads to compute with")
     parser.add_argument(

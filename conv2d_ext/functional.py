@@ -55,6 +55,26 @@ def conv2d(
     return _C.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, whose rows have the same bits in every batch.
+
+    input: (*, K). weight: (N, K) or (K,). bias: (N,), another shape that expands to the output's,
+    or None. Returns (*, N), or (*) for a weight (K,). Any strides; dtypes and devices as `conv2d`.
+
+    The order of a sum follows from K, the dtype and the instruction set alone: an output row has
+    the same bits whatever the run, the thread count, the other rows and the tensors' strides. On
+    CUDA float32 is multiplied in TF32 where PyTorch's setting for matrix products allows it.
+    Differentiable to any order, in reverse and forward mode, under torch.func, torch.compile and
+    autocast.
+
+    Raises TypeError for arguments of a wrong type, NotImplementedError for other dtypes, and
+    RuntimeError for sizes, dtypes and devices that don't fit together, in F.linear's words.
+    """
+    if is_compiling():
+        return torch.ops.conv2d_ext.linear(input, weight, bias)
+    return _C.linear(input, weight, bias)
+
+
 def forward(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     """The post's convolution: stride 1, no padding, the kernel with input channels first.
 

@@ -20,6 +20,12 @@ the derivatives of each are the other two, so every op has derivatives of every 
     conv2d_grad_bias(grad_output) -> grad_bias
         The sum over all dimensions but the channels.
 
+    matmul(mat1, mat2, bias) -> result
+        Of (M, K) or (B, M, K), and (K, N), with bias (N,) or None; or of (B, M, K) and (B, K, N).
+        Sums in an order that follows from K alone.
+    linear(input, weight, bias) -> output
+        torch.nn.functional.linear, made of matmul.
+
 `conv2d_ext.conv2d` is the friendlier way to call the first, and says which dtypes they take and
 which errors they raise.
 
@@ -55,6 +61,8 @@ conv2d = torch.ops.conv2d_ext.conv2d
 conv2d_grad_input = torch.ops.conv2d_ext.conv2d_grad_input
 conv2d_grad_weight = torch.ops.conv2d_ext.conv2d_grad_weight
 conv2d_grad_bias = torch.ops.conv2d_ext.conv2d_grad_bias
+matmul = torch.ops.conv2d_ext.matmul
+linear = torch.ops.conv2d_ext.linear
 pointwise = torch.ops.conv2d_ext.pointwise
 pointwise_grad = torch.ops.conv2d_ext.pointwise_grad
 
@@ -314,6 +322,41 @@ def _conv2d_grad_bias_vmap(
     return conv2d_grad_bias(folded).unflatten(0, (info.batch_size, channels)), 0
 
 
+def _matmul_vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    mat1: Tensor,
+    mat2: Tensor,
+    bias: Tensor | None,
+) -> tuple[Tensor, int]:
+    batch = info.batch_size
+    mat1_dim, mat2_dim, bias_dim = in_dims[:3]
+    mat1 = mat1.expand(batch, *mat1.shape) if mat1_dim is None else mat1.movedim(mat1_dim, 0)
+    if mat2_dim is not None:
+        mat2 = mat2.movedim(mat2_dim, 0)
+    late_bias = None
+    if bias_dim is not None:
+        late_bias, bias = bias.movedim(bias_dim, 0), None
+    elif bias is not None and mat2_dim is not None:
+        late_bias, bias = bias.expand(batch, -1), None
+    # The examples and a batch of theirs as one batch; one mat2 for all stays one.
+    examples = mat1.dim() == 4
+    matrices = mat1.flatten(0, 1) if examples else mat1
+    if mat2_dim is not None or mat2.dim() == 3:
+        count = mat1.shape[:2] if examples else mat1.shape[:1]
+        if mat2_dim is None:
+            mat2 = mat2.expand(batch, *mat2.shape)
+        elif examples and mat2.dim() == 3:
+            mat2 = mat2.unsqueeze(1)
+        mat2 = mat2.expand(*count, *mat2.shape[-2:])
+        mat2 = mat2.flatten(0, 1) if examples else mat2
+    output = matmul(matrices, mat2, bias)
+    output = output.unflatten(0, mat1.shape[:2]) if examples else output
+    if late_bias is not None:
+        output = output + late_bias.reshape(batch, *(1,) * (output.dim() - 2), -1)
+    return output, 0
+
+
 def _pointwise_vmap(
     _info: Any,
     in_dims: tuple[int | None, ...],
@@ -355,6 +398,7 @@ _register_vmap("conv2d", _conv2d_vmap)
 _register_vmap("conv2d_grad_input", _conv2d_grad_input_vmap)
 _register_vmap("conv2d_grad_weight", _conv2d_grad_weight_vmap)
 _register_vmap("conv2d_grad_bias", _conv2d_grad_bias_vmap)
+_register_vmap("matmul", _matmul_vmap)
 _register_vmap("pointwise", _pointwise_vmap)
 _register_vmap("pointwise_grad", _pointwise_grad_vmap)
 
@@ -382,3 +426,10 @@ def _conv2d_grad_weight_flops(
     grad_output: list[int], input: list[int], weight_size: list[int], *_args: Any, **_kwargs: Any
 ) -> int:
     return 2 * math.prod(grad_output) * math.prod(weight_size[1:])
+
+
+@register_flop_formula(matmul)
+def _matmul_flops(
+    mat1: list[int], mat2: list[int], *_args: Any, out_shape: list[int], **_kwargs: Any
+) -> int:
+    return 2 * math.prod(out_shape) * mat1[-1]

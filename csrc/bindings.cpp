@@ -23,6 +23,8 @@
 #include "conv2d_ops.h"
 #include "conv2d_tensors.h"
 #include "cpu/conv2d_cpu.h"
+#include "invariance.h"
+#include "matmul.h"
 #include "numerics.h"
 #if defined(CONV2D_EXT_WITH_CUDA)
 #include "cuda/conv2d_cuda_ops.h"
@@ -85,6 +87,37 @@ PyMethodDef conv2d_method = {
     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(python_conv2d)),
     METH_VARARGS | METH_KEYWORDS,
     "conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1)",
+};
+
+// ---- linear, in the same way
+
+PyObject* python_linear(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  static torch::PythonArgParser parser({"linear(Tensor input, Tensor weight, Tensor? bias=None)"});
+  torch::ParsedArgs<3> parsed;
+  auto arguments = parser.parse(args, kwargs, parsed);
+  if (arguments.has_torch_function()) {
+    const py::object public_linear = py::module_::import("conv2d_ext").attr("linear");
+    return torch::handle_torch_function_no_python_arg_parser(arguments.overloaded_args, args, kwargs, "linear",
+                                                             public_linear.ptr(), "conv2d_ext");
+  }
+  const Tensor input = arguments.tensor(0);
+  const Tensor weight = arguments.tensor(1);
+  const std::optional<Tensor> bias = arguments.optionalTensor(2);
+  Tensor output;
+  {
+    const py::gil_scoped_release no_gil;
+    output = linear_layer(input, weight, bias);
+  }
+  return THPVariable_Wrap(std::move(output));
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef linear_method = {
+    "linear",
+    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(python_linear)),
+    METH_VARARGS | METH_KEYWORDS,
+    "linear(input, weight, bias=None)",
 };
 
 // ---- the post's functions
@@ -308,6 +341,12 @@ PYBIND11_MODULE(_C, m) {
   const auto name = py::str("conv2d_ext._C");
   m.add_object("conv2d",
                py::reinterpret_steal<py::object>(PyCFunction_NewEx(&conv2d_method, /*self=*/nullptr, name.ptr())));
+  m.add_object("linear",
+               py::reinterpret_steal<py::object>(PyCFunction_NewEx(&linear_method, /*self=*/nullptr, name.ptr())));
+  m.def("enable_batch_invariant", &enable_batch_invariant);
+  m.def("disable_batch_invariant", &disable_batch_invariant);
+  m.def("is_batch_invariant", &is_batch_invariant);
+  m.def("is_enabled", &is_enabled);
   m.def("forward", &forward, py::arg("im"), py::arg("kernel"), py::arg("bias"),
         py::call_guard<py::gil_scoped_release>());
   m.def("forward_unfold", &forward_unfold, py::arg("im"), py::arg("kernel"), py::arg("bias"),

@@ -1,9 +1,9 @@
-// The four ops as every device computes them: check, allocate the result, settle what needs no engine, and hand the
+// The ops as every device computes them: check, allocate the result, settle what needs no engine, and hand the
 // rest to the device.
 //
-// Device has static functions forward, grad_input, grad_weight and grad_bias, which write every element of a result
-// that has some; all their tensors have passed the checks. Data that nobody reads need not be there: for an empty batch
-// there is a result even where sharding has freed the weight.
+// Device has static functions forward, grad_input, grad_weight, grad_bias and matmul, which write every element of a
+// result that has some; all their tensors have passed the checks. Data that nobody reads need not be there: for an
+// empty batch there is a result even where sharding has freed the weight.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -13,6 +13,7 @@
 
 #include "conv2d_checks.h"
 #include "conv2d_format.h"
+#include "matmul.h"
 
 namespace conv2d_ext {
 
@@ -83,11 +84,32 @@ struct DeviceOps {
     return result;
   }
 
+  static Tensor matmul(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias) {
+    check_matmul(mat1, mat2, bias);
+    const int64_t columns = mat2.size(-1);
+    const Tensor result = mat1.dim() == 2 ? at::empty({mat1.size(0), columns}, mat1.options())
+                                          : at::empty({mat1.size(0), mat1.size(1), columns}, mat1.options());
+    const bool has_bias = bias.has_value() && bias->defined();
+    if (mat1.size(-1) == 0) {
+      has_bias ? result.copy_(bias->expand(result.sizes())) : result.zero_();
+    } else if (result.numel() != 0) {
+      check_data("mat1", mat1);
+      check_data("mat2", mat2);
+      if (has_bias) {
+        check_data("bias", *bias);
+      }
+      const Tensor none;
+      Device::matmul(mat1, mat2, has_bias ? *bias : none, result);
+    }
+    return result;
+  }
+
   static void register_ops(torch::Library& m) {
     m.impl("conv2d", conv2d);
     m.impl("conv2d_grad_input", conv2d_grad_input);
     m.impl("conv2d_grad_weight", conv2d_grad_weight);
     m.impl("conv2d_grad_bias", conv2d_grad_bias);
+    m.impl("matmul", matmul);
   }
 };
 

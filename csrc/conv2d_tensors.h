@@ -61,4 +61,15 @@ inline TensorView mutable_view(const at::Tensor& tensor) {
   return view;
 }
 
+// Of (M, K) and (K, N), or batches of them (matmul.h).
+inline MatmulSizes matmul_sizes(const at::Tensor& mat1, const at::Tensor& mat2) {
+  return {mat1.dim() == 3 ? mat1.size(0) : 1, mat1.size(-2), mat2.size(-1), mat1.size(-1)};
+}
+inline ConstMatrixView matrix_view(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr(), tensor.dim() == 3 ? tensor.stride(0) : 0, tensor.stride(-2), tensor.stride(-1)};
+}
+inline MatrixView mutable_matrix_view(const at::Tensor& tensor) {
+  return {tensor.mutable_data_ptr(), tensor.dim() == 3 ? tensor.stride(0) : 0, tensor.stride(-2), tensor.stride(-1)};
+}
+
 }  // namespace conv2d_ext

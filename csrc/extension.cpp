@@ -6,6 +6,8 @@
 #if defined(CONV2D_EXT_WITH_CUDA)
 #include "cuda/conv2d_cuda_ops.cpp"
 #endif
+#include "invariance.cpp"
 #include "library.cpp"
+#include "matmul.cpp"
 #include "pointwise_autograd.cpp"
 #include "pointwise_ops.cpp"

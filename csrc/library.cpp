@@ -41,6 +41,10 @@ TORCH_LIBRARY(conv2d_ext, m) {
       "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups) -> Tensor",
       tags);
   m.def("conv2d_grad_bias(Tensor grad_output) -> Tensor", tags);
+  m.def("matmul(Tensor mat1, Tensor mat2, Tensor? bias) -> Tensor", tags);
+  m.def("enter_batch_invariant() -> ()", tags);
+  m.def("leave_batch_invariant() -> ()", tags);
+  m.def("linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor", tags);
   m.def("pointwise(Tensor input, str function, float[] parameters) -> Tensor", tags);
   m.def("pointwise_grad(Tensor grad_output, Tensor input, str function, float[] parameters) -> Tensor", tags);
 }

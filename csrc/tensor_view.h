@@ -57,4 +57,18 @@ struct TensorSizes {
   int64_t batch, channels, height, width;
 };
 
+// result[b, i, j] = bias[j] + sum over k of mat1[b, i, k] * mat2[b, k, j]. A mat2 without a batch has a batch stride of
+// zero. Strides are in elements and may be zero or negative.
+struct MatmulSizes {
+  int64_t batch, m, n, k;
+};
+struct ConstMatrixView {
+  const void* data;
+  int64_t batch_stride, row_stride, col_stride;
+};
+struct MatrixView {
+  void* data;
+  int64_t batch_stride, row_stride, col_stride;
+};
+
 }  // namespace conv2d_ext

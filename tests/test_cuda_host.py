@@ -82,6 +82,45 @@ def _start_background():
     _background()
 
 
+# ---- matrix products
+
+
+@over_maths
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k"),
+    [(1, 5, 3, 20), (1, 1, 70, 130), (3, 33, 2, 64), (2, 9, 40, 700), (4, 3, 8, 16), (1, 40, 1, 9)],
+)
+def test_matrix_products(batch, m, n, k, math):
+    """Values; and a row's bits alone, in a batch, transposed, in every kernel and however split."""
+    generator = torch.Generator().manual_seed(batch + m + n + k)
+    real = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    wide = torch.float64 if math.dtype in real else torch.complex128
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=wide, generator=generator).to(math.dtype)
+
+    mat1, mat2, mats2, bias = draw(batch, m, k), draw(k, n), draw(batch, k, n), draw(n)
+    host = engine()
+    for second, b in ((mat2, bias), (mat2, None), (mats2, None)):
+        whole = host.matmul(mat1, second, b, tf32=math.tf32)
+        exact = torch.matmul(mat1.to(wide), second.to(wide)) + (0 if b is None else b.to(wide))
+        scale = torch.matmul(mat1.to(wide).abs(), second.to(wide).abs()) + 1
+        roundoff = 2**-10 if math.tf32 else torch.finfo(math.dtype).eps
+        assert ((whole.result.to(wide) - exact).abs() <= 2 * roundoff * scale).all()
+        one = host.matmul(
+            mat1[-1:, -1:], second if second.dim() == 2 else second[-1:], b, tf32=math.tf32
+        )
+        assert torch.equal(bits(one.result), bits(whole.result[-1:, -1:]))
+        column = host.matmul(mat1, second[..., -1:], None if b is None else b[-1:], tf32=math.tf32)
+        assert torch.equal(bits(column.result), bits(whole.result[..., -1:]))
+        strided = host.matmul(mat1.mT.contiguous().mT, second.mT.contiguous().mT, b, tf32=math.tf32)
+        assert torch.equal(bits(strided.result), bits(whole.result))
+        for variant, split in ((0, 0), (1, 1), (2, 0)):
+            execution = Execution(machine=Machine(variant=variant, split=split))
+            other = host.matmul(mat1, second, b, tf32=math.tf32, execution=execution)
+            assert torch.equal(bits(other.result), bits(whole.result))
+
+
 # ---- accuracy
 
 

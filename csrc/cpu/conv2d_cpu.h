@@ -37,6 +37,11 @@ void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad
 void grad_bias(const TensorSizes& size, DType dtype, ConstTensorView grad_output, void* grad_bias,
                const Executor& executor);
 
+// result[b, i, j] = bias[j] + sum over k of mat1[b, i, k] * mat2[b, k, j], with sums whose order follows from k, the
+// dtype and the instruction set alone.
+void matmul(const MatmulSizes& size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2, Bias bias,
+            MatrixView result, const Executor& executor);
+
 enum class Direction : int { kForward, kGradInput, kGradWeight };
 
 // A call to explain. Of the operands only strides are read.

@@ -97,6 +97,14 @@ struct Cpu {
                      executor());
     });
   }
+
+  static void matmul(const Tensor& mat1, const Tensor& mat2, const Tensor& bias, const Tensor& result) {
+    with_memory_errors([&] {
+      cpu::matmul(matmul_sizes(mat1, mat2), to_dtype(mat1.scalar_type()), matrix_view(mat1), matrix_view(mat2),
+                  bias.defined() ? Bias{bias.const_data_ptr(), bias.stride(0)} : Bias{}, mutable_matrix_view(result),
+                  executor());
+    });
+  }
 };
 
 using Ops = DeviceOps<Cpu>;

@@ -72,6 +72,26 @@ ConvCall forward_call(const Conv2dProblem& p, DType dtype, const int64_t (&input
   return call;
 }
 
+ConvCall matmul_call(const MatmulSizes& size, DType dtype, const ConstMatrixView& mat1, const ConstMatrixView& mat2,
+                     const MatrixView& result) {
+  const bool shares_mat2 = mat2.batch_stride == 0;
+  Conv2dProblem p{};
+  p.batch = shares_mat2 ? size.batch : 1;
+  p.groups = shares_mat2 ? 1 : size.batch;
+  p.in_channels = p.groups * size.k;
+  p.out_channels = p.groups * size.n;
+  p.in_w = p.out_w = size.m;
+  p.in_h = p.out_h = p.kernel_h = p.kernel_w = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
+  ConvCall call = forward_call(p, dtype, {mat1.batch_stride, mat1.col_stride, 0, mat1.row_stride},
+                               {mat2.col_stride, mat2.row_stride, 0, 0},
+                               {result.batch_stride, result.col_stride, 0, result.row_stride});
+  call.is_matmul = true;
+  call.params.source_group = bytes(dtype, mat1.batch_stride);
+  call.params.weight_group = bytes(dtype, mat2.batch_stride);
+  call.params.result_group = bytes(dtype, result.batch_stride);
+  return call;
+}
+
 ConvCall grad_input_call(const Conv2dProblem& p, DType dtype, const int64_t (&grad_output)[4],
                          const int64_t (&weight)[4], const int64_t (&grad_input)[4]) {
   ConvCall call{};

@@ -89,6 +89,14 @@ cudaError_t forward(const Plan& plan, const Conv2dProblem& problem, ConstTensorV
                      workspace, stream);
 }
 
+cudaError_t matmul(const Plan& plan, const MatmulSizes& size, ConstMatrixView mat1, ConstMatrixView mat2,
+                   const void* bias, int64_t bias_stride, MatrixView result, void* workspace, cudaStream_t stream) {
+  const int64_t elements = size.batch * size.m * size.n;
+  if (elements == 0) return cudaSuccess;
+  return launch_conv(plan, matmul_call(size, plan.dtype, mat1, mat2, result), address(mat1.data), address(mat2.data),
+                     bias, bias_stride, {result.data, {}}, elements, workspace, stream);
+}
+
 cudaError_t grad_input(const Plan& plan, const Conv2dProblem& problem, ConstTensorView grad_output,
                        ConstTensorView weight, TensorView grad_input, void* workspace, cudaStream_t stream) {
   const Conv2dProblem p = with_bounded_strides(problem);

@@ -75,6 +75,9 @@ Plan plan_forward(const Conv2dProblem& problem, DType dtype, Float32Math math, C
 Plan plan_grad_input(const Conv2dProblem& problem, DType dtype, Float32Math math, ConstTensorView grad_output,
                      ConstTensorView weight, const int64_t (&grad_input_stride)[4], const Machine& machine);
 Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math, const Machine& machine);
+// Sums in an order that follows from k, the dtype and its math alone.
+Plan plan_matmul(const MatmulSizes& size, DType dtype, Float32Math math, ConstMatrixView mat1, ConstMatrixView mat2,
+                 const MatrixView& result, const Machine& machine);
 int64_t grad_bias_workspace(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype);
 
 // As in cpu/conv2d_cpu.h; every element of the result is written. workspace: plan.workspace_bytes, aligned to 256, or
@@ -85,6 +88,9 @@ cudaError_t grad_input(const Plan& plan, const Conv2dProblem& problem, ConstTens
                        ConstTensorView weight, TensorView grad_input, void* workspace, cudaStream_t stream);
 cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTensorView grad_output,
                         ConstTensorView input, TensorView grad_weight, void* workspace, cudaStream_t stream);
+// bias: n elements, or nullptr, as it is where mat2 has a batch.
+cudaError_t matmul(const Plan& plan, const MatmulSizes& size, ConstMatrixView mat1, ConstMatrixView mat2,
+                   const void* bias, int64_t bias_stride, MatrixView result, void* workspace, cudaStream_t stream);
 // grad_bias: out_channels contiguous elements.
 cudaError_t grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype,
                       ConstTensorView grad_output, void* grad_bias, void* workspace, cudaStream_t stream);

@@ -28,11 +28,11 @@ using at::Tensor;
 // goes back to the allocator, which gives it to later work of the same stream alone.
 class Call {
  public:
-  explicit Call(const Tensor& tensor)
+  explicit Call(const Tensor& tensor, Float32Math (*setting)() = float32_math)
       : guard_(tensor.device()),
         stream_(c10::cuda::getCurrentCUDAStream()),
         dtype_(to_dtype(tensor.scalar_type())),
-        math_(dtype_ == DType::kFloat32 ? float32_math() : Float32Math::kIeee) {}
+        math_(dtype_ == DType::kFloat32 ? setting() : Float32Math::kIeee) {}
 
   DType dtype() const { return dtype_; }
   Float32Math math() const { return math_; }
@@ -103,6 +103,20 @@ struct Cuda {
     const int64_t bytes = grad_bias_workspace(batch, channels, height, width, call.dtype());
     C10_CUDA_CHECK(cuda::grad_bias(batch, channels, height, width, call.dtype(), view(grad_output),
                                    result.mutable_data_ptr(), call.workspace(bytes), call.stream()));
+  }
+
+  static void matmul(const Tensor& mat1, const Tensor& mat2, const Tensor& bias, const Tensor& result) {
+    Call call(mat1, float32_matmul_math);
+    const auto size = matmul_sizes(mat1, mat2);
+    const auto a = matrix_view(mat1);
+    const auto b = matrix_view(mat2);
+    const auto c = mutable_matrix_view(result);
+    const Plan plan = plan_matmul(size, call.dtype(), call.math(), a, b, c, call.machine());
+    TORCH_CHECK(plan.error[0] == '\0', "matmul: ", plan.error, ", but got mat1 of size ", mat1.sizes(),
+                " and mat2 of size ", mat2.sizes());
+    C10_CUDA_CHECK(cuda::matmul(plan, size, a, b, bias.defined() ? bias.const_data_ptr() : nullptr,
+                                bias.defined() ? bias.stride(0) : 0, c, call.workspace(plan.workspace_bytes),
+                                call.stream()));
   }
 };
 

@@ -33,4 +33,8 @@ Float32Math float32_math() {
   return allows_tf32(context, &at::Context::allowTF32CuDNN) ? Float32Math::kTF32 : Float32Math::kIeee;
 }
 
+Float32Math float32_matmul_math() {
+  return at::globalContext().allowTF32CuBLAS() ? Float32Math::kTF32 : Float32Math::kIeee;
+}
+
 }  // namespace conv2d_ext::cuda

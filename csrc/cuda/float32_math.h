@@ -1,4 +1,4 @@
-// PyTorch's setting for how convolutions multiply float32 on CUDA.
+// PyTorch's settings for how convolutions and matrix products multiply float32 on CUDA.
 #pragma once
 
 #include "conv2d_cuda.h"
@@ -9,5 +9,9 @@ namespace conv2d_ext::cuda {
 // that says "none", torch.backends.cudnn.fp32_precision, then torch.backends.fp32_precision) allow it. As F.conv2d
 // reads it: it raises only where that does.
 Float32Math float32_math();
+
+// The same for matrix products: torch.backends.cuda.matmul.allow_tf32, its successor fp32_precision, or
+// torch.set_float32_matmul_precision, as torch.mm reads them.
+Float32Math float32_matmul_math();
 
 }  // namespace conv2d_ext::cuda

@@ -231,15 +231,15 @@ void plan_vectors(Plan& plan, const ConvCall& call, const void* source, const vo
   }
 }
 
-Plan plan_conv(Direction direction, const Conv2dProblem& p, DType dtype, Float32Math math, const ConvCall& call,
-               const void* source, const void* weight, const Machine& machine) {
+Plan plan_conv(Direction direction, DType dtype, Float32Math math, const ConvCall& call, const void* source,
+               const void* weight, const Machine& machine) {
   Plan plan = base_plan(direction, dtype, math);
   const ConvParams& g = call.params;
   plan.gemm_m = g.m;
-  plan.gemm_n = p.batch * call.rows.most_positions * call.cols.most_positions;
+  plan.gemm_n = g.batch * call.rows.most_positions * call.cols.most_positions;
   const int64_t taps = int64_t{call.rows.most_taps} * call.cols.most_taps;
   if (plan.gemm_n == 0 || g.m == 0 || g.channels == 0) return plan;
-  if (is_direct(g.m, g.groups, dtype)) {
+  if (!call.is_matmul && is_direct(g.m, g.groups, dtype)) {
     plan.gemm_k = g.channels * taps;
     if (math == Float32Math::kTF32 && dtype == DType::kFloat32)
       plan.refused =
@@ -315,9 +315,8 @@ Plan plan_forward(const Conv2dProblem& problem, DType dtype, Float32Math math, C
   Plan plan = base_plan(Direction::kForward, dtype, math);
   plan.error = size_error(p);
   if (plan.error[0] != '\0' || p.out_channels == 0 || p.out_pixels() == 0) return plan;
-  return plan_conv(Direction::kForward, p, dtype, math,
-                   forward_call(p, dtype, input.stride, weight.stride, output_stride), input.data, weight.data,
-                   machine);
+  return plan_conv(Direction::kForward, dtype, math, forward_call(p, dtype, input.stride, weight.stride, output_stride),
+                   input.data, weight.data, machine);
 }
 
 Plan plan_grad_input(const Conv2dProblem& problem, DType dtype, Float32Math math, ConstTensorView grad_output,
@@ -326,9 +325,20 @@ Plan plan_grad_input(const Conv2dProblem& problem, DType dtype, Float32Math math
   Plan plan = base_plan(Direction::kGradInput, dtype, math);
   plan.error = size_error(p);
   if (plan.error[0] != '\0' || p.in_channels == 0 || p.in_h * p.in_w == 0) return plan;
-  return plan_conv(Direction::kGradInput, p, dtype, math,
+  return plan_conv(Direction::kGradInput, dtype, math,
                    grad_input_call(p, dtype, grad_output.stride, weight.stride, grad_input_stride), grad_output.data,
                    weight.data, machine);
+}
+
+Plan plan_matmul(const MatmulSizes& size, DType dtype, Float32Math math, ConstMatrixView mat1, ConstMatrixView mat2,
+                 const MatrixView& result, const Machine& machine) {
+  Plan plan = base_plan(Direction::kForward, dtype, math);
+  if (size.m >= kMostSide) plan.error = "a matrix must have fewer than 2^30 rows on CUDA";
+  if (std::max({size.batch, size.n, size.k}) > kMostItems - kChannelGroup)
+    plan.error = "a batch, the columns of a matrix and a sum must be fewer than 2^31 on CUDA";
+  if (plan.error[0] != '\0' || size.batch == 0 || size.n == 0) return plan;
+  return plan_conv(Direction::kForward, dtype, math, matmul_call(size, dtype, mat1, mat2, result), mat1.data, mat2.data,
+                   machine);
 }
 
 Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math, const Machine& machine) {

@@ -22,11 +22,16 @@ struct ConvCall {
   AxisPlan rows, cols;
   ConvParams params;
   bool fills_result;  // whether the phases cover the result; elsewhere it is zero
+  bool is_matmul;     // no rule may read the number of result channels, which is as well a batch's
 };
 ConvCall forward_call(const Conv2dProblem& problem, DType dtype, const int64_t (&input_stride)[4],
                       const int64_t (&weight_stride)[4], const int64_t (&output_stride)[4]);
 ConvCall grad_input_call(const Conv2dProblem& problem, DType dtype, const int64_t (&grad_output_stride)[4],
                          const int64_t (&weight_stride)[4], const int64_t (&grad_input_stride)[4]);
+// The rows of mat1 are the pixels of an image, those of mat2 its channels; a batch is one of images where they share
+// mat2, and groups where each has its own.
+ConvCall matmul_call(const MatmulSizes& size, DType dtype, const ConstMatrixView& mat1, const ConstMatrixView& mat2,
+                     const MatrixView& result);
 WeightParams grad_weight_params(const Conv2dProblem& problem, DType dtype, const int64_t (&grad_output_stride)[4],
                                 const int64_t (&input_stride)[4], const int64_t (&grad_weight_stride)[4]);
 

@@ -25,7 +25,7 @@ _DTYPES = (
     torch.complex64,
     torch.complex128,
 )
-_DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias")
+_DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias", "matmul")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +171,60 @@ class Engine:
         operands = (first, second, None)
         return self._call(direction, problem, operands, result, tf32, execution, True)[1]["plan"]
 
+    def matmul(
+        self,
+        mat1: torch.Tensor,
+        mat2: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        tf32: bool = False,
+        execution: Execution = Execution(),
+    ) -> Answer:
+        """(B, M, K) times (K, N) or (B, K, N), of any strides; the result is contiguous."""
+        batch, m, _ = mat1.shape
+        result = torch.empty((batch, m, mat2.shape[-1]), dtype=mat1.dtype)
+        # One mat2 for all has a batch stride of zero.
+        operands = (mat1, mat2.expand(batch, *mat2.shape[-2:]), bias, result)
+        answer = self._answer("matmul", (0,) * 18, operands, tf32, execution)
+        return Answer(
+            result,
+            answer["plan"],
+            answer["traffic"],
+            answer["launches"],
+            answer["workspace_bytes"],
+        )
+
+    def _answer(
+        self,
+        direction: str,
+        sizes: tuple[int, ...],
+        operands: tuple[Operand | None, ...],
+        tf32: bool,
+        execution: Execution,
+        *,
+        plan_only: bool = False,
+    ) -> dict:
+        """operands: the first, the second, the bias and the result."""
+        call = _Call(
+            _DIRECTIONS.index(direction),
+            _DTYPES.index(operands[-1].dtype),
+            int(tf32),
+            int(plan_only),
+            int(execution.order),
+            execution.seed,
+            int(execution.holds),
+            execution.machine.sm_count,
+            execution.machine.shared_bytes,
+            execution.machine.variant,
+            execution.machine.split,
+            sizes,
+            *map(_described, operands),
+        )
+        answer = json.loads(self._library.cuda_host_run(ctypes.byref(call)).decode())
+        if "error" in answer:
+            raise KernelError(f"{direction}: {answer['error']}")
+        return answer
+
     def _call(
         self,
         direction: str,
@@ -197,24 +251,12 @@ class Engine:
         top, bottom, left, right = problem.padding4
         sizes = (n, c, h, w, oc, oh, ow, *problem.kernel, *problem.stride)
         sizes += (top, bottom, left, right, *problem.dilation, problem.groups)
-        call = _Call(
-            _DIRECTIONS.index(direction),
-            _DTYPES.index(dtype),
-            int(tf32),
-            int(plan_only),
-            int(execution.order),
-            execution.seed,
-            int(execution.holds),
-            execution.machine.sm_count,
-            execution.machine.shared_bytes,
-            execution.machine.variant,
-            execution.machine.split,
-            sizes,
-            *map(_described, (*operands, result)),
-        )
-        answer = json.loads(self._library.cuda_host_run(ctypes.byref(call)).decode())
-        if "error" in answer:
-            raise KernelError(f"{problem}, {direction}: {answer['error']}")
+        try:
+            answer = self._answer(
+                direction, sizes, (*operands, result), tf32, execution, plan_only=plan_only
+            )
+        except KernelError as error:
+            raise KernelError(f"{problem}, {error}") from None
         return result, answer
 
 

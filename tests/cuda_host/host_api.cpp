@@ -15,9 +15,12 @@
 #include "execution.h"
 #include "sanitizer.h"
 
+using conv2d_ext::ConstMatrixView;
 using conv2d_ext::ConstTensorView;
 using conv2d_ext::Conv2dProblem;
 using conv2d_ext::DType;
+using conv2d_ext::MatmulSizes;
+using conv2d_ext::MatrixView;
 using conv2d_ext::TensorView;
 using conv2d_ext::cuda::Direction;
 using conv2d_ext::cuda::Float32Math;
@@ -36,8 +39,9 @@ struct HostTensor {
   int64_t size[4], stride[4];
 };
 
-// `direction`: a Direction, or 3 for grad_bias. The operands are (input, weight), (grad_output, weight),
-// (grad_output, input) or grad_output alone. bias: size[0] elements; data null where there is none.
+// `direction`: a Direction, 3 for grad_bias, or 4 for matmul, whose operands have the sizes (B, M, K, 1), (B or 1, K,
+// N, 1) and (B, M, N, 1) and whose problem is not read. The operands of the others are (input, weight), (grad_output,
+// weight), (grad_output, input) or grad_output alone. bias: size[0] elements; data null where there is none.
 struct HostCall {
   int64_t direction, dtype, math, plan_only, order, seed, holds, sm_count, shared_bytes, variant, split;
   Conv2dProblem problem;
@@ -47,7 +51,7 @@ struct HostCall {
 
 namespace {
 
-constexpr int kGradBias = 3;
+constexpr int kGradBias = 3, kMatmul = 4;
 constexpr int kFill = 0xff;
 
 // A tensor's elements at the same distances, and the same place modulo 256, in a block of their own.
@@ -119,12 +123,27 @@ class Block {
   size_t poisoned_ = 0;
 };
 
+ConstMatrixView matrix(const Block& block) {
+  const ConstTensorView view = block.view();
+  return {view.data, view.stride[0], view.stride[1], view.stride[2]};
+}
+MatrixView mutable_matrix(const Block& block) {
+  const TensorView view = block.mutable_view();
+  return {view.data, view.stride[0], view.stride[1], view.stride[2]};
+}
+MatmulSizes matmul_sizes(const HostCall& call) {
+  return {call.first.size[0], call.first.size[1], call.second.size[2], call.first.size[2]};
+}
+
 Plan plan_of(const HostCall& call, const Block& first, const Block& second, const Block& result) {
   const auto dtype = static_cast<DType>(call.dtype);
   const auto math = static_cast<Float32Math>(call.math);
   const Machine machine{static_cast<int>(call.sm_count), static_cast<int>(call.shared_bytes),
                         static_cast<int>(call.variant), static_cast<int>(call.split)};
   const TensorView view = result.mutable_view();
+  if (call.direction == kMatmul) {
+    return plan_matmul(matmul_sizes(call), dtype, math, matrix(first), matrix(second), mutable_matrix(result), machine);
+  }
   switch (static_cast<Direction>(call.direction)) {
     case Direction::kForward:
       return plan_forward(call.problem, dtype, math, first.view(), second.view(), view.stride, machine);
@@ -256,6 +275,9 @@ void run(const HostCall& call, Json& json) {
   if (is_grad_bias) {
     error = conv2d_ext::cuda::grad_bias(p.batch, p.out_channels, p.out_h, p.out_w, dtype, first.view(),
                                         result.mutable_view().data, workspace, nullptr);
+  } else if (call.direction == kMatmul) {
+    error = matmul(plan, matmul_sizes(call), matrix(first), matrix(second), bias_data, call.bias.stride[0],
+                   mutable_matrix(result), workspace, nullptr);
   } else if (plan.direction == Direction::kForward) {
     error = forward(plan, p, first.view(), second.view(), bias_data, call.bias.stride[0], result.mutable_view(),
                     workspace, nullptr);

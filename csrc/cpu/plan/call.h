@@ -15,6 +15,8 @@ struct Call {
   ConstTensorView a, b;  // forward: input, weight; grad_input: grad_output, weight; grad_weight: grad_output, input
   TensorView result;
   Bias bias{};
+  // A forward that multiplies matrices: the pixels of one row are the rows of mat1, its channels run along k.
+  bool is_matmul = false;
 };
 
 // Whether there is nothing to write.

@@ -125,6 +125,7 @@ ConvGemm forward_gemm(const Call& call) {
   g.weight_j = call.b.stride[3];
   g.bias = call.bias.data;
   g.bias_stride = call.bias.stride;
+  g.is_matmul = call.is_matmul;
   drop_unused_steps(g);
   return g;
 }

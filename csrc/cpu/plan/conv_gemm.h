@@ -30,6 +30,7 @@ struct ConvGemm {
   int64_t weight_g, weight_m, weight_c, weight_i, weight_j;
   bool conj_weight;
   bool is_gradient;  // a GEMM of grad_input
+  bool is_matmul;    // ImageGemm says what for
   const void* bias;  // or nullptr
   int64_t bias_stride;
   void* destination;
@@ -68,6 +69,7 @@ struct ConvGemm {
     image.cols = cols;
     image.result_taps = result_taps();
     image.is_gradient = is_gradient;
+    image.is_matmul = is_matmul;
     return image;
   }
 };

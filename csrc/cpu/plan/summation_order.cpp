@@ -97,6 +97,7 @@ bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorS
 bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector) {
   // Few result channels are better off with vectors over pixels; patch layers' gradients and images of one pixel have
   // kernels of their own, which don't take pairs.
+  if (gemm.is_matmul) return gemm.channels > 1;
   const bool over_groups = gemm.result_taps == 1 && lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector);
   return gemm.channels > 1 && gemm.pixels() > 1 && gemm.m >= kLeastPairsChannels && gemm.result_taps == 1 &&
          !over_groups;
@@ -111,7 +112,7 @@ bool is_patch_layer(const KernelSteps& k) {
 
 bool sums_as_dots(const ImageGemm& gemm, DType dtype) {
   const int64_t products = gemm.channels * gemm.taps();
-  return gemm.rows == 1 && gemm.cols == 1 && is_floating(dtype) && products >= kDotProducts &&
+  return !gemm.is_matmul && gemm.rows == 1 && gemm.cols == 1 && is_floating(dtype) && products >= kDotProducts &&
          gemm.m >= div_up(kDotWeights, products);
 }
 

@@ -21,6 +21,8 @@ struct ImageGemm {
   int64_t rows, cols;   // result positions
   int64_t result_taps;  // as in ConvGemm
   bool is_gradient;
+  // Of matmul, which can't know which of its dimensions is a batch: the rules read `channels` alone.
+  bool is_matmul;
   int64_t taps() const { return taps_h * taps_w; }
   int64_t pixels() const { return rows * cols; }
 };

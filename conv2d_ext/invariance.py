@@ -1,0 +1,98 @@
+"""The mode `batch_invariant`: a model's results no longer depend on the batch."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from types import TracebackType
+
+import torch
+
+from conv2d_ext import _C
+
+_enter = torch.ops.conv2d_ext.enter_batch_invariant.default
+_leave = torch.ops.conv2d_ext.leave_batch_invariant.default
+# Nothing uses their results, so torch.fx would take them for dead code.
+torch.fx.node.has_side_effect(_enter)
+torch.fx.node.has_side_effect(_leave)
+
+
+class _NoAutogradCache:
+    """Keeps torch.compile from taking what it compiled outside of the mode.
+
+    Functions are compiled anew where the mode has changed (their guards see a tensor's dispatch
+    keys), but AOTAutograd would find the old result in its cache, whose key knows no mode.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = True
+
+    def enter(self) -> None:
+        with self._lock:
+            config = importlib.import_module("torch._functorch.config")
+            if self._users == 0:
+                self._before = config.enable_autograd_cache
+            self._users += 1
+            config.enable_autograd_cache = False
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                config = importlib.import_module("torch._functorch.config")
+                config.enable_autograd_cache = self._before
+
+
+_no_autograd_cache = _NoAutogradCache()
+_enabled_lock = threading.Lock()
+
+
+class batch_invariant:
+    """A context in which an example's results have the same bits in every batch.
+
+    Inside it, in this thread, conv2d_ext computes the calls that it covers, whoever makes them.
+    What was computed inside keeps its bits in a backward, too, whenever and in whichever thread
+    that runs. Contexts nest, and may lie around or inside of functions under torch.compile.
+
+    >>> with conv2d_ext.batch_invariant():
+    ...     output = model(input)
+    """
+
+    def __enter__(self) -> batch_invariant:
+        if not torch.compiler.is_compiling():
+            _no_autograd_cache.enter()
+        _enter()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _leave()
+        if not torch.compiler.is_compiling():
+            _no_autograd_cache.leave()
+
+
+def enable() -> None:
+    """`batch_invariant` for the whole process, every thread of it, until `disable`.
+
+    A thread that is running already joins with its first call of a covered function. Call it before
+    functions under torch.compile run in other threads: what those have compiled stays in use for
+    one more call.
+    """
+    with _enabled_lock:
+        if not _C.is_enabled():
+            _no_autograd_cache.enter()
+        _C.enable_batch_invariant()
+
+
+def disable() -> None:
+    """Ends what `enable` began; does nothing otherwise. Contexts of `batch_invariant` remain."""
+    with _enabled_lock:
+        if _C.is_enabled():
+            _C.disable_batch_invariant()
+            _no_autograd_cache.leave()

@@ -1,0 +1,434 @@
+// The kernels of the mode: aten's ops as calls of this library's.
+//
+// Each kernel takes the calls that this library can compute and hands the others on, so that PyTorch's own errors and
+// its other layouts, dtypes and devices stay as they are. Under autocast it lets PyTorch cast first.
+#include "invariance.h"
+
+#include <ATen/Functions.h>
+#include <ATen/native/Resize.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "conv2d_ops.h"
+#include "matmul.h"
+
+namespace conv2d_ext {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+using c10::DispatchKeySet;
+using c10::SymInt;
+using c10::SymIntArrayRef;
+
+constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
+
+// ---- which threads are in the mode
+
+std::atomic<bool> process_enabled{false};
+thread_local int contexts = 0;     // that this thread is in
+thread_local bool joined = false;  // this thread follows the process
+
+void update_thread() { c10::impl::tls_set_dispatch_key_included(kKey, contexts > 0 || joined); }
+
+// ---- which calls are taken
+
+const DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kKey);
+
+// Whether the mode leaves a call of this op to the kernel below: PyTorch is to cast its arguments first, after which
+// the call comes back; or this thread follows a process that has left the mode.
+template <class Op>
+bool leaves(DispatchKeySet keys) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  for (const auto key : {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}) {
+    if (keys.has(key) && op.hasKernelForDispatchKey(key)) {
+      return true;
+    }
+  }
+  if (joined && !process_enabled.load(std::memory_order_relaxed)) {
+    joined = false;
+    update_thread();
+    return contexts == 0;
+  }
+  return false;
+}
+
+bool is_dense(const Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() &&
+         (tensor.device().is_cpu() ||
+          (tensor.device().is_cuda() && matmul_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA)));
+}
+
+bool is_summed(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf ||
+         dtype == at::kComplexFloat || dtype == at::kComplexDouble;
+}
+
+// Tensors that our ops take together. (Integers are exact wherever they are summed.)
+template <class... Others>
+bool takes(const Tensor& first, const Others&... others) {
+  return is_dense(first) && is_summed(first.scalar_type()) &&
+         ((is_dense(others) && others.scalar_type() == first.scalar_type() && others.device() == first.device()) &&
+          ...);
+}
+
+bool multiplies(const Tensor& mat1, const Tensor& mat2, int64_t dims) {
+  return takes(mat1, mat2) && mat1.dim() == dims && mat2.dim() == dims && mat1.sym_size(-1) == mat2.sym_size(-2) &&
+         (dims == 2 || mat1.sym_size(0) == mat2.sym_size(0));
+}
+
+// Writes a result where the caller wants it. false: PyTorch has to say why not.
+bool can_write(const Tensor& out, const Tensor& like) {
+  return is_dense(out) && out.scalar_type() == like.scalar_type() && out.device() == like.device();
+}
+template <class... Inputs>
+bool records_gradients(const Tensor& out, const Inputs&... inputs) {
+  return c10::GradMode::is_enabled() && (out.requires_grad() || (inputs.requires_grad() || ...));
+}
+Tensor& write(Tensor& out, const Tensor& result) {
+  at::native::resize_output_symint(out, result.sym_sizes());
+  return out.copy_(result);
+}
+
+bool is_one(const Scalar& scalar) { return scalar.equal(1); }
+bool is_zero(const Scalar& scalar) { return scalar.equal(0); }
+
+// beta * self + alpha * product, each operation rounded by itself: a fused one is not fused everywhere in PyTorch.
+Tensor combine(const Tensor& self, const Tensor& product, const Scalar& beta, const Scalar& alpha) {
+  const Tensor scaled = is_one(alpha) ? product : at::mul(product, alpha);
+  if (is_zero(beta)) {
+    return scaled;  // whatever self holds
+  }
+  return at::add(scaled, is_one(beta) ? self : at::mul(self, beta));
+}
+
+bool can_expand(const Tensor& self, SymIntArrayRef size) {
+  if (self.dim() > static_cast<int64_t>(size.size())) {
+    return false;
+  }
+  for (int64_t i = 1; i <= self.dim(); ++i) {
+    if (self.sym_size(-i) != 1 && self.sym_size(-i) != size[size.size() - i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// ---- the matmul family
+
+struct Mm {
+  using Op = at::_ops::mm;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2) {
+    if (leaves<Op>(keys) || !multiplies(self, mat2, 2)) return Op::redispatch(keys & kBelow, self, mat2);
+    return matrix_product(self, mat2);
+  }
+};
+
+struct MmOut {
+  using Op = at::_ops::mm_out;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2, Tensor& out) {
+    if (leaves<Op>(keys) || !multiplies(self, mat2, 2) || !can_write(out, self) || records_gradients(out, self, mat2)) {
+      return Op::redispatch(keys & kBelow, self, mat2, out);
+    }
+    return write(out, matrix_product(self, mat2));
+  }
+};
+
+struct Bmm {
+  using Op = at::_ops::bmm;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2) {
+    if (leaves<Op>(keys) || !multiplies(self, mat2, 3)) return Op::redispatch(keys & kBelow, self, mat2);
+    return matrix_product(self, mat2);
+  }
+};
+
+struct BmmOut {
+  using Op = at::_ops::bmm_out;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2, Tensor& out) {
+    if (leaves<Op>(keys) || !multiplies(self, mat2, 3) || !can_write(out, self) || records_gradients(out, self, mat2)) {
+      return Op::redispatch(keys & kBelow, self, mat2, out);
+    }
+    return write(out, matrix_product(self, mat2));
+  }
+};
+
+// addmm, baddbmm, addmv and addbmm: a product to which beta * self is added.
+struct Product {
+  Tensor mat1, mat2;
+  bool as_vector = false;  // the product's only column is the result
+};
+
+bool takes_sum(const Tensor& self, const Product& product, int64_t dims) {
+  if (!multiplies(product.mat1, product.mat2, dims) || !takes(self, product.mat1)) return false;
+  SymInt size[3];
+  for (int64_t i = 0; i < dims; ++i) size[i] = product.mat1.sym_size(i);
+  size[dims - 1] = product.mat2.sym_size(-1);
+  return can_expand(self, SymIntArrayRef(size, dims - (product.as_vector ? 1 : 0)));
+}
+
+Tensor sum(const Tensor& self, const Product& product, const Scalar& beta, const Scalar& alpha) {
+  const bool is_bias = !product.as_vector && is_one(beta) && is_one(alpha) && self.dim() == 1 &&
+                       self.sym_size(0) == product.mat2.sym_size(-1);
+  if (is_bias) return matrix_product(product.mat1, product.mat2, self);
+  const Tensor result = matrix_product(product.mat1, product.mat2);
+  return combine(self, product.as_vector ? result.squeeze(-1) : result, beta, alpha);
+}
+
+// How each op's arguments make a product.
+Product of_matrices(const Tensor& mat1, const Tensor& mat2) { return {mat1, mat2}; }
+Product of_vector(const Tensor& mat, const Tensor& vec) {
+  return {mat, vec.dim() == 1 ? vec.unsqueeze(-1) : vec, /*as_vector=*/true};
+}
+// The sum over a batch is one product whose k runs over it.
+Product of_batch(const Tensor& batch1, const Tensor& batch2) {
+  if (batch1.dim() != 3 || batch2.dim() != 3 || batch1.sym_size(0) != batch2.sym_size(0) ||
+      batch1.sym_size(2) != batch2.sym_size(1)) {
+    return {batch1, batch2};
+  }
+  const Tensor rows = batch1.transpose(0, 1);
+  return {rows.reshape_symint({rows.sym_size(0), rows.sym_size(1) * rows.sym_size(2)}),
+          batch2.reshape_symint({batch2.sym_size(0) * batch2.sym_size(1), batch2.sym_size(2)})};
+}
+
+template <class AtOp, auto* product_of, int64_t dims>
+struct Sum {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
+                     const Scalar& alpha) {
+    if (!leaves<Op>(keys)) {
+      const Product product = product_of(a, b);
+      if (takes_sum(self, product, dims)) return sum(self, product, beta, alpha);
+    }
+    return Op::redispatch(keys & kBelow, self, a, b, beta, alpha);
+  }
+};
+
+template <class AtOp, auto* product_of, int64_t dims>
+struct SumInPlace {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
+                      const Scalar& alpha) {
+    if (!leaves<Op>(keys)) {
+      const Product product = product_of(a, b);
+      if (takes_sum(self, product, dims)) {
+        const Tensor result = sum(self, product, beta, alpha);
+        if (result.sym_sizes() == self.sym_sizes()) return self.copy_(result);
+      }
+    }
+    return Op::redispatch(keys & kBelow, self, a, b, beta, alpha);
+  }
+};
+
+template <class AtOp, auto* product_of, int64_t dims>
+struct SumOut {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
+                      const Scalar& alpha, Tensor& out) {
+    if (!leaves<Op>(keys) && can_write(out, self) && !records_gradients(out, self, a, b)) {
+      const Product product = product_of(a, b);
+      if (takes_sum(self, product, dims)) return write(out, sum(self, product, beta, alpha));
+    }
+    return Op::redispatch(keys & kBelow, self, a, b, beta, alpha, out);
+  }
+};
+
+bool takes_vector(const Tensor& self, const Tensor& vec) {
+  return takes(self, vec) && self.dim() == 2 && vec.dim() == 1 && self.sym_size(1) == vec.sym_size(0);
+}
+
+struct Mv {
+  using Op = at::_ops::mv;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& vec) {
+    if (leaves<Op>(keys) || !takes_vector(self, vec)) return Op::redispatch(keys & kBelow, self, vec);
+    return matrix_product(self, vec.unsqueeze(-1)).squeeze(-1);
+  }
+};
+
+struct MvOut {
+  using Op = at::_ops::mv_out;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& vec, Tensor& out) {
+    if (leaves<Op>(keys) || !takes_vector(self, vec) || !can_write(out, self) || records_gradients(out, self, vec)) {
+      return Op::redispatch(keys & kBelow, self, vec, out);
+    }
+    return write(out, matrix_product(self, vec.unsqueeze(-1)).squeeze(-1));
+  }
+};
+
+bool takes_dot(const Tensor& self, const Tensor& other) {
+  return takes(self, other) && self.dim() == 1 && other.dim() == 1 && self.sym_size(0) == other.sym_size(0);
+}
+Tensor dot_of(const Tensor& self, const Tensor& other) {
+  return matrix_product(self.unsqueeze(0), other.unsqueeze(-1)).squeeze(-1).squeeze(0);
+}
+
+struct Dot {
+  using Op = at::_ops::dot;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
+    if (leaves<Op>(keys) || !takes_dot(self, other)) return Op::redispatch(keys & kBelow, self, other);
+    return dot_of(self, other);
+  }
+};
+
+struct Vdot {
+  using Op = at::_ops::vdot;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
+    if (leaves<Op>(keys) || !takes_dot(self, other)) return Op::redispatch(keys & kBelow, self, other);
+    return dot_of(self.conj(), other);
+  }
+};
+
+struct Linear {
+  using Op = at::_ops::linear;
+  static Tensor call(DispatchKeySet keys, const Tensor& input, const Tensor& weight,
+                     const std::optional<Tensor>& bias) {
+    const bool has_bias = bias.has_value() && bias->defined();
+    const bool fits = takes(input, weight) && (!has_bias || takes(input, *bias)) && input.dim() >= 1 &&
+                      (weight.dim() == 1 || weight.dim() == 2) && input.sym_size(-1) == weight.sym_size(-1);
+    if (leaves<Op>(keys) || !fits) return Op::redispatch(keys & kBelow, input, weight, bias);
+    return linear_layer(input, weight, bias);
+  }
+};
+
+// Of a linear layer and its activation, in PyTorch's own transformer layers.
+struct AddmmActivation {
+  using Op = at::_ops::_addmm_activation;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat1, const Tensor& mat2,
+                     const Scalar& beta, const Scalar& alpha, bool use_gelu) {
+    if (leaves<Op>(keys) || !takes_sum(self, {mat1, mat2}, 2)) {
+      return Op::redispatch(keys & kBelow, self, mat1, mat2, beta, alpha, use_gelu);
+    }
+    const Tensor result = sum(self, {mat1, mat2}, beta, alpha);
+    return use_gelu ? at::gelu(result) : at::relu(result);
+  }
+};
+
+// ---- convolutions
+
+struct Convolution {
+  using Op = at::_ops::convolution;
+  static Tensor call(DispatchKeySet keys, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                     SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
+                     SymIntArrayRef output_padding, SymInt groups) {
+    const bool has_bias = bias.has_value() && bias->defined();
+    if (leaves<Op>(keys) || !takes(input, weight) || (has_bias && !takes(input, *bias)) || transposed ||
+        input.dim() != 4 || weight.dim() != 4) {
+      return Op::redispatch(keys & kBelow, input, weight, bias, stride, padding, dilation, transposed, output_padding,
+                            std::move(groups));
+    }
+    return conv2d(input, weight, bias, params_from_pairs(stride, padding, dilation, groups));
+  }
+};
+
+template <class Kernel>
+void cover(torch::Library& m) {
+  const std::string name = Kernel::Op::name, overload = Kernel::Op::overload_name;
+  m.impl((overload.empty() ? name : name + "." + overload).c_str(), TORCH_FN(Kernel::call));
+}
+
+template <class... Kernels>
+void cover_all(torch::Library& m) {
+  (cover<Kernels>(m), ...);
+}
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+  cover_all<Convolution, Mm, MmOut, Bmm, BmmOut, Mv, MvOut, Dot, Vdot, Linear, AddmmActivation>(m);
+  cover_all<Sum<at::_ops::addmm, of_matrices, 2>, SumInPlace<at::_ops::addmm_, of_matrices, 2>,
+            SumOut<at::_ops::addmm_out, of_matrices, 2>>(m);
+  cover_all<Sum<at::_ops::baddbmm, of_matrices, 3>, SumInPlace<at::_ops::baddbmm_, of_matrices, 3>,
+            SumOut<at::_ops::baddbmm_out, of_matrices, 3>>(m);
+  cover_all<Sum<at::_ops::addmv, of_vector, 2>, SumInPlace<at::_ops::addmv_, of_vector, 2>,
+            SumOut<at::_ops::addmv_out, of_vector, 2>>(m);
+  cover_all<Sum<at::_ops::addbmm, of_batch, 2>, SumInPlace<at::_ops::addbmm_, of_batch, 2>,
+            SumOut<at::_ops::addbmm_out, of_batch, 2>>(m);
+}
+
+// ---- threads that follow the process
+
+// Ops that every path to a covered call ends in. At BackendSelect, which every thread includes, a thread that has not
+// joined yet does so, and the call begins again.
+constexpr const char* kGates[] = {"mm",          "mm.out",      "addmm",    "addmm.out", "addmm_", "bmm", "bmm.out",
+                                  "baddbmm",     "baddbmm.out", "baddbmm_", "mv",        "addmv",  "dot", "vdot",
+                                  "convolution", "tanh",        "sigmoid",  "silu",      "gelu",   "exp"};
+
+void pass_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (!joined && process_enabled.load(std::memory_order_relaxed)) {
+    joined = true;
+    update_thread();
+    op.callBoxed(stack);
+    return;
+  }
+  op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect), stack);
+}
+
+void put_up_gates() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // Never taken down: another thread may be passing.
+    auto* const m =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+    for (const char* name : kGates) {
+      m->impl(name, torch::CppFunction::makeFromBoxedFunction<&pass_gate>());
+    }
+  });
+}
+
+}  // namespace
+
+namespace {
+
+// A context is entered and left by ops, so that torch.compile can trace one that lies inside a function: it records
+// them as calls, and runs them while it traces what lies between. Where it only asks for shapes they do nothing, since
+// that may end between the two.
+bool is_asking_for_shapes() {
+  using c10::impl::TorchDispatchModeTLS;
+  using Key = c10::impl::TorchDispatchModeKey;
+  return TorchDispatchModeTLS::get_mode(Key::FAKE).has_value() &&
+         !TorchDispatchModeTLS::get_mode(Key::PROXY).has_value() &&
+         !TorchDispatchModeTLS::get_mode(Key::FUNCTIONAL).has_value();
+}
+
+void enter_batch_invariant() {
+  if (is_asking_for_shapes()) return;
+  ++contexts;
+  update_thread();
+}
+
+void leave_batch_invariant() {
+  if (is_asking_for_shapes()) return;
+  TORCH_CHECK(contexts > 0, "batch_invariant: left in a thread that has not entered it");
+  --contexts;
+  update_thread();
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, CompositeImplicitAutograd, m) {
+  m.impl("enter_batch_invariant", enter_batch_invariant);
+  m.impl("leave_batch_invariant", leave_batch_invariant);
+}
+
+}  // namespace
+
+void enable_batch_invariant() {
+  put_up_gates();
+  process_enabled = true;
+  joined = true;
+  update_thread();
+}
+
+void disable_batch_invariant() {
+  process_enabled = false;
+  joined = false;
+  update_thread();
+}
+
+bool is_batch_invariant() { return contexts > 0 || process_enabled; }
+
+bool is_enabled() { return process_enabled; }
+
+}  // namespace conv2d_ext

@@ -1,0 +1,28 @@
+// The mode batch_invariant: while it is on in a thread, calls of PyTorch whose bits follow the batch, an example's
+// place in it or the threads go to this library's ops.
+//
+// The mode is a dispatch key that the thread includes, above autograd and autocast: kernels registered for aten's ops
+// at that key (invariance.cpp) see every call, also those that PyTorch makes inside its own functions. So
+//   - a call costs nothing more while the mode is off, and calls that are not covered cost nothing more while it is on;
+//   - what runs is one of this library's differentiable ops, so a backward keeps the bits wherever and whenever it
+//   runs;
+//   - torch.compile traces those ops, which it leaves alone, and its guards on a tensor's dispatch keys compile a
+//     function anew where the mode has changed.
+// The key is DeferredInit: PyTorch has the name and the place for it, and neither a kernel nor a use.
+#pragma once
+
+namespace conv2d_ext {
+
+// A thread's contexts are entered and left by the ops conv2d_ext::enter_batch_invariant and leave_batch_invariant. They
+// nest.
+// For the whole process. A thread that is running then joins with its first call of an op that is covered; one that
+// starts later, with the first op that it runs.
+void enable_batch_invariant();
+void disable_batch_invariant();
+
+// In this thread.
+bool is_batch_invariant();
+// Of the process.
+bool is_enabled();
+
+}  // namespace conv2d_ext

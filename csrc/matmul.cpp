@@ -1,0 +1,190 @@
+// conv2d_ext::matmul closed under differentiation, and linear.
+//
+//   y  = matmul(a, b, bias)     ga = matmul(gy, b^H)     gb = matmul(a^H, gy)     gbias = conv2d_grad_bias(gy)
+#include "matmul.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "autograd_node.h"
+#include "conv2d_checks.h"
+#include "conv2d_format.h"
+#include "conv2d_ops.h"
+
+namespace conv2d_ext {
+
+const c10::TypedOperatorHandle<MatmulSignature>& matmul_op() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::matmul", "").typed<MatmulSignature>();
+  return op;
+}
+
+void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2, const std::optional<at::Tensor>& bias) {
+  for (const at::Tensor* tensor : {&mat1, &mat2}) {
+    TORCH_CHECK(tensor->layout() == c10::kStrided, "matmul: expected a dense tensor for ",
+                tensor == &mat1 ? "mat1" : "mat2", ", but got layout ", tensor->layout());
+  }
+  TORCH_CHECK((mat1.dim() == 2 && mat2.dim() == 2) || (mat1.dim() == 3 && (mat2.dim() == 2 || mat2.dim() == 3)),
+              "matmul: expected mat1 of size (M, K) with mat2 of size (K, N), or mat1 of size (B, M, K) with mat2 of "
+              "size (K, N) or (B, K, N), but got mat1 of size ",
+              mat1.sym_sizes(), " and mat2 of size ", mat2.sym_sizes());
+  TORCH_CHECK(mat1.scalar_type() == mat2.scalar_type(), "mat1 and mat2 must have the same dtype, but got ",
+              mat1.scalar_type(), " and ", mat2.scalar_type());
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      mat1.scalar_type() != at::kBool && !at::isFloat8Type(mat1.scalar_type()) && !at::isQIntType(mat1.scalar_type()),
+      "matmul: not implemented for ", mat1.scalar_type());
+  TORCH_CHECK(mat1.sym_size(-1) == mat2.sym_size(-2), "mat1 and mat2 shapes cannot be multiplied (", mat1.sym_size(-2),
+              "x", mat1.sym_size(-1), " and ", mat2.sym_size(-2), "x", mat2.sym_size(-1), ")");
+  if (mat2.dim() == 3) {
+    TORCH_CHECK(mat1.sym_size(0) == mat2.sym_size(0),
+                "Expected size for first two dimensions of batch2 tensor to be: [", mat1.sym_size(0), ", ",
+                mat1.sym_size(2), "] but got: [", mat2.sym_size(0), ", ", mat2.sym_size(1), "].");
+  }
+  TORCH_CHECK(mat1.device() == mat2.device(), "Expected all tensors to be on the same device, but found at least two ",
+              "devices, ", mat1.device(), " and ", mat2.device(), "!");
+  if (!bias.has_value() || !bias->defined()) {
+    return;
+  }
+  TORCH_CHECK(mat2.dim() == 2, "matmul: expected no bias with a mat2 of size (B, K, N), but got mat2 of size ",
+              mat2.sym_sizes(), " and bias of size ", bias->sym_sizes());
+  TORCH_CHECK(bias->dim() == 1 && bias->sym_size(0) == mat2.sym_size(-1), "matmul: expected bias of size [",
+              mat2.sym_size(-1), "], but got bias of size ", bias->sym_sizes());
+  TORCH_CHECK(bias->scalar_type() == mat1.scalar_type(), "self and mat2 must have the same dtype, but got ",
+              bias->scalar_type(), " and ", mat2.scalar_type());
+  TORCH_CHECK(bias->device() == mat1.device(), "Expected all tensors to be on the same device, but found at least two ",
+              "devices, ", mat1.device(), " and ", bias->device(), "!");
+}
+
+namespace {
+
+using at::Tensor;
+
+Tensor matmul_meta(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias) {
+  check_matmul(mat1, mat2, bias);
+  SymSizes size = copy_sizes(mat1.sym_sizes());
+  size.back() = mat2.sym_size(-1);
+  return at::empty_symint(size, mat1.options());
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) { m.impl("matmul", matmul_meta); }
+
+// ---- autograd
+
+// All rows of a batch as rows of one matrix.
+Tensor joined_rows(const Tensor& batch) {
+  return batch.dim() == 2 ? batch : batch.reshape_symint({batch.sym_size(0) * batch.sym_size(1), batch.sym_size(2)});
+}
+
+Tensor conjugate_transpose(const Tensor& matrix) { return matrix.transpose(-2, -1).conj(); }
+
+struct MatmulBackward {  // of (mat1, mat2, bias)
+  static constexpr const char* kName = "Conv2dExtMatmulBackward";
+  static constexpr size_t kArguments = 3;
+  static constexpr bool kMayBeConstant = false;
+  struct State {
+    bool one_mat2 = true;  // mat2 has no batch
+    template <class Self, class Visit>
+    static void visit(Self& self, Visit visit) {
+      visit(self.one_mat2);
+    }
+  };
+
+  static void apply(const Tensor& grad, const Tensor& mat1, const Tensor& mat2, const State& state,
+                    const Wanted& wanted, variable_list& result) {
+    if (wanted[0]) {
+      result[0] = matrix_product(grad, conjugate_transpose(mat2));
+    }
+    if (wanted[1]) {
+      result[1] = state.one_mat2 ? matrix_product(conjugate_transpose(joined_rows(mat1)), joined_rows(grad))
+                                 : matrix_product(conjugate_transpose(mat1), grad);
+    }
+    if (wanted[2]) {
+      result[2] = conv2d_grad_bias(joined_rows(grad).unsqueeze(-1).unsqueeze(-1));
+    }
+  }
+};
+
+Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& mat1, const Tensor& mat2,
+                       const std::optional<Tensor>& bias) {
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    output = matmul_op().redispatch(keys & c10::after_autograd_keyset, mat1, mat2, bias);
+  }
+  if (compute_requires_grad(mat1, mat2, bias)) {
+    auto node = make_node<MatmulBackward>(mat1, mat2, bias);
+    node->state.one_mat2 = mat2.dim() == 2;
+    node->save(mat1, mat2);
+    torch::autograd::set_history(output, node);
+  }
+  const bool bias_moves = isFwGradDefined(bias);
+  if (isFwGradDefined(mat1) || isFwGradDefined(mat2)) {
+    // The bias's tangent rides along with the first product.
+    std::optional<Tensor> bias_tangent;
+    if (bias_moves) {
+      bias_tangent = tangent(*bias);
+    }
+    set_bilinear_tangent(output, mat1, mat2, [&](const Tensor& a, const Tensor& b) {
+      return matrix_product(a, b, std::exchange(bias_tangent, std::nullopt));
+    });
+  } else if (bias_moves) {
+    output._set_fw_grad(tangent(*bias).expand_symint(output.sym_sizes()), /*level=*/0, /*is_inplace_op=*/false);
+  }
+  return output;
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) { m.impl("matmul", matmul_autograd); }
+
+// ---- autocast: in the lower precision, as PyTorch's matmul and linear
+
+template <c10::DispatchKey key, c10::DeviceType device>
+Tensor matmul_autocast(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
+  const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
+  const auto cast = [&](const auto& tensor) { return at::autocast::cached_cast(dtype, tensor, device); };
+  return matrix_product(cast(mat1), cast(mat2), cast(bias));
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCPU, m) {
+  m.impl("matmul", matmul_autocast<c10::DispatchKey::AutocastCPU, c10::DeviceType::CPU>);
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCUDA, m) {
+  m.impl("matmul", matmul_autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);
+}
+
+}  // namespace
+
+Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
+  TORCH_CHECK(input.dim() >= 1, "linear(): argument 'input' must be at least 1-D, but got ", input.dim(), "-D");
+  TORCH_CHECK(weight.dim() == 1 || weight.dim() == 2,
+              "linear(): argument 'weight' must be of size (out_features, in_features) or (in_features,), but got ",
+              weight.sym_sizes());
+  const bool has_bias = bias.has_value() && bias->defined();
+  if (weight.dim() == 1) {
+    const Tensor output = linear_layer(input, weight.unsqueeze(0), std::nullopt).squeeze(-1);
+    return has_bias ? output.add(*bias) : output;
+  }
+  // A bias of another shape is added to the product, as PyTorch expands it.
+  const bool fused = has_bias && bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0);
+  const std::optional<Tensor> fused_bias = fused ? bias : std::nullopt;
+  Tensor output;
+  if (input.dim() == 2 || input.dim() == 3) {
+    output = matrix_product(input, weight.t(), fused_bias);
+  } else {
+    SymSizes size = copy_sizes(input.sym_sizes());
+    c10::SymInt rows = 1;
+    for (size_t i = 0; i + 1 < size.size(); ++i) {
+      rows *= size[i];
+    }
+    const Tensor product = matrix_product(input.reshape_symint({rows, size.back()}), weight.t(), fused_bias);
+    size.back() = weight.sym_size(0);
+    output = product.view_symint(size);
+  }
+  return has_bias && !fused ? output.add(bias->expand_symint(output.sym_sizes())) : output;
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, CompositeImplicitAutograd, m) { m.impl("linear", linear_layer); }
+
+}  // namespace conv2d_ext

@@ -1,0 +1,321 @@
+"""The mode batch_invariant: which threads are in it, what it covers, what leaves it keeps.
+
+Seen to fail: without the mode, every test of TestModels and of TestCalls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from isa_bits import bits
+from torch import nn
+
+import conv2d_ext
+from conv2d_ext import _C
+
+BATCH = 9
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.shape == second.shape and torch.equal(bits(first), bits(second))
+
+
+def invariant(function, *inputs: torch.Tensor, gradients: bool = True) -> bool:
+    """Whether examples of a batch have their bits alone, elsewhere, and on other threads."""
+
+    def results(part: slice) -> list[torch.Tensor]:
+        leaves = [x[part].clone().requires_grad_(gradients) for x in inputs]
+        output = function(*leaves)
+        if not gradients:
+            return [output]
+        weight = torch.arange(output[0].numel(), dtype=output.dtype).reshape(output[0].shape)
+        (output * weight.cos()).sum().backward()
+        return [output.detach(), *(leaf.grad for leaf in leaves)]
+
+    torch.set_num_threads(2)
+    whole = results(slice(None))
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for part in (slice(0, 1), slice(4, 5), slice(2, 7), slice(BATCH - 1, BATCH)):
+            for ours, theirs in zip(results(part), whole, strict=True):
+                if not same_bits(ours, theirs[part]):
+                    return False
+    return True
+
+
+def dispatched(function) -> list[str]:
+    """The ops that a call comes down to."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Record():
+        function()
+    return found
+
+
+class TestCalls:
+    """Each goes to this library's op, whoever makes it, and holds."""
+
+    mat = torch.randn(BATCH, 33, generator=torch.Generator().manual_seed(0))
+    mats = torch.randn(BATCH, 7, 33, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(20, 33, generator=torch.Generator().manual_seed(2))
+    bias = torch.randn(20, generator=torch.Generator().manual_seed(3))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda s, x: F.linear(x, s.weight, s.bias),
+            lambda s, x: F.linear(x, s.weight),
+            lambda s, x: x @ s.weight.t(),
+            lambda s, x: torch.mm(x, s.weight.t()),
+            lambda s, x: torch.addmm(s.bias, x, s.weight.t()),
+            lambda s, x: torch.addmm(s.bias, x, s.weight.t(), beta=0.5, alpha=2),
+            lambda s, x: s.bias.expand(len(x), -1).clone().addmm_(x, s.weight.t()),
+            lambda s, x: torch.mv(x, s.weight[0]),
+            lambda s, x: torch.addmv(x[:, 0], x, s.weight[0]),
+            lambda s, x: torch.einsum("bk,nk->bn", x, s.weight),
+            lambda s, x: torch.tensordot(x, s.weight, dims=([1], [1])),
+            lambda s, x: torch.stack([torch.dot(row, s.weight[0]) for row in x]),
+        ],
+    )
+    def test_products_of_rows(self, call):
+        expected = call(self, self.mat)
+        with conv2d_ext.batch_invariant():
+            assert any("conv2d_ext.matmul" in op for op in dispatched(lambda: call(self, self.mat)))
+            torch.testing.assert_close(call(self, self.mat), expected)
+            assert invariant(lambda x: call(self, x), self.mat)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda s, x: F.linear(x, s.weight, s.bias),
+            lambda s, x: x @ s.weight.t(),
+            lambda s, x: x @ x.mT,
+            lambda s, x: torch.bmm(x, x.mT),
+            lambda s, x: torch.baddbmm(s.mats[:1, :, :7], x, x.mT, beta=0.3),
+            lambda s, x: torch.einsum("bik,bjk->bij", x, x),
+            lambda s, x: torch.einsum("bik,nk->bni", x, s.weight),
+        ],
+    )
+    def test_products_of_batches(self, call):
+        expected = call(self, self.mats)
+        with conv2d_ext.batch_invariant():
+            ops = dispatched(lambda: call(self, self.mats))
+            assert any("conv2d_ext.matmul" in op for op in ops)
+            torch.testing.assert_close(call(self, self.mats), expected)
+            assert invariant(lambda x: call(self, x), self.mats)
+
+    def test_out_and_in_place_forms(self):
+        other = self.weight.t()
+        expected = self.mat @ other
+        with conv2d_ext.batch_invariant(), torch.no_grad():
+            out = torch.empty(0)
+            assert torch.mm(self.mat, other, out=out) is out
+            torch.testing.assert_close(out, expected)
+            sliced = torch.zeros(BATCH, 40)[:, ::2]
+            torch.mm(self.mat, other, out=sliced)
+            torch.testing.assert_close(sliced, expected)
+            added = torch.ones(BATCH, 20)
+            torch.addmm(added, self.mat, other, out=added)
+            torch.testing.assert_close(added, expected + 1)
+            batch = torch.ones(BATCH, 7, 7)
+            torch.testing.assert_close(
+                batch.baddbmm_(self.mats, self.mats.mT), self.mats @ self.mats.mT + 1
+            )
+
+    def test_errors_are_pytorch_s(self):
+        for call in (
+            lambda: torch.mm(self.mat, self.mat),
+            lambda: F.linear(self.mat, self.weight.double()),
+            lambda: torch.bmm(self.mats, self.mats),
+            lambda: torch.mm(self.mat, self.weight.t(), out=torch.empty(0, dtype=torch.float64)),
+            lambda: F.conv2d(torch.ones(1, 3, 8, 8), torch.ones(2, 4, 3, 3)),
+        ):
+            with pytest.raises(RuntimeError) as alone:
+                call()
+            with conv2d_ext.batch_invariant(), pytest.raises(RuntimeError) as covered:
+                call()
+            assert str(covered.value) == str(alone.value)
+
+    def test_integers_and_sparse_matrices_stay_pytorch_s(self):
+        integers = torch.ones(3, 3, dtype=torch.int64)
+        sparse = torch.eye(33).to_sparse()
+        with conv2d_ext.batch_invariant():
+            assert not any("conv2d_ext" in op for op in dispatched(lambda: integers @ integers))
+            torch.testing.assert_close(torch.mm(self.mat, sparse), self.mat)
+
+    def test_autocast_casts_first(self):
+        with conv2d_ext.batch_invariant(), torch.autocast("cpu", torch.bfloat16):
+            assert F.linear(self.mat, self.weight, self.bias).dtype == torch.bfloat16
+            assert torch.mm(self.mat, self.weight.t()).dtype == torch.bfloat16
+            assert invariant(lambda x: F.linear(x, self.weight, self.bias).float(), self.mat)
+
+
+class TestScope:
+    mat = torch.randn(5, 8)
+
+    def is_on(self) -> bool:
+        return any(
+            "conv2d_ext" in op for op in dispatched(lambda: torch.mm(self.mat, self.mat.t()))
+        )
+
+    def test_nests_and_ends(self):
+        assert not self.is_on()
+        with conv2d_ext.batch_invariant():
+            assert self.is_on()
+            with conv2d_ext.batch_invariant():
+                assert self.is_on()
+            assert self.is_on()
+        assert not self.is_on()
+
+    def test_ends_with_an_exception(self):
+        with contextlib.suppress(ValueError), conv2d_ext.batch_invariant():
+            raise ValueError
+        assert not self.is_on()
+
+    def test_is_of_one_thread(self):
+        seen = []
+        with conv2d_ext.batch_invariant():
+            thread = threading.Thread(target=lambda: seen.append(self.is_on()))
+            thread.start()
+            thread.join()
+        assert seen == [False]
+
+    def test_leaving_what_was_not_entered(self):
+        with pytest.raises(RuntimeError, match="has not entered"):
+            conv2d_ext.batch_invariant().__exit__(None, None, None)
+        conv2d_ext.invariance._no_autograd_cache.enter()  # what that call has left
+
+    def test_a_backward_outside_keeps_the_bits(self):
+        weight = torch.randn(20, 8, requires_grad=True)
+
+        def gradient(rows: slice, backward_in_thread: bool) -> torch.Tensor:
+            leaf = self.mat[rows].clone().requires_grad_()
+            with conv2d_ext.batch_invariant():
+                loss = (F.linear(leaf, weight) ** 2).sum()
+            if backward_in_thread:
+                thread = threading.Thread(target=loss.backward)
+                thread.start()
+                thread.join()
+            else:
+                loss.backward()
+            return leaf.grad
+
+        whole = gradient(slice(None), backward_in_thread=False)
+        for part in (slice(0, 1), slice(2, 4)):
+            for in_thread in (False, True):
+                assert same_bits(gradient(part, in_thread), whole[part])
+
+    def test_enable_reaches_other_threads(self):
+        started, go, seen = threading.Event(), threading.Event(), []
+
+        def running_before() -> None:
+            seen.append(self.is_on())
+            started.set()
+            go.wait()
+            torch.mm(self.mat, self.mat.t())
+            seen.append(self.is_on())
+
+        thread = threading.Thread(target=running_before)
+        thread.start()
+        started.wait()
+        try:
+            conv2d_ext.enable()
+            conv2d_ext.enable()
+            assert _C.is_enabled()
+            assert self.is_on()
+            go.set()
+            thread.join()
+            assert seen == [False, True]
+            with torch.inference_mode():
+                assert self.is_on()
+        finally:
+            conv2d_ext.disable()
+        conv2d_ext.disable()
+        assert not self.is_on()
+        assert not _C.is_batch_invariant()
+
+    def test_a_thread_leaves_after_disable(self):
+        joined, go, seen = threading.Event(), threading.Event(), []
+
+        def work() -> None:
+            torch.mm(self.mat, self.mat.t())
+            seen.append(self.is_on())
+            joined.set()
+            go.wait()
+            torch.mm(self.mat, self.mat.t())
+            seen.append(self.is_on())
+
+        conv2d_ext.enable()
+        thread = threading.Thread(target=work)
+        thread.start()
+        joined.wait()
+        conv2d_ext.disable()
+        go.set()
+        thread.join()
+        assert seen == [True, False]
+
+    def test_run_runs_a_script_under_it(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import sys, conv2d_ext\n"
+            "from conv2d_ext import _C\n"
+            "print(__name__, sys.argv[1:], _C.is_enabled())\n"
+            "sys.exit(3)\n"
+        )
+        command = [sys.executable, "-m", "conv2d_ext", "run", str(script), "--flag", "x"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 3, done.stderr
+        assert done.stdout == "__main__ ['--flag', 'x'] True\n"
+        command[4] = str(tmp_path / "missing.py")
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+
+
+class TestCompile:
+    x = torch.randn(6, 3, 12, 12)
+    conv = nn.Conv2d(3, 8, 3)
+    weight = torch.randn(5, 8)
+
+    def model(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.conv(x).flatten(2).mean(2), self.weight)
+
+    @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+    def test_a_function_compiled_before_notices(self, backend):
+        compiled = torch.compile(self.model, fullgraph=True, backend=backend)
+        for _ in range(2):
+            outside = compiled(self.x)
+            with conv2d_ext.batch_invariant():
+                assert same_bits(compiled(self.x), self.model(self.x))
+            assert same_bits(compiled(self.x), outside)
+
+    @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+    def test_the_context_inside(self, backend):
+        def inside(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            with conv2d_ext.batch_invariant():
+                first = self.model(x)
+            return first, self.model(x)
+
+        compiled = torch.compile(inside, fullgraph=True, backend=backend)
+        for ours, theirs in zip(compiled(self.x), inside(self.x), strict=True):
+            assert same_bits(ours, theirs)
+        assert not _C.is_batch_invariant()
+
+    def test_inductor_does_not_take_another_mode_s_code(self):
+        compiled = torch.compile(self.model, fullgraph=True)
+        compiled(self.x)
+        with conv2d_ext.batch_invariant(), torch.no_grad():
+            whole = compiled(self.x)
+            for part in (slice(0, 1), slice(2, 5)):
+                assert same_bits(compiled(self.x[part]), whole[part])
