@@ -1,4 +1,4 @@
-"""The two programs of examples/: what they print, save and claim, and how they refuse bad input."""
+"""The three programs of examples/: what they print, save and claim, and how they refuse bad input."""
 
 from __future__ import annotations
 
@@ -253,3 +253,19 @@ def test_bad_input_ends_the_program_with_status_2(tmp_path):
     assert done.stderr == "filter_photo.py: missing.png: No such file or directory\n"
     assert done.stdout == ""
     assert not list(tmp_path.iterdir())
+
+
+class TestBatchInvariant:
+    def test_shows_that_no_answer_depends_on_its_batch(self, tmp_path):
+        done = run("batch_invariant", "--size", 32, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("same bits") >= 10
+        assert "OTHER BITS" not in done.stdout
+        with Image.open(tmp_path / "batch_invariant.png") as picture:
+            assert picture.size[0] > 500
+
+    def test_refuses_bad_arguments(self, tmp_path):
+        for arguments in (("--model", "nothing"), ("--size", 3), ("--output", "missing/x.png")):
+            done = run("batch_invariant", *arguments, folder=tmp_path)
+            assert done.returncode == 2
+            assert arguments[0] in done.stderr
