@@ -4,8 +4,6 @@
 // its other layouts, dtypes and devices stay as they are. Under autocast it lets PyTorch cast first.
 #include "invariance.h"
 
-#include <ATen/Functions.h>
-#include <ATen/native/Resize.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
@@ -15,18 +13,13 @@
 #include <mutex>
 
 #include "conv2d_ops.h"
+#include "invariance_kernels.h"
 #include "matmul.h"
 
 namespace conv2d_ext {
 namespace {
 
-using at::Scalar;
-using at::Tensor;
-using c10::DispatchKeySet;
-using c10::SymInt;
-using c10::SymIntArrayRef;
-
-constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
+using namespace invariance;
 
 // ---- which threads are in the mode
 
@@ -36,63 +29,24 @@ thread_local bool joined = false;  // this thread follows the process
 
 void update_thread() { c10::impl::tls_set_dispatch_key_included(kKey, contexts > 0 || joined); }
 
+}  // namespace
+
+bool invariance::has_left() {
+  if (!joined || process_enabled.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  joined = false;
+  update_thread();
+  return contexts == 0;
+}
+
+namespace {
+
 // ---- which calls are taken
-
-const DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kKey);
-
-// Whether the mode leaves a call of this op to the kernel below: PyTorch is to cast its arguments first, after which
-// the call comes back; or this thread follows a process that has left the mode.
-template <class Op>
-bool leaves(DispatchKeySet keys) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-  for (const auto key : {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}) {
-    if (keys.has(key) && op.hasKernelForDispatchKey(key)) {
-      return true;
-    }
-  }
-  if (joined && !process_enabled.load(std::memory_order_relaxed)) {
-    joined = false;
-    update_thread();
-    return contexts == 0;
-  }
-  return false;
-}
-
-bool is_dense(const Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() &&
-         (tensor.device().is_cpu() ||
-          (tensor.device().is_cuda() && matmul_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA)));
-}
-
-bool is_summed(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf ||
-         dtype == at::kComplexFloat || dtype == at::kComplexDouble;
-}
-
-// Tensors that our ops take together. (Integers are exact wherever they are summed.)
-template <class... Others>
-bool takes(const Tensor& first, const Others&... others) {
-  return is_dense(first) && is_summed(first.scalar_type()) &&
-         ((is_dense(others) && others.scalar_type() == first.scalar_type() && others.device() == first.device()) &&
-          ...);
-}
 
 bool multiplies(const Tensor& mat1, const Tensor& mat2, int64_t dims) {
   return takes(mat1, mat2) && mat1.dim() == dims && mat2.dim() == dims && mat1.sym_size(-1) == mat2.sym_size(-2) &&
          (dims == 2 || mat1.sym_size(0) == mat2.sym_size(0));
-}
-
-// Writes a result where the caller wants it. false: PyTorch has to say why not.
-bool can_write(const Tensor& out, const Tensor& like) {
-  return is_dense(out) && out.scalar_type() == like.scalar_type() && out.device() == like.device();
-}
-template <class... Inputs>
-bool records_gradients(const Tensor& out, const Inputs&... inputs) {
-  return c10::GradMode::is_enabled() && (out.requires_grad() || (inputs.requires_grad() || ...));
-}
-Tensor& write(Tensor& out, const Tensor& result) {
-  at::native::resize_output_symint(out, result.sym_sizes());
-  return out.copy_(result);
 }
 
 bool is_one(const Scalar& scalar) { return scalar.equal(1); }
@@ -323,17 +277,6 @@ struct Convolution {
     return conv2d(input, weight, bias, params_from_pairs(stride, padding, dilation, groups));
   }
 };
-
-template <class Kernel>
-void cover(torch::Library& m) {
-  const std::string name = Kernel::Op::name, overload = Kernel::Op::overload_name;
-  m.impl((overload.empty() ? name : name + "." + overload).c_str(), TORCH_FN(Kernel::call));
-}
-
-template <class... Kernels>
-void cover_all(torch::Library& m) {
-  (cover<Kernels>(m), ...);
-}
 
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 

@@ -1,0 +1,97 @@
+// What kernels of the mode (invariance.h) share: which calls they leave to PyTorch, and how they are registered. Each
+// file of kernels has its own block TORCH_LIBRARY_IMPL(aten, DeferredInit, m).
+#pragma once
+
+#include <ATen/Functions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/Resize.h>
+#include <torch/library.h>
+
+#include <string>
+
+#include "matmul.h"
+
+namespace conv2d_ext::invariance {
+
+using at::Scalar;
+using at::Tensor;
+using c10::DispatchKeySet;
+using c10::SymInt;
+using c10::SymIntArrayRef;
+
+constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
+const DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kKey);
+
+// Whether this thread followed a process that has left the mode, and is in no context: it leaves as well.
+bool has_left();
+
+// Whether the mode leaves a call of this op to the kernel below: PyTorch is to cast its arguments first, after which
+// the call comes back; or this thread is in the mode no longer.
+template <class Op>
+bool leaves(DispatchKeySet keys) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  for (const auto key : {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}) {
+    if (keys.has(key) && op.hasKernelForDispatchKey(key)) {
+      return true;
+    }
+  }
+  return has_left();
+}
+
+inline bool is_dense(const Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() &&
+         (tensor.device().is_cpu() ||
+          (tensor.device().is_cuda() && matmul_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA)));
+}
+
+inline bool is_summed(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf ||
+         dtype == at::kComplexFloat || dtype == at::kComplexDouble;
+}
+
+// Tensors that our ops take together. (Integers are exact wherever they are summed.)
+template <class... Others>
+bool takes(const Tensor& first, const Others&... others) {
+  return is_dense(first) && is_summed(first.scalar_type()) &&
+         ((is_dense(others) && others.scalar_type() == first.scalar_type() && others.device() == first.device()) &&
+          ...);
+}
+
+// Real floating-point numbers on the CPU, for kernels that the CPU alone has.
+inline bool is_real(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+inline bool is_on_cpu(const Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.device().is_cpu();
+}
+template <class... Others>
+bool takes_on_cpu(const Tensor& first, const Others&... others) {
+  return is_on_cpu(first) && is_real(first.scalar_type()) &&
+         ((is_on_cpu(others) && others.scalar_type() == first.scalar_type()) && ...);
+}
+
+// Writes a result where the caller wants it. false: PyTorch has to say why not.
+inline bool can_write(const Tensor& out, const Tensor& like) {
+  return is_dense(out) && out.scalar_type() == like.scalar_type() && out.device() == like.device();
+}
+template <class... Inputs>
+bool records_gradients(const Tensor& out, const Inputs&... inputs) {
+  return c10::GradMode::is_enabled() && (out.requires_grad() || (inputs.requires_grad() || ...));
+}
+inline Tensor& write(Tensor& out, const Tensor& result) {
+  at::native::resize_output_symint(out, result.sym_sizes());
+  return out.copy_(result);
+}
+
+template <class Kernel>
+void cover(torch::Library& m) {
+  const std::string name = Kernel::Op::name, overload = Kernel::Op::overload_name;
+  m.impl((overload.empty() ? name : name + "." + overload).c_str(), TORCH_FN(Kernel::call));
+}
+
+template <class... Kernels>
+void cover_all(torch::Library& m) {
+  (cover<Kernels>(m), ...);
+}
+
+}  // namespace conv2d_ext::invariance
