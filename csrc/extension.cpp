@@ -3,9 +3,13 @@
 #include "conv2d_autograd.cpp"
 #include "conv2d_checks.cpp"
 #include "cpu/conv2d_cpu_ops.cpp"
+#include "cpu/reduce_ops.cpp"
 #if defined(CONV2D_EXT_WITH_CUDA)
 #include "cuda/conv2d_cuda_ops.cpp"
 #endif
 #include "invariance.cpp"
+#include "invariance_reductions.cpp"
 #include "library.cpp"
 #include "matmul.cpp"
+#include "softmax.cpp"
+#include "sum.cpp"
