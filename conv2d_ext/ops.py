@@ -35,6 +35,13 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
     linear(input, weight, bias) -> output
         torch.nn.functional.linear, made of matmul.
 
+    sum(input, dim, keepdim) -> result
+    softmax(input, dim, log) -> output
+        torch.softmax, or with log torch.log_softmax.
+    softmax_grad(grad_output, output, dim, log) -> grad_input
+        These three on the CPU, for float32, float64, bfloat16 and float16, in an order that the
+        position along the reduced dimensions fixes.
+
 `conv2d_ext.conv2d` is the friendlier way to call the first, and says which dtypes they take and
 which errors they raise.
 
@@ -78,6 +85,9 @@ conv_transpose1d = torch.ops.conv2d_ext.conv_transpose1d
 conv_transpose2d = torch.ops.conv2d_ext.conv_transpose2d
 pointwise = torch.ops.conv2d_ext.pointwise
 pointwise_grad = torch.ops.conv2d_ext.pointwise_grad
+sum_over = torch.ops.conv2d_ext.sum
+softmax = torch.ops.conv2d_ext.softmax
+softmax_grad = torch.ops.conv2d_ext.softmax_grad
 
 # ---- vmap: one call of the op, with vmap's dimension folded into another one
 #
@@ -412,6 +422,55 @@ def _pointwise_grad_vmap(
     return pointwise_grad(grad_output, input, function, parameters), 0
 
 
+def _example_dim(dim: int, dims: int) -> int:
+    """A dimension of an example with so many of them, in a batch whose first one is vmap's."""
+    dims = max(dims, 1)
+    if not -dims <= dim < dims:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], "
+            f"but got {dim})"
+        )
+    return dim % dims + 1
+
+
+def _sum_vmap(
+    info: Any, in_dims: tuple[int | None, ...], input: Tensor, dim: list[int], keepdim: bool
+) -> tuple[Tensor, int]:
+    input = input.movedim(in_dims[0], 0)
+    dims = input.dim() - 1
+    if dims == 0:
+        return sum_over(input, [], keepdim), 0
+    return sum_over(input, [_example_dim(d, dims) for d in dim], keepdim), 0
+
+
+def _softmax_vmap(
+    info: Any, in_dims: tuple[int | None, ...], input: Tensor, dim: int, log: bool
+) -> tuple[Tensor, int]:
+    input = input.movedim(in_dims[0], 0)
+    rows = input.unsqueeze(1) if input.dim() == 1 else input
+    output = softmax(rows, _example_dim(dim, rows.dim() - 1), log)
+    return output.reshape(input.shape), 0
+
+
+def _softmax_grad_vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    grad_output: Tensor,
+    output: Tensor,
+    dim: int,
+    log: bool,
+) -> tuple[Tensor, int]:
+    grad_output, output = (
+        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip((grad_output, output), in_dims[:2], strict=True)
+    )
+    shape = output.shape
+    if output.dim() == 1:
+        grad_output, output = grad_output.unsqueeze(1), output.unsqueeze(1)
+    result = softmax_grad(grad_output, output, _example_dim(dim, output.dim() - 1), log)
+    return result.reshape(shape), 0
+
+
 def _register_vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
     """A rule's own calls are none of the caller's: subclasses and modes don't see them, as they
     don't see those of PyTorch's rules, which are C++."""
@@ -432,6 +491,9 @@ _register_vmap("matmul", _matmul_vmap)
 _register_vmap("conv2d_add_bias", _conv2d_add_bias_vmap)
 _register_vmap("pointwise", _pointwise_vmap)
 _register_vmap("pointwise_grad", _pointwise_grad_vmap)
+_register_vmap("sum", _sum_vmap)
+_register_vmap("softmax", _softmax_vmap)
+_register_vmap("softmax_grad", _softmax_grad_vmap)
 
 
 # What torch.utils.flop_counter.FlopCounterMode counts: a multiplication and an addition for each

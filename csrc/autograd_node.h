@@ -11,6 +11,7 @@
 //                            the gradients, for the cotangent grad of the result and the op's first two tensor
 //                            arguments, of which each is defined if the other's gradient is wanted
 //   kNeedsSecond             optional: every gradient needs the second tensor, which may be the op's only one
+//   kSavesOutput             optional, with kNeedsSecond: that tensor is the op's result, saved by save_output
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -144,6 +145,10 @@ template <class Backward, class = void>
 constexpr bool kNeedsSecond = false;
 template <class Backward>
 constexpr bool kNeedsSecond<Backward, std::enable_if_t<Backward::kNeedsSecond>> = true;
+template <class Backward, class = void>
+constexpr bool kSavesOutput = false;
+template <class Backward>
+constexpr bool kSavesOutput<Backward, std::enable_if_t<Backward::kSavesOutput>> = true;
 
 template <class Backward>
 struct OpNode final : torch::autograd::TraceableFunction {
@@ -167,13 +172,17 @@ struct OpNode final : torch::autograd::TraceableFunction {
     }
   }
 
+  // Once it has its history.
+  void save_output(const Tensor& output) { second_saved = torch::autograd::SavedVariable(output, /*is_output=*/true); }
+
   std::string name() const override { return Backward::kName; }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Wanted wanted = wanted_now();
-    variable_list result = run(grads, wanted[1] ? first_saved.unpack() : Tensor(),
-                               kNeedsSecond<Backward> || wanted[0] ? second_saved.unpack() : Tensor(), state, wanted);
+    variable_list result =
+        run(grads, wanted[1] ? first_saved.unpack() : Tensor(),
+            kNeedsSecond<Backward> || wanted[0] ? second_saved.unpack(getptr()) : Tensor(), state, wanted);
     if (Backward::kMayBeConstant && !in_transform && c10::GradMode::is_enabled()) {
       require_grad(result);
     }
@@ -190,7 +199,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     args.collect(first_saved, /*is_output=*/false);
-    args.collect(second_saved, /*is_output=*/false);
+    args.collect(second_saved, kSavesOutput<Backward>);
     State::visit(state, [&](const auto& field) { node_fields::collect(field, args); });
   }
 
@@ -252,10 +261,10 @@ struct OpNode final : torch::autograd::TraceableFunction {
   }
 
   // The order is that of packed_types and of run_packed.
-  std::vector<at::IValue> packed() const {
+  std::vector<at::IValue> packed() {
     torch::dynamo::autograd::PackedArgs args;
     args.pack(Tensor(first_saved.unpack()));
-    args.pack(Tensor(second_saved.unpack()));
+    args.pack(Tensor(second_saved.unpack(getptr())));
     State::visit(state, [&](const auto& field) { node_fields::pack(field, args); });
     args.pack(wanted_now());
     return args.vec();

@@ -5,13 +5,17 @@
 #include "conv_transpose_checks.cpp"
 #include "convolution_family.cpp"
 #include "cpu/conv2d_cpu_ops.cpp"
+#include "cpu/reduce_ops.cpp"
 #if defined(CONV2D_EXT_WITH_CUDA)
 #include "cuda/conv2d_cuda_ops.cpp"
 #endif
 #include "invariance.cpp"
 #include "invariance_compiled.cpp"
 #include "invariance_pointwise.cpp"
+#include "invariance_reductions.cpp"
 #include "library.cpp"
 #include "matmul.cpp"
 #include "pointwise_autograd.cpp"
 #include "pointwise_ops.cpp"
+#include "softmax.cpp"
+#include "sum.cpp"

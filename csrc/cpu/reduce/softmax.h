@@ -1,0 +1,230 @@
+// softmax and log_softmax over `length` of (outer, length, inner), and their gradients: rows that lie in one piece
+// (inner is 1), or columns, a vector of them at a time. Both add in the order of reduce.h.
+#pragma once
+
+#include "lanes.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+CONV2D_INLINE float log_of_sum(float x) { return __builtin_logf(x); }
+CONV2D_INLINE double log_of_sum(double x) { return __builtin_log(x); }
+
+// Functions of vectors. (A lambda without captures would also be a plain function, which cannot return vectors.)
+template <class T>
+struct Larger {
+  CONV2D_INLINE VectorOf<T> operator()(VectorOf<T> a, VectorOf<T> b) const { return larger_of<T>(a, b); }
+};
+template <class T>
+struct Product {
+  CONV2D_INLINE VectorOf<T> operator()(VectorOf<T> a, VectorOf<T> b) const { return a * b; }
+};
+
+// ---- rows
+
+template <class S, bool log>
+void softmax_row(const S* x, S* y, int64_t length) {
+  using T = ComputeType<S>;
+  using Vector = VectorOf<T>;
+  const int64_t whole = length / kSumLanes * kSumLanes, rest = length - whole;
+  Lanes<T> maxima(-kInfinity<T>);
+  const Larger<T> larger;
+  for (int64_t i = 0; i < whole; i += kSumLanes) maxima = Lanes<T>::load(x + i).with(maxima, larger);
+  if (rest > 0) maxima = Lanes<T>::load(x + whole, rest, -kInfinity<T>).with(maxima, larger);
+  const T largest = maxima.largest();
+
+  // Powers are kept where the result goes, unless it would round them: those of a short row are then kept here, and
+  // those of a long one are computed again.
+  constexpr bool kKeeps = !log && sizeof(S) == sizeof(T);
+  constexpr int64_t kShort = 2048;
+  T kept[!log && !kKeeps ? kShort : 1];
+  const bool is_kept = !log && !kKeeps && length + kSumLanes <= kShort;
+  const auto power = [=](Vector v) CONV2D_INLINE_LAMBDA { return exp_of_lanes<T>(v - largest); };
+  Lanes<T> sums(T(0));
+  for (int64_t i = 0; i < whole; i += kSumLanes) {
+    const Lanes<T> powers = Lanes<T>::load(x + i).map(power);
+    sums.add(powers);
+    if constexpr (kKeeps) {
+      powers.store(y + i);
+    } else if (is_kept) {
+      powers.store(kept + i);
+    }
+  }
+  if (rest > 0) {
+    const Lanes<T> powers = Lanes<T>::load(x + whole, rest, -kInfinity<T>).map(power);
+    sums.add(powers);
+    if constexpr (kKeeps) {
+      powers.store(y + whole, rest);
+    } else if (is_kept) {
+      powers.store(kept + whole);
+    }
+  }
+  const T sum = sums.total(), logarithm = log ? log_of_sum(sum) : T(0);
+
+  const auto result = [=](Vector v) CONV2D_INLINE_LAMBDA {
+    if constexpr (log) return (v - largest) - logarithm;
+    return (kKeeps ? v : power(v)) / sum;
+  };
+  if (is_kept) {
+    const auto share = [=](Vector v) CONV2D_INLINE_LAMBDA { return v / sum; };
+    for (int64_t i = 0; i < whole; i += kSumLanes) Lanes<T>::load(kept + i).map(share).store(y + i);
+    if (rest > 0) Lanes<T>::load(kept + whole).map(share).store(y + whole, rest);
+    return;
+  }
+  const S* const from = kKeeps ? y : x;
+  for (int64_t i = 0; i < whole; i += kSumLanes) Lanes<T>::load(from + i).map(result).store(y + i);
+  if (rest > 0) Lanes<T>::load(from + whole, rest, T(0)).map(result).store(y + whole, rest);
+}
+
+template <class S, bool log>
+void softmax_grad_row(const S* gy, const S* y, S* gx, int64_t length) {
+  using T = ComputeType<S>;
+  using Vector = VectorOf<T>;
+  const int64_t whole = length / kSumLanes * kSumLanes, rest = length - whole;
+  const Product<T> product;
+  Lanes<T> sums(T(0));
+  for (int64_t i = 0; i < whole; i += kSumLanes) {
+    const Lanes<T> g = Lanes<T>::load(gy + i);
+    sums.add(log ? g : g.with(Lanes<T>::load(y + i), product));
+  }
+  if (rest > 0) {
+    const Lanes<T> g = Lanes<T>::load(gy + whole, rest, T(0));
+    sums.add(log ? g : g.with(Lanes<T>::load(y + whole, rest, T(0)), product));
+  }
+  const T sum = sums.total() + T(0);
+  const auto result = [=](Vector g, Vector v) CONV2D_INLINE_LAMBDA {
+    if constexpr (log) return g - exp_of_lanes<T>(v) * sum;
+    return v * (g - sum);
+  };
+  for (int64_t i = 0; i < whole; i += kSumLanes) {
+    Lanes<T>::load(gy + i).with(Lanes<T>::load(y + i), result).store(gx + i);
+  }
+  if (rest > 0) {
+    Lanes<T>::load(gy + whole, rest, T(0)).with(Lanes<T>::load(y + whole, rest, T(0)), result).store(gx + whole, rest);
+  }
+}
+
+// ---- columns
+
+// The lanes of a vector of columns, added pairwise.
+template <class T>
+CONV2D_INLINE VectorOf<T> total_of(VectorOf<T> (&sums)[kSumLanes]) {
+  for (int half = kSumLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) sums[i] = sums[i] + sums[i + half];
+  }
+  return sums[0];
+}
+
+// `columns` at most the lanes of a vector; `step` elements from one position to the next.
+template <class S, bool log>
+void softmax_columns(const S* x, S* y, int64_t length, int64_t step, int columns) {
+  using T = ComputeType<S>;
+  using Vector = VectorOf<T>;
+  Vector largest = Vector{} - kInfinity<T>;
+  for (int64_t i = 0; i < length; ++i) largest = larger_of<T>(load_vector(x + i * step, columns, T(0)), largest);
+  constexpr bool kKeeps = !log && sizeof(S) == sizeof(T);
+  Vector sums[kSumLanes] = {};
+  for (int64_t i = 0; i < length; ++i) {
+    const Vector power = exp_of_lanes<T>(load_vector(x + i * step, columns, T(0)) - largest);
+    sums[i % kSumLanes] = sums[i % kSumLanes] + power;
+    if constexpr (kKeeps) store_vector(y + i * step, power, columns);
+  }
+  const Vector sum = total_of<T>(sums);
+  Vector logarithm{};
+  if constexpr (log) {
+    T values[Vec<T>::kLanes];
+    Vec<T>::store(values, sum);
+    for (int i = 0; i < columns; ++i) values[i] = log_of_sum(values[i]);
+    logarithm = Vec<T>::load(values);
+  }
+  const S* const from = kKeeps ? y : x;
+  for (int64_t i = 0; i < length; ++i) {
+    Vector v = load_vector(from + i * step, columns, T(0));
+    if constexpr (log) {
+      v = (v - largest) - logarithm;
+    } else {
+      v = (kKeeps ? v : exp_of_lanes<T>(v - largest)) / sum;
+    }
+    store_vector(y + i * step, v, columns);
+  }
+}
+
+template <class S, bool log>
+void softmax_grad_columns(const S* gy, const S* y, S* gx, int64_t length, int64_t step, int columns) {
+  using T = ComputeType<S>;
+  using Vector = VectorOf<T>;
+  Vector sums[kSumLanes] = {};
+  for (int64_t i = 0; i < length; ++i) {
+    const Vector g = load_vector(gy + i * step, columns, T(0));
+    Vector& lane = sums[i % kSumLanes];
+    lane = lane + (log ? g : g * load_vector(y + i * step, columns, T(0)));
+  }
+  const Vector sum = total_of<T>(sums) + T(0);
+  for (int64_t i = 0; i < length; ++i) {
+    const Vector g = load_vector(gy + i * step, columns, T(0)), v = load_vector(y + i * step, columns, T(0));
+    store_vector(gx + i * step, log ? g - exp_of_lanes<T>(v) * sum : v * (g - sum), columns);
+  }
+}
+
+// ---- work items: some rows, or a vector of columns of one row of `outer`
+
+template <class S>
+struct SoftmaxItems {
+  const reduce::SoftmaxCall& call;
+
+  static constexpr int64_t kElements = 16384;  // that are worth a thread's while
+  static constexpr int64_t kColumns = Vec<ComputeType<S>>::kLanes;
+
+  int64_t vectors() const { return (call.inner + kColumns - 1) / kColumns; }
+  int64_t pieces() const { return call.inner == 1 ? call.outer : call.outer * vectors(); }
+  int64_t pieces_in_item() const {
+    const int64_t elements = call.length * (call.inner == 1 ? 1 : min64(call.inner, kColumns));
+    return elements >= kElements ? 1 : kElements / elements;
+  }
+  int64_t items() const { return (pieces() + pieces_in_item() - 1) / pieces_in_item(); }
+
+  template <class Row, class Columns>
+  void run(int64_t item, Row row, Columns columns) const {
+    const int64_t first = item * pieces_in_item(), end = min64(first + pieces_in_item(), pieces());
+    for (int64_t piece = first; piece < end; ++piece) {
+      if (call.inner == 1) {
+        row(piece * call.length);
+      } else {
+        const int64_t column = piece % vectors() * kColumns;
+        columns(piece / vectors() * call.length * call.inner + column, int(min64(kColumns, call.inner - column)));
+      }
+    }
+  }
+};
+
+template <class S, bool log>
+void softmax_of(const reduce::SoftmaxCall& call, const Executor& executor) {
+  SoftmaxItems<S> items{call};
+  run_items(executor, items.items(), &items, [](void* context, int64_t item) {
+    const SoftmaxItems<S>& work = *static_cast<const SoftmaxItems<S>*>(context);
+    const reduce::SoftmaxCall& c = work.call;
+    const S* const x = static_cast<const S*>(c.first);
+    S* const y = static_cast<S*>(c.result);
+    work.run(
+        item, [&](int64_t at) { softmax_row<S, log>(x + at, y + at, c.length); },
+        [&](int64_t at, int columns) { softmax_columns<S, log>(x + at, y + at, c.length, c.inner, columns); });
+  });
+}
+
+template <class S, bool log>
+void softmax_grad_of(const reduce::SoftmaxCall& call, const Executor& executor) {
+  SoftmaxItems<S> items{call};
+  run_items(executor, items.items(), &items, [](void* context, int64_t item) {
+    const SoftmaxItems<S>& work = *static_cast<const SoftmaxItems<S>*>(context);
+    const reduce::SoftmaxCall& c = work.call;
+    const S* const gy = static_cast<const S*>(c.first);
+    const S* const y = static_cast<const S*>(c.second);
+    S* const gx = static_cast<S*>(c.result);
+    work.run(
+        item, [&](int64_t at) { softmax_grad_row<S, log>(gy + at, y + at, gx + at, c.length); },
+        [&](int64_t at, int columns) {
+          softmax_grad_columns<S, log>(gy + at, y + at, gx + at, c.length, c.inner, columns);
+        });
+  });
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,176 @@
+// The mode's kernels of sums, means and softmax.
+//
+// PyTorch's sum over all dimensions is shared out among threads where it is one number, and where it is several the
+// order of a column's sum follows the column's place in a thread's share. So every sum is taken, whatever its size.
+#include <ATen/WrapDimUtils.h>
+
+#include <numeric>
+
+#include "invariance_kernels.h"
+#include "reductions.h"
+
+namespace conv2d_ext {
+namespace {
+
+using namespace invariance;
+
+// ---- softmax
+
+bool has_dim(const Tensor& tensor, int64_t dim) {
+  const int64_t dims = std::max<int64_t>(tensor.dim(), 1);
+  return -dims <= dim && dim < dims;
+}
+
+template <class AtOp, bool log>
+struct Softmax {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, int64_t dim, bool half_to_float) {
+    if (leaves<Op>(keys) || half_to_float || !takes_on_cpu(self) || !has_dim(self, dim)) {
+      return Op::redispatch(keys & kBelow, self, dim, half_to_float);
+    }
+    return softmax_over(self, dim, log);
+  }
+};
+
+template <class AtOp, bool log>
+struct SoftmaxOut {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, int64_t dim, bool half_to_float, Tensor& out) {
+    if (leaves<Op>(keys) || half_to_float || !takes_on_cpu(self) || !has_dim(self, dim) || !can_write(out, self) ||
+        records_gradients(out, self)) {
+      return Op::redispatch(keys & kBelow, self, dim, half_to_float, out);
+    }
+    return write(out, softmax_over(self, dim, log));
+  }
+};
+
+bool takes_softmax_grad(const Tensor& grad_output, const Tensor& output, int64_t dim, at::ScalarType input_dtype) {
+  return takes_on_cpu(grad_output, output) && input_dtype == output.scalar_type() && has_dim(output, dim) &&
+         grad_output.sym_sizes() == output.sym_sizes();
+}
+
+template <class AtOp, bool log>
+struct SoftmaxGrad {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& grad_output, const Tensor& output, int64_t dim,
+                     at::ScalarType input_dtype) {
+    if (leaves<Op>(keys) || !takes_softmax_grad(grad_output, output, dim, input_dtype)) {
+      return Op::redispatch(keys & kBelow, grad_output, output, dim, input_dtype);
+    }
+    return softmax_grad(grad_output, output, dim, log);
+  }
+};
+
+template <class AtOp, bool log>
+struct SoftmaxGradOut {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, const Tensor& grad_output, const Tensor& output, int64_t dim,
+                      at::ScalarType input_dtype, Tensor& out) {
+    if (leaves<Op>(keys) || !takes_softmax_grad(grad_output, output, dim, input_dtype) || !can_write(out, output) ||
+        records_gradients(out, grad_output, output)) {
+      return Op::redispatch(keys & kBelow, grad_output, output, dim, input_dtype, out);
+    }
+    return write(out, softmax_grad(grad_output, output, dim, log));
+  }
+};
+
+// ---- sums and means
+
+using MaybeDims = at::OptionalIntArrayRef;
+using MaybeDtype = std::optional<at::ScalarType>;
+
+// A sum or mean that this library computes.
+struct Reduced {
+  std::vector<int64_t> dim;
+  at::ScalarType dtype;  // of the result
+};
+
+// None: PyTorch's, or an error that it has to name.
+std::optional<Reduced> reduced(const Tensor& self, MaybeDims dim, MaybeDtype dtype) {
+  if (!is_on_cpu(self) || self.is_complex()) return std::nullopt;
+  Reduced call{{}, dtype.value_or(self.scalar_type())};
+  if (!is_real(call.dtype)) return std::nullopt;
+  if (!dim.has_value() || dim->empty()) {
+    call.dim.resize(size_t(self.dim()));
+    std::iota(call.dim.begin(), call.dim.end(), 0);
+    return call;
+  }
+  std::vector<bool> named(size_t(std::max<int64_t>(self.dim(), 1)));
+  for (const int64_t d : *dim) {
+    if (!has_dim(self, d)) return std::nullopt;
+    const int64_t wrapped = at::maybe_wrap_dim(d, self.dim());
+    if (named[size_t(wrapped)]) return std::nullopt;
+    named[size_t(wrapped)] = true;
+  }
+  if (self.dim() > 0) call.dim = dim->vec();
+  return call;
+}
+
+Tensor sum_of(const Tensor& self, const Reduced& call, bool keepdim) {
+  return sum_over(self.to(call.dtype), call.dim, keepdim);
+}
+
+// 16-bit types are rounded once.
+Tensor mean_of(const Tensor& self, const Reduced& call, bool keepdim) {
+  const bool is_short = call.dtype == at::kBFloat16 || call.dtype == at::kHalf;
+  SymInt count = 1;
+  for (const int64_t d : call.dim) count = count * self.sym_size(d);
+  const Tensor sum = sum_over(self.to(is_short ? at::kFloat : call.dtype), call.dim, keepdim);
+  const Tensor mean = at::div(sum, Scalar(count));
+  return is_short ? mean.to(call.dtype) : mean;
+}
+
+using Reduce = Tensor (*)(const Tensor&, const Reduced&, bool);
+
+// Over all dimensions.
+template <class AtOp, Reduce reduce>
+struct ReduceAll {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, MaybeDtype dtype) {
+    if (!leaves<Op>(keys)) {
+      if (const auto call = reduced(self, std::nullopt, dtype)) return reduce(self, *call, /*keepdim=*/false);
+    }
+    return Op::redispatch(keys & kBelow, self, dtype);
+  }
+};
+
+template <class AtOp, Reduce reduce>
+struct ReduceDims {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, MaybeDims dim, bool keepdim, MaybeDtype dtype) {
+    if (!leaves<Op>(keys)) {
+      if (const auto call = reduced(self, dim, dtype)) return reduce(self, *call, keepdim);
+    }
+    return Op::redispatch(keys & kBelow, self, dim, keepdim, dtype);
+  }
+};
+
+template <class AtOp, Reduce reduce>
+struct ReduceDimsOut {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, MaybeDims dim, bool keepdim, MaybeDtype dtype,
+                      Tensor& out) {
+    if (!leaves<Op>(keys) && is_on_cpu(out) && !records_gradients(out, self)) {
+      // Without a dtype the result's is what is asked for.
+      const auto call = reduced(self, dim, dtype.value_or(out.scalar_type()));
+      if (call && call->dtype == out.scalar_type()) return write(out, reduce(self, *call, keepdim));
+    }
+    return Op::redispatch(keys & kBelow, self, dim, keepdim, dtype, out);
+  }
+};
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+  namespace ops = at::_ops;
+  cover_all<Softmax<ops::_softmax, false>, Softmax<ops::_log_softmax, true>, SoftmaxOut<ops::_softmax_out, false>,
+            SoftmaxOut<ops::_log_softmax_out, true>>(m);
+  cover_all<SoftmaxGrad<ops::_softmax_backward_data, false>, SoftmaxGrad<ops::_log_softmax_backward_data, true>,
+            SoftmaxGradOut<ops::_softmax_backward_data_out, false>,
+            SoftmaxGradOut<ops::_log_softmax_backward_data_out, true>>(m);
+  cover_all<ReduceAll<ops::sum, sum_of>, ReduceDims<ops::sum_dim_IntList, sum_of>,
+            ReduceDimsOut<ops::sum_IntList_out, sum_of>>(m);
+  cover_all<ReduceAll<ops::mean, mean_of>, ReduceDims<ops::mean_dim, mean_of>, ReduceDimsOut<ops::mean_out, mean_of>>(
+      m);
+}
+
+}  // namespace
+}  // namespace conv2d_ext

@@ -1,0 +1,41 @@
+// Sums and softmax in an order that the position along the reduced dimensions fixes (cpu/reduce/reduce.h): the ops
+// conv2d_ext::sum, softmax and softmax_grad, for float32, float64, bfloat16 and float16 on the CPU. Their results are
+// contiguous, as PyTorch's are.
+//
+//   sum           over the dimensions `dim`
+//   softmax       y = softmax(x) along dim, or with log log_softmax
+//   softmax_grad  its gradient gx for gy and y: y * (gy - sum of gy * y), or with log gy - e^y * (sum of gy)
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace conv2d_ext {
+
+using SumSignature = at::Tensor(const at::Tensor&, c10::IntArrayRef, bool);
+using SoftmaxSignature = at::Tensor(const at::Tensor&, int64_t, bool);
+using SoftmaxGradSignature = at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, bool);
+
+const c10::TypedOperatorHandle<SumSignature>& sum_op();
+const c10::TypedOperatorHandle<SoftmaxSignature>& softmax_op();
+const c10::TypedOperatorHandle<SoftmaxGradSignature>& softmax_grad_op();
+
+inline at::Tensor sum_over(const at::Tensor& input, c10::IntArrayRef dim, bool keepdim) {
+  return sum_op().call(input, dim, keepdim);
+}
+inline at::Tensor softmax_over(const at::Tensor& input, int64_t dim, bool log = false) {
+  return softmax_op().call(input, dim, log);
+}
+inline at::Tensor softmax_grad(const at::Tensor& grad_output, const at::Tensor& output, int64_t dim, bool log) {
+  return softmax_grad_op().call(grad_output, output, dim, log);
+}
+
+// Which dimensions `dim` names, which may be negative; raises for one that is not there, or is named twice.
+std::vector<bool> reduced_dims(const at::Tensor& input, c10::IntArrayRef dim);
+// The sizes of a sum over them.
+std::vector<c10::SymInt> sum_sizes(const at::Tensor& input, const std::vector<bool>& reduced, bool keepdim);
+// Dtypes, sizes and the dimension; raises. For kernels and tracing alike.
+void check_softmax(const at::Tensor& input, int64_t dim);
+void check_softmax_grad(const at::Tensor& grad_output, const at::Tensor& output, int64_t dim);
+
+}  // namespace conv2d_ext

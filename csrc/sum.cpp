@@ -1,0 +1,100 @@
+// conv2d_ext::sum: shapes and derivatives.
+#include <ATen/WrapDimUtils.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "autograd_node.h"
+#include "reductions.h"
+
+namespace conv2d_ext {
+
+const c10::TypedOperatorHandle<SumSignature>& sum_op() {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::sum", "").typed<SumSignature>();
+  return op;
+}
+
+namespace {
+
+void check_reduced_dtype(const char* name, const at::Tensor& input) {
+  const auto dtype = input.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf, "conv2d_ext::", name,
+      ": expected float32, float64, bfloat16 or float16, but got ", dtype);
+}
+
+}  // namespace
+
+std::vector<bool> reduced_dims(const at::Tensor& input, c10::IntArrayRef dim) {
+  check_reduced_dtype("sum", input);
+  std::vector<bool> reduced(size_t(input.dim()));
+  for (const int64_t named : dim) {
+    const int64_t d = at::maybe_wrap_dim(named, input.dim());
+    if (input.dim() == 0) continue;
+    TORCH_CHECK(!reduced[size_t(d)], "dim ", d, " appears multiple times in the list of dims");
+    reduced[size_t(d)] = true;
+  }
+  return reduced;
+}
+
+std::vector<c10::SymInt> sum_sizes(const at::Tensor& input, const std::vector<bool>& reduced, bool keepdim) {
+  std::vector<c10::SymInt> sizes;
+  for (int64_t d = 0; d < input.dim(); ++d) {
+    if (!reduced[size_t(d)]) {
+      sizes.push_back(input.sym_size(d));
+    } else if (keepdim) {
+      sizes.emplace_back(1);
+    }
+  }
+  return sizes;
+}
+
+namespace {
+
+Tensor sum_meta(const Tensor& input, c10::IntArrayRef dim, bool keepdim) {
+  return at::empty_symint(sum_sizes(input, reduced_dims(input, dim), keepdim), input.options());
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) { m.impl("sum", sum_meta); }
+
+struct SumBackward {
+  static constexpr const char* kName = "Conv2dExtSumBackward";
+  static constexpr size_t kArguments = 1;
+  static constexpr bool kMayBeConstant = false;
+  struct State {
+    SymSizes size, kept;  // the input's; the same with reduced dimensions of size 1
+    template <class Self, class Visit>
+    static void visit(Self& self, Visit visit) {
+      visit(self.size);
+      visit(self.kept);
+    }
+  };
+  static void apply(const Tensor& grad, const Tensor&, const Tensor&, const State& state, const Wanted& wanted,
+                    variable_list& result) {
+    if (wanted[0]) {
+      result[0] = grad.reshape_symint(state.kept).expand_symint(state.size);
+    }
+  }
+};
+
+Tensor sum_autograd(c10::DispatchKeySet keys, const Tensor& input, c10::IntArrayRef dim, bool keepdim) {
+  Tensor result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    result = sum_op().redispatch(keys & c10::after_autograd_keyset, input, dim, keepdim);
+  }
+  if (compute_requires_grad(input)) {
+    auto node = make_node<SumBackward>(input);
+    node->state.size = copy_sizes(input.sym_sizes());
+    node->state.kept = copy_sizes(sum_sizes(input, reduced_dims(input, dim), /*keepdim=*/true));
+    torch::autograd::set_history(result, node);
+  }
+  if (isFwGradDefined(input)) {
+    result._set_fw_grad(sum_over(tangent(input), dim, keepdim), /*level=*/0, /*is_inplace_op=*/false);
+  }
+  return result;
+}
+
+TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) { m.impl("sum", sum_autograd); }
+
+}  // namespace
+}  // namespace conv2d_ext
