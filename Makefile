@@ -22,10 +22,10 @@ BUILD_FILES := setup.py $(wildcard build_backend/*.py)
 .DELETE_ON_ERROR:
 # Two pips at once would spoil .venv.
 .NOTPARALLEL:
-.PHONY: help demo test fuzz benchmark build format lint clean distclean FORCE
+.PHONY: help demo test test-models fuzz benchmark build format lint clean distclean FORCE
 
 help:  ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: $(EXTENSION)  ## run the library's main job: the workload, checked and timed on this machine
 	$(VENV_PYTHON) -m conv2d_ext $(ARGS)
@@ -33,6 +33,10 @@ demo: $(EXTENSION)  ## run the library's main job: the workload, checked and tim
 # The processes share the cores, so their threads must not wait by spinning.
 test: $(EXTENSION)  ## run the tests
 	OMP_WAIT_POLICY=passive $(VENV_PYTHON) -m pytest --numprocesses=$(TEST_JOBS) --dist=loadfile $(ARGS)
+
+test-models: $(EXTENSION) $(VENV)/.models  ## run the tests of whole models, some thirty of torchvision and timm
+	CONV2D_EXT_TEST_MODELS=all OMP_WAIT_POLICY=passive $(VENV_PYTHON) -m pytest --numprocesses=$(TEST_JOBS) \
+	  tests/test_invariant_models.py $(ARGS)
 
 fuzz: | $(VENV)/.created  ## draw random problems for the CPU engine: make fuzz ARGS="--seconds 600 --sanitizer thread"
 	$(VENV_PYTHON) tests/fuzz $(ARGS)
@@ -69,6 +73,10 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 # Changes when TORCH does, so that another torch is installed and built against.
 $(VENV)/.torch: FORCE | $(VENV)/.created
 	@echo "$(TORCH)" | cmp -s - $@ || echo "$(TORCH)" > $@
+
+$(VENV)/.models: pyproject.toml | $(VENV)/.installed
+	$(PIP) install --no-build-isolation --editable ".[models]" "$(TORCH)"
+	@touch $@
 
 $(VENV)/.lint: requirements-lint.txt | $(VENV)/.created
 	$(PIP) install --requirement requirements-lint.txt

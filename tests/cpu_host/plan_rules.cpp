@@ -179,6 +179,25 @@ void check_other_rules() {
 
 // ---- patches of an axis
 
+// Of a matrix product no rule reads anything but k, whatever the rows and columns.
+void check_order_of_products() {
+  const VectorShape avx512{16, 4, 4, true, chain_limits(true)};
+  for (int64_t k : {1, 2, 16, 129, 3000}) {
+    for (int64_t rows : {1, 2, 1000}) {
+      for (int64_t columns : {1, 5, 4096}) {
+        describe("product: %d rows, %d columns, k %d", int(rows), int(columns), int(k));
+        ImageGemm gemm{1, columns, k, 1, 1, 1, rows, 1, /*is_gradient=*/false};
+        gemm.is_matmul = true;
+        expect(!sums_as_dots(gemm, DType::kFloat32) && !sums_as_dots(gemm, DType::kBFloat16), "no dots");
+        expect(takes_pairs(gemm, avx512) == (k > 1), "pairs");
+        const KBlocking blocks = block_k(gemm, avx512.limits);
+        expect(blocks.segment_channels == near_equal(k, 128) && blocks.chain == near_equal(blocks.segment_channels, 64),
+               "segments and chains");
+      }
+    }
+  }
+}
+
 void check_patch_axes() {
   begin_part("make_patch_axis");
   Random random(1);
@@ -453,6 +472,7 @@ int main() {
   check_order_of_k();
   check_order_of_pixels();
   check_other_rules();
+  check_order_of_products();
   check_patch_axes();
   check_panels();
   check_tilings();
