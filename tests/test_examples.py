@@ -1,4 +1,4 @@
-"""The three programs of examples/: what they print, save and claim, and how they refuse bad input."""
+"""The programs of examples/: what they print, save and claim, and how they refuse bad input."""
 
 from __future__ import annotations
 
