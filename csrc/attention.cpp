@@ -19,7 +19,7 @@ using torch::autograd::compute_requires_grad;
 using torch::autograd::isFwGradDefined;
 using torch::autograd::variable_list;
 
-constexpr int64_t kBlockShares = 65536;   // that the block of one head has, unless a key has more queries
+constexpr int64_t kBlockShares = 65536;  // that the block of one head has, unless a key has more queries
 constexpr int64_t kFewestQueries = 32;
 constexpr int64_t kPieceShares = 1 << 20;  // of the heads that are computed together
 
@@ -51,8 +51,7 @@ Tensor shares(const Piece& piece, const AttentionOptions& options) {
   scores = scores.view_symint({piece.images, piece.heads, piece.queries, keys});
   if (options.causal) {
     const int64_t first = piece.first_query.guard_int(__FILE__, __LINE__);
-    const Tensor later =
-        at::ones_symint({piece.queries, keys}, scores.options().dtype(at::kBool)).triu(first + 1);
+    const Tensor later = at::ones_symint({piece.queries, keys}, scores.options().dtype(at::kBool)).triu(first + 1);
     scores = at::masked_fill(scores, later, lowest);
   }
   if (!piece.mask.defined()) {
@@ -102,8 +101,8 @@ void each_piece(const Tensor& q, const Tensor& k, const Tensor& v, const Attenti
         const auto part = [&](const Tensor& t) { return t.narrow(0, n, ns).narrow(1, h, hs).narrow(2, i, is); };
         const auto kv_part = [&](const Tensor& t) { return t.narrow(0, n, ns).narrow(1, h / group, hs / group); };
         const SymInt kv = hs / group;
-        Piece piece{matrices(part(q), kv), matrices(kv_part(k), kv), matrices(kv_part(v), kv), options.mask, ns, hs, is,
-                    i};
+        Piece piece{
+            matrices(part(q), kv), matrices(kv_part(k), kv), matrices(kv_part(v), kv), options.mask, ns, hs, is, i};
         if (piece.mask.defined()) {
           const int64_t first[] = {n, h, i}, count[] = {ns, hs, is};
           for (int64_t d = 0; d < 3; ++d) {

@@ -14,7 +14,7 @@ namespace conv2d_ext {
 
 // q (N, heads, L, E), k (N, kv_heads, S, E), v (N, kv_heads, S, Ev), float32 or float64; kv_heads divides heads.
 struct AttentionOptions {
-  at::Tensor mask;  // none, or of 4 dimensions that expand to (N, heads, L, S): bool (true: counts) or added
+  at::Tensor mask;      // none, or of 4 dimensions that expand to (N, heads, L, S): bool (true: counts) or added
   bool causal = false;  // a query meets the keys up to its own number
   double scale = 1;
   bool heads_inside = false;  // the result lies in memory as (N, L, heads, Ev)

@@ -30,7 +30,8 @@ bool is_attention_mask(const Tensor& mask, const Tensor& query, const Tensor& ke
 
 bool takes_attention(const Tensor& query, const Tensor& key, const Tensor& value, bool enable_gqa) {
   const int64_t dims = query.dim();
-  if (!takes_on_cpu(query, key, value) || dims < 2 || dims > 4 || key.dim() != dims || value.dim() != dims) return false;
+  if (!takes_on_cpu(query, key, value) || dims < 2 || dims > 4 || key.dim() != dims || value.dim() != dims)
+    return false;
   if (query.sym_size(-1) != key.sym_size(-1) || key.sym_size(-2) != value.sym_size(-2)) return false;
   for (int64_t d = 0; d + 2 < dims; ++d) {
     const bool is_heads = enable_gqa && d + 3 == dims;
@@ -63,10 +64,11 @@ struct ScaledDotProductAttention {
     const at::ScalarType dtype = query.scalar_type(), wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
     AttentionOptions options;
     options.causal = is_causal;
-    options.scale = scale.has_value() ? *scale : 1 / std::sqrt(double(query.sym_size(-1).guard_int(__FILE__, __LINE__)));
+    options.scale =
+        scale.has_value() ? *scale : 1 / std::sqrt(double(query.sym_size(-1).guard_int(__FILE__, __LINE__)));
     // Where PyTorch's own kernel would run, the result lies as the queries do.
-    options.heads_inside = query.dim() == 4 && value.sym_size(-1) == query.sym_size(-1) &&
-                           query.sym_stride(1) < query.sym_stride(2);
+    options.heads_inside =
+        query.dim() == 4 && value.sym_size(-1) == query.sym_size(-1) && query.sym_stride(1) < query.sym_stride(2);
     if (has_mask) {
       options.mask = with_four_dims(attn_mask->scalar_type() == at::kBool ? *attn_mask : attn_mask->to(wide));
     }
