@@ -356,8 +356,9 @@ def _example_dim(dim: int, dims: int) -> int:
     """A dimension of an example with so many of them, in a batch whose first one is vmap's."""
     dims = max(dims, 1)
     if not -dims <= dim < dims:
+        expected = f"[{-dims}, {dims - 1}]"
         raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})"
+            f"Dimension out of range (expected to be in range of {expected}, but got {dim})"
         )
     return dim % dims + 1
 
@@ -391,7 +392,7 @@ def _softmax_grad_vmap(
 ) -> tuple[Tensor, int]:
     grad_output, output = (
         t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-        for t, d in zip((grad_output, output), in_dims)
+        for t, d in zip((grad_output, output), in_dims[:2], strict=True)
     )
     shape = output.shape
     if output.dim() == 1:

@@ -12,6 +12,8 @@
 #include "invariance.cpp"
 #include "invariance_attention.cpp"
 #include "invariance_norms.cpp"
+#include "invariance_products.cpp"
+#include "invariance_recurrent.cpp"
 #include "invariance_reductions.cpp"
 #include "library.cpp"
 #include "matmul.cpp"
