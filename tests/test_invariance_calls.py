@@ -222,7 +222,9 @@ def test_values_strides_and_gradients(call, dtype):
         for mine, right in zip(ours, theirs, strict=True):
             eps = max(torch.finfo(dtype).eps, torch.finfo(mine.dtype).eps)
             error = (mine.double() - right).norm() / (right.norm() + 1)
-            assert error <= 8 * eps + 40 * torch.finfo(torch.float32).eps * (eps > 1e-10), layout
+            assert error <= (8 if eps > 1e-10 else 64) * eps + 40 * torch.finfo(
+                torch.float32
+            ).eps * (eps > 1e-10), layout
         inputs = [sample._take(t, [0, 1, 2]) for t in sample.batched]
         with torch.no_grad():
             expected = call.run(*inputs).stride()
