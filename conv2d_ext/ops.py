@@ -426,9 +426,9 @@ def _example_dim(dim: int, dims: int) -> int:
     """A dimension of an example with so many of them, in a batch whose first one is vmap's."""
     dims = max(dims, 1)
     if not -dims <= dim < dims:
+        expected = f"[{-dims}, {dims - 1}]"
         raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], "
-            f"but got {dim})"
+            f"Dimension out of range (expected to be in range of {expected}, but got {dim})"
         )
     return dim % dims + 1
 

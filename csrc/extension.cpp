@@ -16,6 +16,8 @@
 #include "invariance_compiled.cpp"
 #include "invariance_norms.cpp"
 #include "invariance_pointwise.cpp"
+#include "invariance_products.cpp"
+#include "invariance_recurrent.cpp"
 #include "invariance_reductions.cpp"
 #include "library.cpp"
 #include "matmul.cpp"

@@ -22,9 +22,9 @@ constexpr const char* kEagerOps[] = {
     "acos", "atan", "asinh", "acosh", "atan2", "logit", "lgamma", "digamma", "pow.Tensor_Tensor", "logaddexp",
     "logaddexp2", "sinc", "special_i0", "log_sigmoid_forward", "log_sigmoid_backward", "logit_backward",
     // sums
-    "prod", "prod.dim_int", "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
-    "logsumexp", "linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim", "cumsum", "cumprod", "logcumsumexp",
-    "native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
+    "var.correction", "std.correction", "var_mean.correction", "std_mean.correction", "logsumexp", "linalg_vector_norm",
+    "norm.Scalar", "norm.ScalarOpt_dim", "cumsum", "cumprod", "logcumsumexp", "native_layer_norm",
+    "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
     "_native_batch_norm_legit_no_training", "_native_batch_norm_legit.no_stats", "native_batch_norm",
     "native_batch_norm_backward", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d", "_adaptive_avg_pool2d",
     "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d", "embedding_dense_backward", "index_add", "scatter_add",

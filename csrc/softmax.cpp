@@ -122,12 +122,12 @@ Tensor softmax_autograd(c10::DispatchKeySet keys, const Tensor& input, int64_t d
     const at::AutoDispatchBelowADInplaceOrView guard;
     output = softmax_op().redispatch(keys & c10::after_autograd_keyset, input, dim, log);
   }
+  decltype(make_node<SoftmaxBackward>(input)) node;
   if (compute_requires_grad(input)) {
-    auto node = make_node<SoftmaxBackward>(input);
+    node = make_node<SoftmaxBackward>(input);
     node->state.dim = {at::maybe_wrap_dim(dim, input.dim())};
     node->state.log = log;
     torch::autograd::set_history(output, node);
-    node->save_output(output);
   }
   if (isFwGradDefined(input)) {
     const Tensor& moves = tangent(input);
@@ -135,6 +135,9 @@ Tensor softmax_autograd(c10::DispatchKeySet keys, const Tensor& input, int64_t d
     const Tensor change = log ? at::sub(moves, sum_over(at::mul(moves, at::exp(y)), dim, /*keepdim=*/true))
                               : softmax_grad(moves, y, dim, /*log=*/false);
     output._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
+  }
+  if (node) {
+    node->save_output(output);  // with its tangent
   }
   return output;
 }
