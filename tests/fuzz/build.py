@@ -25,7 +25,7 @@ ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
 # Of which any may be left out; integers stand for all of their kinds.
 DTYPES = ("float32", "float64", "bfloat16", "float16", "complex64", "complex128", "integers")
 # What the harness puts others in the place of, and what knows torch.
-_REPLACED = {"select.cpp", "scratch.cpp", "conv2d_cpu_ops.cpp"}
+_REPLACED = {"select.cpp", "scratch.cpp", "conv2d_cpu_ops.cpp", "reduce_ops.cpp"}
 # Threads and scratch are watched by the sanitizers; oracle and tensors would only be slower.
 _WATCHED = {"harness.cpp", "seams.cpp", "threads.cpp"}
 
@@ -114,8 +114,8 @@ def _sources(root: pathlib.Path, isas: tuple[str, ...], libfuzzer: bool) -> list
     engine = [
         file
         for file in (root / "csrc/cpu").rglob("*.cpp")
-        # Nothing here calls the pointwise functions.
-        if file.name not in _REPLACED and file.parent.name != "pointwise"
+        # Nothing here calls pointwise functions or sums.
+        if file.name not in _REPLACED and file.parent.name not in ("pointwise", "reduce")
     ]
     left_out = {f"engine_{isa}.cpp" for isa in ISAS if isa not in isas}
     harness = [
