@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "32768",
     "MALLOC_TRIM_THRESHOLD_": "0",
+    # Python's own allocator would take a MiB at a time, whenever it happens to be full.
+    "PYTHONMALLOC": "malloc",
 }
 THREADS = 2
 STEP = 32 * 1024
