@@ -29,6 +29,8 @@ thread_local int contexts = 0;     // that this thread is in
 thread_local bool joined = false;  // this thread follows the process
 
 void update_thread() { c10::impl::tls_set_dispatch_key_included(kKey, contexts > 0 || joined); }
+// What the thread does include: leaving torch.inference_mode sets its keys back to what they were before.
+bool is_included() { return c10::impl::tls_is_dispatch_key_included(kKey); }
 
 }  // namespace
 
@@ -45,6 +47,12 @@ namespace {
 
 // ---- which calls are taken
 
+// PyTorch has cast what autocast is to cast (leaves): an op that it does not know keeps its dtypes.
+Tensor product_of(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias = std::nullopt) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return matrix_product(mat1, mat2, bias);
+}
+
 bool multiplies(const Tensor& mat1, const Tensor& mat2, int64_t dims) {
   return takes(mat1, mat2) && mat1.dim() == dims && mat2.dim() == dims && mat1.sym_size(-1) == mat2.sym_size(-2) &&
          (dims == 2 || mat1.sym_size(0) == mat2.sym_size(0));
@@ -60,6 +68,11 @@ Tensor combine(const Tensor& self, const Tensor& product, const Scalar& beta, co
     return scaled;  // whatever self holds
   }
   return at::add(scaled, is_one(beta) ? self : at::mul(self, beta));
+}
+
+// What PyTorch refuses, and what it computes without the product.
+bool are_factors(const Tensor& self, const Scalar& beta, const Scalar& alpha) {
+  return !is_zero(alpha) && (self.is_complex() || (!beta.isComplex() && !alpha.isComplex()));
 }
 
 bool can_expand(const Tensor& self, SymIntArrayRef size) {
@@ -80,7 +93,7 @@ struct Mm {
   using Op = at::_ops::mm;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2) {
     if (leaves<Op>(keys) || !multiplies(self, mat2, 2)) return Op::redispatch(keys & kBelow, self, mat2);
-    return matrix_product(self, mat2);
+    return product_of(self, mat2);
   }
 };
 
@@ -90,7 +103,7 @@ struct MmOut {
     if (leaves<Op>(keys) || !multiplies(self, mat2, 2) || !can_write(out, self) || records_gradients(out, self, mat2)) {
       return Op::redispatch(keys & kBelow, self, mat2, out);
     }
-    return write(out, matrix_product(self, mat2));
+    return write(out, product_of(self, mat2));
   }
 };
 
@@ -98,7 +111,7 @@ struct Bmm {
   using Op = at::_ops::bmm;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2) {
     if (leaves<Op>(keys) || !multiplies(self, mat2, 3)) return Op::redispatch(keys & kBelow, self, mat2);
-    return matrix_product(self, mat2);
+    return product_of(self, mat2);
   }
 };
 
@@ -108,7 +121,7 @@ struct BmmOut {
     if (leaves<Op>(keys) || !multiplies(self, mat2, 3) || !can_write(out, self) || records_gradients(out, self, mat2)) {
       return Op::redispatch(keys & kBelow, self, mat2, out);
     }
-    return write(out, matrix_product(self, mat2));
+    return write(out, product_of(self, mat2));
   }
 };
 
@@ -127,22 +140,23 @@ bool takes_sum(const Tensor& self, const Product& product, int64_t dims) {
 }
 
 Tensor sum(const Tensor& self, const Product& product, const Scalar& beta, const Scalar& alpha) {
-  const bool is_bias = !product.as_vector && is_one(beta) && is_one(alpha) && self.dim() == 1 &&
-                       self.sym_size(0) == product.mat2.sym_size(-1);
-  if (is_bias) return matrix_product(product.mat1, product.mat2, self);
-  const Tensor result = matrix_product(product.mat1, product.mat2);
+  const bool is_bias = !product.as_vector && product.mat2.dim() == 2 && is_one(beta) && is_one(alpha) &&
+                       self.dim() == 1 && self.sym_size(0) == product.mat2.sym_size(-1);
+  if (is_bias) return product_of(product.mat1, product.mat2, self);
+  const Tensor result = product_of(product.mat1, product.mat2);
   return combine(self, product.as_vector ? result.squeeze(-1) : result, beta, alpha);
 }
 
 // How each op's arguments make a product.
 Product of_matrices(const Tensor& mat1, const Tensor& mat2) { return {mat1, mat2}; }
 Product of_vector(const Tensor& mat, const Tensor& vec) {
-  return {mat, vec.dim() == 1 ? vec.unsqueeze(-1) : vec, /*as_vector=*/true};
+  // No matrix, so that it is not taken, where it is no vector.
+  return {mat, vec.dim() == 1 ? vec.unsqueeze(-1) : vec.unsqueeze(0).unsqueeze(0).unsqueeze(0), /*as_vector=*/true};
 }
 // The sum over a batch is one product whose k runs over it.
 Product of_batch(const Tensor& batch1, const Tensor& batch2) {
-  if (batch1.dim() != 3 || batch2.dim() != 3 || batch1.sym_size(0) != batch2.sym_size(0) ||
-      batch1.sym_size(2) != batch2.sym_size(1)) {
+  if (!is_dense(batch1) || !is_dense(batch2) || batch1.dim() != 3 || batch2.dim() != 3 ||
+      batch1.sym_size(0) != batch2.sym_size(0) || batch1.sym_size(2) != batch2.sym_size(1)) {
     return {batch1, batch2};
   }
   const Tensor rows = batch1.transpose(0, 1);
@@ -155,7 +169,7 @@ struct Sum {
   using Op = AtOp;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
                      const Scalar& alpha) {
-    if (!leaves<Op>(keys)) {
+    if (!leaves<Op>(keys) && are_factors(self, beta, alpha)) {
       const Product product = product_of(a, b);
       if (takes_sum(self, product, dims)) return sum(self, product, beta, alpha);
     }
@@ -168,7 +182,7 @@ struct SumInPlace {
   using Op = AtOp;
   static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
                       const Scalar& alpha) {
-    if (!leaves<Op>(keys)) {
+    if (!leaves<Op>(keys) && are_factors(self, beta, alpha)) {
       const Product product = product_of(a, b);
       if (takes_sum(self, product, dims)) {
         const Tensor result = sum(self, product, beta, alpha);
@@ -184,7 +198,8 @@ struct SumOut {
   using Op = AtOp;
   static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
                       const Scalar& alpha, Tensor& out) {
-    if (!leaves<Op>(keys) && can_write(out, self) && !records_gradients(out, self, a, b)) {
+    if (!leaves<Op>(keys) && are_factors(self, beta, alpha) && can_write(out, self) &&
+        !records_gradients(out, self, a, b)) {
       const Product product = product_of(a, b);
       if (takes_sum(self, product, dims)) return write(out, sum(self, product, beta, alpha));
     }
@@ -200,7 +215,7 @@ struct Mv {
   using Op = at::_ops::mv;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& vec) {
     if (leaves<Op>(keys) || !takes_vector(self, vec)) return Op::redispatch(keys & kBelow, self, vec);
-    return matrix_product(self, vec.unsqueeze(-1)).squeeze(-1);
+    return product_of(self, vec.unsqueeze(-1)).squeeze(-1);
   }
 };
 
@@ -210,7 +225,7 @@ struct MvOut {
     if (leaves<Op>(keys) || !takes_vector(self, vec) || !can_write(out, self) || records_gradients(out, self, vec)) {
       return Op::redispatch(keys & kBelow, self, vec, out);
     }
-    return write(out, matrix_product(self, vec.unsqueeze(-1)).squeeze(-1));
+    return write(out, product_of(self, vec.unsqueeze(-1)).squeeze(-1));
   }
 };
 
@@ -218,7 +233,7 @@ bool takes_dot(const Tensor& self, const Tensor& other) {
   return takes(self, other) && self.dim() == 1 && other.dim() == 1 && self.sym_size(0) == other.sym_size(0);
 }
 Tensor dot_of(const Tensor& self, const Tensor& other) {
-  return matrix_product(self.unsqueeze(0), other.unsqueeze(-1)).squeeze(-1).squeeze(0);
+  return product_of(self.unsqueeze(0), other.unsqueeze(-1)).squeeze(-1).squeeze(0);
 }
 
 struct Dot {
@@ -275,6 +290,7 @@ struct Convolution {
       return Op::redispatch(keys & kBelow, input, weight, bias, stride, padding, dilation, transposed, output_padding,
                             std::move(groups));
     }
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     return conv2d_ext::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding,
                                    std::move(groups));
   }
@@ -298,12 +314,49 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
 
 // Ops that every path to a covered call ends in. At BackendSelect, which every thread includes, a thread that has not
 // joined yet does so, and the call begins again.
-constexpr const char* kGates[] = {"mm",          "mm.out",      "addmm",    "addmm.out", "addmm_", "bmm", "bmm.out",
-                                  "baddbmm",     "baddbmm.out", "baddbmm_", "mv",        "addmv",  "dot", "vdot",
-                                  "convolution", "tanh",        "sigmoid",  "silu",      "gelu",   "exp"};
+constexpr const char* kGates[] = {"mm",
+                                  "mm.out",
+                                  "addmm",
+                                  "addmm.out",
+                                  "addmm_",
+                                  "bmm",
+                                  "bmm.out",
+                                  "baddbmm",
+                                  "baddbmm.out",
+                                  "baddbmm_",
+                                  "mv",
+                                  "addmv",
+                                  "dot",
+                                  "vdot",
+                                  "convolution",
+                                  "sigmoid",
+                                  "silu",
+                                  "gelu",
+                                  "mish",
+                                  "softplus",
+                                  "elu",
+                                  "celu",
+                                  "glu",
+                                  "softshrink",
+                                  "sinh",
+                                  "cosh",
+                                  "atanh",
+                                  "exp2",
+                                  "pow.Tensor_Scalar",
+                                  "pow.Scalar",
+                                  "_softmax",
+                                  "_log_softmax",
+                                  "sum",
+                                  "sum.dim_IntList",
+                                  "mean",
+                                  "mean.dim",
+                                  "prod",
+                                  "prod.dim_int",
+                                  "native_layer_norm",
+                                  "native_batch_norm"};
 
 void pass_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (!joined && process_enabled.load(std::memory_order_relaxed)) {
+  if (process_enabled.load(std::memory_order_relaxed) && !is_included()) {
     joined = true;
     update_thread();
     op.callBoxed(stack);

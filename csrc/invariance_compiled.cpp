@@ -18,20 +18,81 @@ namespace {
 
 constexpr const char* kEagerOps[] = {
     // functions that are rounded as they are computed
-    "exp", "expm1", "log", "log1p", "log2", "log10", "erf", "erfc", "erfinv", "tanh", "sin", "cos", "tan", "asin",
-    "acos", "atan", "asinh", "acosh", "atan2", "logit", "lgamma", "digamma", "pow.Tensor_Tensor", "logaddexp",
-    "logaddexp2", "sinc", "special_i0", "log_sigmoid_forward", "log_sigmoid_backward", "logit_backward",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "erf",
+    "erfc",
+    "erfinv",
+    "tanh",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "asinh",
+    "acosh",
+    "atan2",
+    "logit",
+    "lgamma",
+    "digamma",
+    "pow.Tensor_Tensor",
+    "logaddexp",
+    "logaddexp2",
+    "sinc",
+    "special_i0",
+    "log_sigmoid_forward",
+    "log_sigmoid_backward",
+    "logit_backward",
     // sums
-    "var.correction", "std.correction", "var_mean.correction", "std_mean.correction", "logsumexp", "linalg_vector_norm",
-    "norm.Scalar", "norm.ScalarOpt_dim", "cumsum", "cumprod", "logcumsumexp", "native_layer_norm",
-    "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
-    "_native_batch_norm_legit_no_training", "_native_batch_norm_legit.no_stats", "native_batch_norm",
-    "native_batch_norm_backward", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d", "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d", "embedding_dense_backward", "index_add", "scatter_add",
-    "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "smooth_l1_loss", "huber_loss", "upsample_bilinear2d",
-    "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d", "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "grid_sampler_2d",
-    "grid_sampler_2d_backward", "_fused_rms_norm", "_fused_rms_norm_backward"};
+    "var.correction",
+    "std.correction",
+    "var_mean.correction",
+    "std_mean.correction",
+    "logsumexp",
+    "linalg_vector_norm",
+    "norm.Scalar",
+    "norm.ScalarOpt_dim",
+    "cumsum",
+    "cumprod",
+    "logcumsumexp",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "native_group_norm",
+    "native_group_norm_backward",
+    "_native_batch_norm_legit_no_training",
+    "_native_batch_norm_legit.no_stats",
+    "native_batch_norm",
+    "native_batch_norm_backward",
+    "avg_pool2d",
+    "avg_pool2d_backward",
+    "avg_pool3d",
+    "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d",
+    "embedding_dense_backward",
+    "index_add",
+    "scatter_add",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    "mse_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "upsample_bilinear2d",
+    "upsample_bicubic2d",
+    "upsample_linear1d",
+    "upsample_trilinear3d",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+    "upsample_bilinear2d_backward",
+    "upsample_bicubic2d_backward",
+    "grid_sampler_2d",
+    "grid_sampler_2d_backward",
+};
 
 const std::string kAten = "aten::", kEager = "conv2d_ext::eager_";
 
@@ -82,7 +143,10 @@ void record_or_pass_in_place(const c10::OperatorHandle& op, c10::DispatchKeySet 
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInvarianceKey), stack);
     return;
   }
-  const at::Tensor self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  at::IValue& argument = torch::jit::peek(*stack, 0, op.schema().arguments().size());
+  const at::Tensor self = argument.toTensor();
+  // A derivative needs the values that are overwritten here.
+  if (c10::GradMode::is_enabled() && self.requires_grad()) argument = self.clone();
   const c10::OperatorName& name = op.operator_name();
   c10::Dispatcher::singleton()
       .findSchemaOrThrow(name.name.substr(0, name.name.size() - 1).c_str(), name.overload_name.c_str())

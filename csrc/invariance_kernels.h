@@ -39,7 +39,7 @@ bool leaves(DispatchKeySet keys) {
 }
 
 inline bool is_dense(const Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() &&
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.has_names() &&
          (tensor.device().is_cpu() ||
           (tensor.device().is_cuda() && matmul_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA)));
 }
@@ -62,7 +62,7 @@ inline bool is_real(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf;
 }
 inline bool is_on_cpu(const Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.device().is_cpu();
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.has_names() && tensor.device().is_cpu();
 }
 template <class... Others>
 bool takes_on_cpu(const Tensor& first, const Others&... others) {

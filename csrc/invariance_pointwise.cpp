@@ -4,6 +4,8 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 
+#include <cmath>
+
 #include "invariance_kernels.h"
 #include "pointwise_ops.h"
 
@@ -79,6 +81,12 @@ struct Elu : Plain {
     return {alpha.toDouble(), scale.toDouble(), input_scale.toDouble()};
   }
 };
+struct Celu {
+  static constexpr bool is_promoting = false;
+  static bool takes(const Tensor&, const Scalar& alpha) { return !alpha.isComplex() && alpha.toDouble() != 0; }
+  static std::string_view name(const Scalar&) { return "elu"; }
+  static Parameters parameters(const Scalar& alpha) { return {alpha.toDouble(), 1, 1 / alpha.toDouble()}; }
+};
 struct Softshrink {
   static constexpr bool is_promoting = false;
   static bool takes(const Tensor&, const Scalar& lambd) { return lambd.toDouble() >= 0; }
@@ -91,6 +99,8 @@ struct Power {
   static bool takes(const Tensor& input, const Scalar& exponent) {
     if (exponent.isComplex()) return false;
     const double e = exponent.toDouble();
+    // Larger ones PyTorch rounds to the tensor's type.
+    if (!(std::abs(e) < 16777216.0)) return false;
     const bool is_product = e == 0 || e == 1 || e == 2 || e == 3 || e == -1;
     return !is_product && (e != 0.5 || input.element_size() == 2);
   }
@@ -182,7 +192,8 @@ struct Glu {
 struct PowerOfNumber {
   using Op = at::_ops::pow_Scalar;
   static Tensor call(DispatchKeySet keys, const Scalar& self, const Tensor& exponent) {
-    const bool fits = takes_on_cpu(exponent) && !self.isComplex() && self.toDouble() > 0 && self.toDouble() != 1;
+    const bool fits = takes_on_cpu(exponent) && !self.isComplex() && self.toDouble() > 1e-30 &&
+                      self.toDouble() < 1e30 && self.toDouble() != 1;
     if (leaves<Op>(keys) || !fits) return Op::redispatch(keys & kBelow, self, exponent);
     return pointwise(exponent, "exp_base", {self.toDouble()});
   }
@@ -208,9 +219,9 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   cover_forms<Elu, ops::elu, ops::elu_, ops::elu_out, const Scalar&, const Scalar&, const Scalar&>(m);
   cover_forms<Power, ops::pow_Tensor_Scalar, ops::pow__Scalar, ops::pow_Tensor_Scalar_out, const Scalar&>(m);
   cover_all<Unary<ops::softplus, Softplus, const Scalar&, const Scalar&>,
-            UnaryOut<ops::softplus_out, Softplus, const Scalar&, const Scalar&>,
-            Unary<ops::softshrink, Softshrink, const Scalar&>, UnaryOut<ops::softshrink_out, Softshrink, const Scalar&>,
-            Glu, PowerOfNumber>(m);
+            UnaryOut<ops::softplus_out, Softplus, const Scalar&, const Scalar&>, Unary<ops::celu, Celu, const Scalar&>,
+            UnaryInPlace<ops::celu_, Celu, const Scalar&>, Unary<ops::softshrink, Softshrink, const Scalar&>,
+            UnaryOut<ops::softshrink_out, Softshrink, const Scalar&>, Glu, PowerOfNumber>(m);
 }
 
 }  // namespace

@@ -23,7 +23,8 @@ Tensor product_of_last(const Tensor& self, at::ScalarType dtype) {
     const Tensor product = at::mul(factors.narrow(-1, 0, n / 2), factors.narrow(-1, n / 2, n / 2));
     factors = n % 2 == 0 ? product : at::cat({product, factors.narrow(-1, n - 1, 1)}, -1);
   }
-  return factors.select(-1, 0).to(dtype);
+  // A copy: of one factor it would be the input itself.
+  return factors.select(-1, 0).to(dtype, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
 }
 
 struct Prod {
@@ -40,7 +41,7 @@ struct ProdDim {
     if (leaves<Op>(keys) || !takes_product(self, dtype) || dim < -self.dim() || dim >= self.dim()) {
       return Op::redispatch(keys & kBelow, self, dim, keepdim, dtype);
     }
-    const Tensor result = product_of_last(self.movedim(dim, -1), dtype.value_or(self.scalar_type())).contiguous();
+    const Tensor result = product_of_last(self.movedim(dim, -1), dtype.value_or(self.scalar_type()));
     return keepdim ? result.unsqueeze(at::maybe_wrap_dim(dim, self.dim())) : result;
   }
 };

@@ -319,3 +319,94 @@ class TestCompile:
             whole = compiled(self.x)
             for part in (slice(0, 1), slice(2, 5)):
                 assert same_bits(compiled(self.x[part]), whole[part])
+
+
+class TestAsPyTorch:
+    """What a call gives and refuses is PyTorch's, but for the bits."""
+
+    def test_a_product_of_one_element_is_no_view_of_its_input(self):
+        with conv2d_ext.batch_invariant():
+            x = torch.ones(3, 1)
+            x.prod(1).mul_(5)
+            torch.ones(1).prod().mul_(2)
+        assert torch.equal(x, torch.ones(3, 1))
+
+    def test_requests_in_inference_mode_stay_in_the_mode(self):
+        rows, matrix = torch.randn(64, 300), torch.randn(300, 77)
+        held = []
+
+        def serve() -> None:
+            for _ in range(3):
+                with torch.inference_mode():
+                    held.append(torch.equal((rows @ matrix)[:1], rows[:1] @ matrix))
+
+        conv2d_ext.enable()
+        try:
+            thread = threading.Thread(target=serve)
+            thread.start()
+            thread.join()
+        finally:
+            conv2d_ext.disable()
+        assert held == [True] * 3
+
+    def test_autocast_leaves_what_it_does_not_know(self):
+        matrix, vector = torch.randn(4, 4), torch.randn(4)
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = torch.mv(matrix, vector)
+            with conv2d_ext.batch_invariant():
+                found = torch.mv(matrix, vector)
+                out = torch.mm(matrix, matrix, out=torch.empty(4, 4))
+        assert found.dtype == expected.dtype == torch.float32
+        torch.testing.assert_close(out, matrix @ matrix)
+
+    def test_celu(self):
+        x = torch.randn(BATCH, 38, 14)
+        with conv2d_ext.batch_invariant():
+            torch.testing.assert_close(
+                F.celu(x, 1.3), torch.nn.functional.celu(x.double(), 1.3).float()
+            )
+            assert invariant(lambda x: F.celu(x, 1.3), x)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda: torch.ones(2).pow(float("inf")),
+            lambda: torch.ones(2).pow(float("nan")),
+            lambda: torch.pow(float("inf"), torch.zeros(2)),
+            lambda: (-torch.ones(2)).pow(16777217),
+            lambda: torch.baddbmm(torch.ones(5), torch.ones(2, 3, 4), torch.ones(2, 4, 5)),
+            lambda: torch.addmm(
+                torch.ones(3), torch.full((2, 2), torch.nan), torch.ones(2, 3), alpha=0
+            ),
+        ],
+    )
+    def test_values(self, call):
+        expected = call()
+        with conv2d_ext.batch_invariant():
+            torch.testing.assert_close(call(), expected, equal_nan=True)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda: torch.addmm(torch.ones(3), torch.ones(2, 2), torch.ones(2, 3), alpha=1j),
+            lambda: torch.addmv(torch.ones(3, 5), torch.ones(3, 4), torch.ones(4, 5)),
+        ],
+    )
+    def test_errors(self, call):
+        with pytest.raises(RuntimeError):
+            call()
+        with conv2d_ext.batch_invariant(), pytest.raises(RuntimeError):
+            call()
+
+    def test_compiled_functions_in_place(self):
+        def function(x: torch.Tensor) -> torch.Tensor:
+            return (x * 1).sin_().exp_().sum()
+
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        x = torch.randn(5, requires_grad=True)
+        with conv2d_ext.batch_invariant():
+            (ours,) = torch.autograd.grad(compiled(x), x)
+            norm = torch.compile(nn.RMSNorm(8), fullgraph=True, backend="aot_eager")
+            norm(torch.randn(2, 8, requires_grad=True)).sum().backward()
+        (expected,) = torch.autograd.grad(function(x), x)
+        torch.testing.assert_close(ours, expected)
