@@ -28,9 +28,9 @@ std::atomic<bool> process_enabled{false};
 thread_local int contexts = 0;     // that this thread is in
 thread_local bool joined = false;  // this thread follows the process
 
-void update_thread() { c10::impl::tls_set_dispatch_key_included(kKey, contexts > 0 || joined); }
+void update_thread() { c10::impl::tls_set_dispatch_key_included(kInvarianceKey, contexts > 0 || joined); }
 // What the thread does include: leaving torch.inference_mode sets its keys back to what they were before.
-bool is_included() { return c10::impl::tls_is_dispatch_key_included(kKey); }
+bool is_included() { return c10::impl::tls_is_dispatch_key_included(kInvarianceKey); }
 
 }  // namespace
 
@@ -48,7 +48,7 @@ namespace {
 // ---- which calls are taken
 
 // PyTorch has cast what autocast is to cast (leaves): an op that it does not know keeps its dtypes.
-Tensor product_of(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias = std::nullopt) {
+Tensor uncast_product(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias = std::nullopt) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return matrix_product(mat1, mat2, bias);
 }
@@ -93,7 +93,7 @@ struct Mm {
   using Op = at::_ops::mm;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2) {
     if (leaves<Op>(keys) || !multiplies(self, mat2, 2)) return Op::redispatch(keys & kBelow, self, mat2);
-    return product_of(self, mat2);
+    return uncast_product(self, mat2);
   }
 };
 
@@ -103,7 +103,7 @@ struct MmOut {
     if (leaves<Op>(keys) || !multiplies(self, mat2, 2) || !can_write(out, self) || records_gradients(out, self, mat2)) {
       return Op::redispatch(keys & kBelow, self, mat2, out);
     }
-    return write(out, product_of(self, mat2));
+    return write(out, uncast_product(self, mat2));
   }
 };
 
@@ -111,7 +111,7 @@ struct Bmm {
   using Op = at::_ops::bmm;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2) {
     if (leaves<Op>(keys) || !multiplies(self, mat2, 3)) return Op::redispatch(keys & kBelow, self, mat2);
-    return product_of(self, mat2);
+    return uncast_product(self, mat2);
   }
 };
 
@@ -121,7 +121,7 @@ struct BmmOut {
     if (leaves<Op>(keys) || !multiplies(self, mat2, 3) || !can_write(out, self) || records_gradients(out, self, mat2)) {
       return Op::redispatch(keys & kBelow, self, mat2, out);
     }
-    return write(out, product_of(self, mat2));
+    return write(out, uncast_product(self, mat2));
   }
 };
 
@@ -142,8 +142,8 @@ bool takes_sum(const Tensor& self, const Product& product, int64_t dims) {
 Tensor sum(const Tensor& self, const Product& product, const Scalar& beta, const Scalar& alpha) {
   const bool is_bias = !product.as_vector && product.mat2.dim() == 2 && is_one(beta) && is_one(alpha) &&
                        self.dim() == 1 && self.sym_size(0) == product.mat2.sym_size(-1);
-  if (is_bias) return product_of(product.mat1, product.mat2, self);
-  const Tensor result = product_of(product.mat1, product.mat2);
+  if (is_bias) return uncast_product(product.mat1, product.mat2, self);
+  const Tensor result = uncast_product(product.mat1, product.mat2);
   return combine(self, product.as_vector ? result.squeeze(-1) : result, beta, alpha);
 }
 
@@ -215,7 +215,7 @@ struct Mv {
   using Op = at::_ops::mv;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& vec) {
     if (leaves<Op>(keys) || !takes_vector(self, vec)) return Op::redispatch(keys & kBelow, self, vec);
-    return product_of(self, vec.unsqueeze(-1)).squeeze(-1);
+    return uncast_product(self, vec.unsqueeze(-1)).squeeze(-1);
   }
 };
 
@@ -225,7 +225,7 @@ struct MvOut {
     if (leaves<Op>(keys) || !takes_vector(self, vec) || !can_write(out, self) || records_gradients(out, self, vec)) {
       return Op::redispatch(keys & kBelow, self, vec, out);
     }
-    return write(out, product_of(self, vec.unsqueeze(-1)).squeeze(-1));
+    return write(out, uncast_product(self, vec.unsqueeze(-1)).squeeze(-1));
   }
 };
 
@@ -233,7 +233,7 @@ bool takes_dot(const Tensor& self, const Tensor& other) {
   return takes(self, other) && self.dim() == 1 && other.dim() == 1 && self.sym_size(0) == other.sym_size(0);
 }
 Tensor dot_of(const Tensor& self, const Tensor& other) {
-  return product_of(self.unsqueeze(0), other.unsqueeze(-1)).squeeze(-1).squeeze(0);
+  return uncast_product(self.unsqueeze(0), other.unsqueeze(-1)).squeeze(-1).squeeze(0);
 }
 
 struct Dot {
@@ -377,9 +377,7 @@ void put_up_gates() {
   });
 }
 
-}  // namespace
-
-namespace {
+// ---- contexts
 
 // A context is entered and left by ops, so that torch.compile can trace one that lies inside a function: it records
 // them as calls, and runs them while it traces what lies between. Where it only asks for shapes they do nothing, since

@@ -13,6 +13,8 @@
 
 #include <string>
 
+#include "invariance_kernels.h"
+
 namespace conv2d_ext {
 namespace {
 
@@ -124,23 +126,22 @@ void call_eagerly(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
 // has the name of, with the autograd kernels of all backends, and no kernel.
 const c10::DispatchKeySet kAsMaia({c10::DispatchKey::AutogradMAIA, c10::DispatchKey::MAIA});
 
+bool is_recording() {
+  return c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
+}
+
 void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const bool is_recording =
-      c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
   // In training it writes to its running statistics.
   const bool mutates = op.operator_name().name == "aten::native_batch_norm" && torch::jit::peek(*stack, 5, 8).toBool();
   // PyTorch's batching rules make other calls of a batched one, and those come here.
   const bool is_batched = keys.has(c10::DispatchKey::FuncTorchBatched);
-  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kInvarianceKey);
-  op.redispatchBoxed(is_recording && !mutates && !is_batched ? kAsMaia : keys & below, stack);
+  op.redispatchBoxed(is_recording() && !mutates && !is_batched ? kAsMaia : keys & invariance::kBelow, stack);
 }
 
 // exp_ and its like: a compiler would make exp of it, and compute that.
 void record_or_pass_in_place(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const bool is_recording =
-      c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
-  if (!is_recording) {
-    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInvarianceKey), stack);
+  if (!is_recording()) {
+    op.redispatchBoxed(keys & invariance::kBelow, stack);
     return;
   }
   at::IValue& argument = torch::jit::peek(*stack, 0, op.schema().arguments().size());

@@ -9,6 +9,7 @@
 
 #include <string>
 
+#include "invariance.h"
 #include "matmul.h"
 
 namespace conv2d_ext::invariance {
@@ -19,8 +20,7 @@ using c10::DispatchKeySet;
 using c10::SymInt;
 using c10::SymIntArrayRef;
 
-constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
-const DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kKey);
+const DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kInvarianceKey);
 
 // Whether this thread followed a process that has left the mode, and is in no context: it leaves as well.
 bool has_left();

@@ -19,9 +19,6 @@ from conv2d_ext._certify.runs import filler_rows
 from conv2d_ext.certify import Difference, read_certificate
 
 SMALL = {"batch_sizes": (1, 2, 3), "threads": (1, 2), "runs": 2, "modes": "F.*"}
-needs_mode = pytest.mark.skipif(
-    not hasattr(conv2d_ext, "batch_invariant"), reason="needs conv2d_ext.batch_invariant"
-)
 
 
 def rows(*shape: int) -> torch.Tensor:
@@ -537,7 +534,6 @@ def test_files_that_are_no_certificates(tmp_path, content, message):
 # ---- under batch_invariant
 
 
-@needs_mode
 def test_the_mode_makes_a_small_net_pass():
     torch.manual_seed(0)
     certificate = certify(models.SmallNet().eval(), rows(3, 6, 6), modes=("F.*", "batch_invariant"))
@@ -549,7 +545,6 @@ def test_the_mode_makes_a_small_net_pass():
     assert not any(row.covered for row in certificate.modes["F.*"].calls)
 
 
-@needs_mode
 def test_the_mode_does_not_hide_what_it_does_not_cover():
     certificate = certify(models.TwoLayers(models.BatchMean()), modes="batch_invariant")
     assert not certificate.passed
@@ -568,7 +563,6 @@ ENV = {
 QUICK = ("--input", "3,6,6", "--batch", "2,3", "--threads", "1", "--runs", "1")
 
 
-@needs_mode
 def test_command_line(tmp_path):
     file, page = tmp_path / "certificate.json", tmp_path / "certificate.md"
     model = ("--model", "certify_models:SmallNet", "--kwargs", '{"classes": 2}')
@@ -589,7 +583,6 @@ def test_command_line(tmp_path):
     assert "inputs are not the same" in other.stdout
 
 
-@needs_mode
 def test_command_line_fails():
     model = ("--model", "certify_models:SmallNet", "--kwargs", '{"fails": true}')
     finished = run_python(*COMMAND, *model, *QUICK, "--no-gradients", env=ENV)

@@ -18,4 +18,8 @@ const Rows* avx2_rows() {
   return &kRows;
 }
 }  // namespace conv2d_ext::cpu::pointwise
+#else
+namespace conv2d_ext::cpu::pointwise {
+const Rows* avx2_rows() { return nullptr; }
+}  // namespace conv2d_ext::cpu::pointwise
 #endif

@@ -20,4 +20,8 @@ const Kernels* avx512_kernels() {
   return &kKernels;
 }
 }  // namespace conv2d_ext::cpu::reduce
+#else
+namespace conv2d_ext::cpu::reduce {
+const Kernels* avx512_kernels() { return nullptr; }
+}  // namespace conv2d_ext::cpu::reduce
 #endif
