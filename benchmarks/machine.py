@@ -71,6 +71,7 @@ def describe(freed_memory_is_kept: bool) -> dict[str, object]:
     """What a reader on another machine needs to know; all of it can be written as JSON."""
     return {
         "cpu": cpu_name(),
+        "microarchitecture": microarchitecture(),
         "isa_flags": sorted(cpu_flags().intersection(_ISA_FLAGS)),
         "logical_cpus": os.cpu_count(),
         "usable_cpus": len(os.sched_getaffinity(0)),
@@ -103,6 +104,16 @@ def describe(freed_memory_is_kept: bool) -> dict[str, object]:
 
 def cpu_name() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def microarchitecture() -> str:
+    """Of AMD's CPUs, whose names do not say it; empty for others."""
+    if _cpuinfo("vendor_id") != "AuthenticAMD":
+        return ""
+    family, model = int(_cpuinfo("cpu family") or 0), int(_cpuinfo("model") or 0)
+    if family == 25:
+        return "Zen 4" if model // 16 in (1, 6, 7, 10) else "Zen 3"
+    return {23: "Zen 1 or 2", 26: "Zen 5"}.get(family, f"family {family}")
 
 
 def cpu_flags() -> set[str]:

@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator
 
 from benchmarks.problems import LAYER_CLASSES
 from benchmarks.report import PAIRS, per_pixel
-from benchmarks.results import OURS, Document, Result, geomean
+from benchmarks.results import ATEN, OURS, Document, Result, geomean
 
 _COLORS = dict(
     zip(
@@ -21,7 +21,9 @@ _COLORS = dict(
     )
 )
 _RATIO_TICKS = (0.12, 0.25, 0.5, 0.7, 0.85, 1, 1.2, 1.4, 1.7, 2, 3, 4, 6, 8, 16, 32, 64, 128)
-_NAMED_BARS = 40  # up to so many bars carry their problems' names
+_CROWDED = (0.85, 1.2, 1.4, 1.7)  # of these, where they lie side by side
+_DISTURBED = {"fill": False, "hatch": "////", "linewidth": 0.5}  # a bar that others disturbed
+_DISTURBED_NOTE = "hatched: others used the machine"
 
 
 def draw(document: Document, folder: Path) -> list[Path]:
@@ -42,20 +44,103 @@ def draw(document: Document, folder: Path) -> list[Path]:
                     title = f"{dtype}, {layout}: speed over {peer}"
                     figures[f"ratios-{dtype}-{layout}"] = _ratios(cases, ours, peer, title)
             figures[f"roofline-{dtype}"] = _roofline(cases, document.roofline, dtype)
-    paths = []
-    for name, figure in figures.items():
-        paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1], dpi=110)
-    return paths
+    return [save(figure, folder / f"{name}.png") for name, figure in figures.items()]
 
 
-def _grid(results: Sequence[Result], width: float, height: float) -> tuple[Figure, list]:
+def save(figure: Figure, path: Path) -> Path:
+    # Without the version of matplotlib: the same figures give the same file.
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    return path
+
+
+def speed_by_class(document: Document) -> Figure:
+    """The README's picture: every layer as a dot, class by class, on one thread and on two."""
+    results = [r for r in document.usable if r.speedup(OURS, ATEN) is not None]
+    directions, threads = _distinct(results, "direction"), _distinct(results, "threads")
+    present = [name for name in LAYER_CLASSES if any(r.layer_class == name for r in results)]
+    figure = Figure(figsize=(5.2 * len(directions), 4.6), layout="constrained")
+    row = figure.subplots(1, len(directions), squeeze=False, sharey=True)[0]
+    for axes, direction in zip(row, directions, strict=True):
+        for place, layer_class in enumerate(present):
+            cases = [r for r in results if (r.layer_class, r.direction) == (layer_class, direction)]
+            for shift, count in zip((-0.18, 0.18), threads, strict=False):
+                _class_column(axes, place + shift, [c for c in cases if c.threads == count])
+            if cases:
+                slowest = min(cases, key=lambda case: case.speedup(OURS, ATEN))
+                axes.annotate(
+                    slowest.name.removesuffix(" batch 1").replace(" ", "\n", 1),
+                    (place, slowest.speedup(OURS, ATEN)),
+                    textcoords="offset points", xytext=(0, -8), fontsize=5, rotation=90,
+                    ha="center", va="top",
+                )  # fmt: skip
+        axes.axhline(1, color="black", linewidth=0.8)
+        _ratio_axis(axes)
+        axes.set_title(direction, fontsize=10)
+        axes.set_xticks(range(len(present)), present, rotation=30, ha="right")
+        axes.spines[["top", "right"]].set_visible(False)
+    low, high = row[0].get_ylim()
+    row[0].set_ylim(min(low, 0.3), max(high, 4))  # room for the names
+    row[0].set_ylabel("speedup over F.conv2d, NCHW, float32")
+    named = "1 thread left, 2 threads right" if len(threads) > 1 else f"{threads[0]} thread"
+    figure.suptitle(f"dots: layers ({named}); bars: geometric means; named: the slowest", fontsize=9)
+    if any(case.disturbed for case in results):
+        figure.text(0.99, 0.01, "hollow: others used the machine", ha="right", fontsize=7)
+    return figure
+
+
+def _class_column(axes: Axes, place: float, cases: Sequence[Result]) -> None:
+    if not cases:
+        return
+    ratios = [case.speedup(OURS, ATEN) for case in cases]
+    color = _COLORS[cases[0].layer_class]
+    for case, ratio in zip(cases, ratios, strict=True):
+        face = "none" if case.disturbed else color
+        axes.plot(place, ratio, "o", ms=3.5, mfc=face, mec=color, mew=0.7, alpha=0.8)
+    axes.plot([place - 0.15, place + 0.15], [geomean(ratios)] * 2, color="black", linewidth=2)
+
+
+def memory_by_size(document: dict) -> Figure:
+    """The README's picture: MiB beyond the results over the side of a square image."""
+    figure = Figure(figsize=(5.2 * len(document["bytes"]), 3.8), layout="constrained")
+    row = figure.subplots(1, len(document["bytes"]), squeeze=False, sharey=True)[0]
+    for axes, (direction, contestants) in zip(row, document["bytes"].items(), strict=True):
+        for name, figures in contestants.items():
+            # A logarithmic axis has no zero; a page is the least that can be seen.
+            mebibytes = [max(bytes, 4096) / 2**20 for bytes in figures.values()]
+            style = {"linewidth": 2, "color": "#c03030"} if name.startswith("conv2d_ext") else {}
+            axes.plot(
+                [int(size) for size in figures], mebibytes,
+                "o--" if name.endswith("channels_last") else "o-", ms=4, label=name, **style,
+            )  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xticks([int(size) for size in figures], figures)
+        axes.set_xlabel("image, pixels a side")
+        axes.set_title(direction, fontsize=10)
+        axes.grid(axis="y", linewidth=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    row[0].set_ylabel("MiB beyond the results")
+    row[0].legend(fontsize=7)
+    figure.suptitle(f"temporary memory: {document['layer']}", fontsize=9)
+    return figure
+
+
+def _ratio_axis(axes: Axes) -> None:
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_locator(FixedLocator(_RATIO_TICKS))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+
+
+def _grid(
+    results: Sequence[Result], width: float, height: float, *, sharey: bool = True
+) -> tuple[Figure, list]:
     """A row of axes for each direction, a column for each number of threads, and their cases."""
     directions, threads = _distinct(results, "direction"), _distinct(results, "threads")
     figure = Figure(
         figsize=(width * len(threads), 0.6 + height * len(directions)), layout="constrained"
     )
-    rows = figure.subplots(len(directions), len(threads), squeeze=False, sharey=True)
+    rows = figure.subplots(len(directions), len(threads), squeeze=False, sharey=sharey)
     panels = []
     for row, direction in zip(rows, directions, strict=True):
         for axes, count in zip(row, threads, strict=True):
@@ -67,52 +152,58 @@ def _grid(results: Sequence[Result], width: float, height: float) -> tuple[Figur
 
 
 def _ratios(results: Sequence[Result], ours: str, peer: str, title: str) -> Figure:
-    """A bar for each problem, class by class, from the slowest to the fastest beside the peer."""
-    figure, panels = _grid(results, 8, 3)
+    """A named bar for each problem, class by class, the slowest beside the peer first."""
+    names = {
+        layer_class: _distinct([r for r in results if r.layer_class == layer_class], "name")
+        for layer_class in LAYER_CLASSES
+    }
+    rows = sum(len(found) + 1 for found in names.values() if found)
+    figure, panels = _grid(results, 6, 1.2 + 0.11 * rows, sharey=False)
     figure.suptitle(title)
     for axes, cases in panels:
-        position = 0
-        names: list[str] = []
-        for layer_class in LAYER_CLASSES:
-            bars = sorted(
-                (ratio, case.name)
-                for case in cases
-                if case.layer_class == layer_class
-                and (ratio := case.speedup(ours, peer)) is not None
-            )
-            if not bars:
-                continue
-            ratios = [ratio for ratio, _ in bars]
-            mean = geomean(ratios)
-            positions = range(position, position + len(bars))
-            # From 1 up or down: what is below the line is slower than the peer.
-            axes.bar(
-                positions,
-                [ratio - 1 for ratio in ratios],
-                0.9,
-                bottom=1,
-                color=_COLORS[layer_class],
-                label=f"{layer_class}: {mean:.2f}",
-            )
-            names += [name for _, name in bars]
-            position += len(bars) + 1
-            names.append("")
-        axes.axhline(1, color="black", linewidth=0.8)
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_locator(FixedLocator(_RATIO_TICKS))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-        axes.set_xticks([])
-        if position <= _NAMED_BARS:
-            axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=6)
-        if position:
-            axes.legend(
-                fontsize=7,
-                title="geometric means",
-                title_fontsize=7,
-                loc="upper left",
-                bbox_to_anchor=(1, 1),
-            )
+        labels = _ratio_bars(axes, cases, ours, peer)
+        axes.axvline(1, color="black", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator([t for t in _RATIO_TICKS if t not in _CROWDED]))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+        # 1 is never at the edge, and all panels have one scale.
+        ratios = _all_ratios(results, ours, peer)
+        axes.set_xlim(min(0.5, min(ratios) / 1.1), max(2.0, max(ratios) * 1.1))
+        axes.tick_params(axis="x", labelsize=7)
+        axes.set_yticks(range(len(labels)), labels, fontsize=5)
+        axes.set_ylim(len(labels), -1)
+        if labels:
+            disturbed = any(case.disturbed for case in cases)
+            note = f"means; {_DISTURBED_NOTE}" if disturbed else "geometric means"
+            axes.legend(fontsize=7, title=note, title_fontsize=7, loc="upper right")
     return figure
+
+
+def _ratio_bars(axes: Axes, cases: Sequence[Result], ours: str, peer: str) -> list[str]:
+    """Draws them, and returns their names from the top to the bottom."""
+    labels: list[str] = []
+    for layer_class in LAYER_CLASSES:
+        found = sorted(
+            (ratio, case.name, bool(case.disturbed))
+            for case in cases
+            if case.layer_class == layer_class and (ratio := case.speedup(ours, peer)) is not None
+        )
+        if not found:
+            continue
+        color = _COLORS[layer_class]
+        mean = geomean([ratio for ratio, _, _ in found])
+        axes.barh([], [], color=color, label=f"{layer_class}: {mean:.2f}")
+        for ratio, name, disturbed in found:
+            # From 1 up or down: what is left of the line is slower than the peer.
+            look = {"edgecolor": color, **_DISTURBED} if disturbed else {"color": color}
+            axes.barh(len(labels), ratio - 1, 0.9, left=1, **look)
+            labels.append(name)
+        labels.append("")
+    return labels
+
+
+def _all_ratios(results: Sequence[Result], ours: str, peer: str) -> list[float]:
+    return [ratio for r in results if (ratio := r.speedup(ours, peer)) is not None]
 
 
 def _roofline(results: Sequence[Result], roofline: dict, dtype: str) -> Figure:
@@ -165,7 +256,12 @@ def _models(results: Sequence[Result]) -> Figure:
             ratios = [case.speedup(ours, peer) or 0.0 for case in cases]
             positions = [number + shift for number in range(len(cases))]
             bars = axes.bar(positions, ratios, 0.38, label=layout)
+            for bar, case in zip(bars, cases, strict=True):
+                if case.disturbed:
+                    bar.set(edgecolor=bar.get_facecolor(), **_DISTURBED)
             axes.bar_label(bars, fmt="%.2f", fontsize=7)
+        if any(case.disturbed for case in cases):
+            axes.set_xlabel(_DISTURBED_NOTE, fontsize=7)
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set_xticks(range(len(cases)), [c.name for c in cases], rotation=30, ha="right")
         axes.legend(fontsize=7)
@@ -197,8 +293,15 @@ def _growth_panel(axes: Axes, cases: Sequence[Result]) -> None:
             ms=4,
             label=contestant,
         )
+    for case in cases:
+        if case.disturbed:
+            axes.axvline(case.pixels, color="#c0c0c0", linewidth=4, zorder=0)
     axes.set_xscale("log")
-    axes.set_xlabel("output pixels")
+    # From zero, so that a few per cent look like a few per cent.
+    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
+    named = ", ".join(case.name.removeprefix("image ").removesuffix(" at 56x56") for case in cases)
+    grey = "; grey: disturbed" if any(case.disturbed for case in cases) else ""
+    axes.set_xlabel(f"output pixels ({named}{grey})", fontsize=7)
     axes.set_ylabel("time for a pixel over the best")
     axes.legend(fontsize=7)
 

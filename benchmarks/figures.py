@@ -1,0 +1,344 @@
+"""python -m benchmarks.figures: every figure, table and picture that the documents show, anew.
+
+One command for a quiet machine, half an hour:
+
+    make figures                                   # or .venv/bin/python -m benchmarks.figures
+
+It measures what is listed in MEASUREMENTS, one after the other, saves each as JSON in
+benchmarks/results/, and then writes docs/results.md, the pictures in docs/images/ and the marked
+tables in README.md from those files alone. `--only memory bits` measures some, `--only` with no
+name measures nothing and writes all again. A test holds the documents against the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import bits, memory
+from benchmarks.problems import DENSE_CLASSES, LAYER_CLASSES
+from benchmarks.report import PAIRS, per_pixel, speedups
+from benchmarks.results import ATEN, OURS, Document, Result, geomean
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+IMAGES = ROOT / "docs" / "images"
+README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "results.md"
+COMMAND = "python -m benchmarks.figures"
+
+# What is measured, in this order, by `python -m`. {seconds}: the share of --seconds.
+MEASUREMENTS: dict[str, tuple[float, tuple[str, ...]]] = {
+    "layers": (
+        0.6,
+        (
+            "benchmarks", "layers", "--batch", "1", "--directions", "forward", "forward+backward",
+            "--no-reference", "--case-seconds", "0.5", "--seconds", "{seconds}",
+        ),
+    ),
+    "models": (0.25, ("benchmarks", "models", "--case-seconds", "4", "--seconds", "{seconds}")),
+    "growth": (0.15, ("benchmarks", "growth", "--case-seconds", "2", "--seconds", "{seconds}")),
+    "memory": (0.0, ("benchmarks.memory", "--json", "benchmarks/results/memory.json")),
+    "bits": (0.0, ("benchmarks.bits", "--json", "benchmarks/results/bits.json")),
+}  # fmt: skip
+SLOWEST = 12  # so many of the slowest cases does the page name
+CLASS_TITLES = {
+    "3x3": "3 × 3", "1x1": "1 × 1", "stem": "stems", "1 pixel": "one pixel",
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0; 1 where a measurement found something wrong; 2 for bad arguments."""
+    parser = argparse.ArgumentParser(
+        prog=COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="*", choices=MEASUREMENTS, default=list(MEASUREMENTS), metavar="NAME",
+        help=f"of {', '.join(MEASUREMENTS)} (default: all; without a name: none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=float, default=1500.0, metavar="S",
+        help="for what can be shortened (%(default)s); memory and bits take some minutes more",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-disturbed", action="store_true",
+        help="measure on a busy machine too; such cases are marked wherever they are shown",
+    )  # fmt: skip
+    arguments = parser.parse_args(argv)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in arguments.only:
+        if status := _measure(name, arguments.seconds, arguments.allow_disturbed):
+            print(f"{COMMAND}: {name} ended with status {status}", file=sys.stderr)
+            return status
+    for path in write_all():
+        print(f"Wrote {path.relative_to(ROOT)}")
+    return 0
+
+
+def _measure(name: str, seconds: float, allow_disturbed: bool) -> int:
+    share, command = MEASUREMENTS[name]
+    command = [part.format(seconds=share * seconds) for part in command]
+    if share:
+        command += ["--output", "benchmarks/results"]
+        if allow_disturbed:
+            command += ["--allow-disturbed", "--attempts", "1"]
+    print(f"=== python -m {' '.join(command)}", flush=True)
+    status = subprocess.run([sys.executable, "-m", *command], cwd=ROOT).returncode
+    # Disturbed cases, after all attempts, are marked; the documents say how many.
+    return 0 if share and status == 3 and (RESULTS / f"{name}.json").exists() else status
+
+
+# ---- what the documents show, from the files alone
+
+
+def write_all() -> list[Path]:
+    from benchmarks import plots
+
+    layers = Document.read(RESULTS / "layers.json")
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    plots.save(plots.speed_by_class(layers), IMAGES / "speed.png")
+    plots.save(plots.memory_by_size(_json("memory")), IMAGES / "memory.png")
+    paths = [IMAGES / "speed.png", IMAGES / "memory.png"]
+    for name in ("layers", "models", "growth"):
+        paths += plots.draw(Document.read(RESULTS / f"{name}.json"), IMAGES)
+    README.write_text(readme_text(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page_text(), encoding="utf-8")
+    return [*paths, README, PAGE]
+
+
+def readme_text(text: str) -> str:
+    """README.md with its marked parts written anew."""
+    layers = Document.read(RESULTS / "layers.json")
+    parts = {
+        "bits": [*bits.table(_json("bits")), "", _bits_caption(_json("bits"))],
+        "speed": [*speed_table(layers, PAIRS[:1]), "", _speed_caption(layers)],
+    }
+    for name, lines in parts.items():
+        pattern = rf"(<!-- {name}: [^\n]* -->\n).*?(<!-- end of {name} -->)"
+        new = "\n".join(lines)
+        text, found = re.subn(
+            pattern, lambda match, new=new: f"{match[1]}\n{new}\n\n{match[2]}", text, flags=re.S
+        )
+        if found != 1:
+            raise ValueError(f"README.md has {found} parts that are marked as {name}, wanted 1")
+    return text
+
+
+def page_text() -> str:
+    """docs/results.md."""
+    layers = Document.read(RESULTS / "layers.json")
+    sections = [
+        [
+            "# Results",
+            "",
+            f"Written by `{COMMAND}` (`make figures`) from the files in benchmarks/results, which "
+            "hold every round. Nothing here is older than those files. "
+            "[The benchmarks' README](../benchmarks/README.md) says how figures are taken and when "
+            "a case counts as disturbed.",
+            "",
+            _machine_line(layers.machine),
+        ],
+        _layers_section(layers),
+        _models_section(Document.read(RESULTS / "models.json")),
+        _growth_section(Document.read(RESULTS / "growth.json")),
+        _memory_section(_json("memory")),
+        _bits_section(_json("bits")),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def speed_table(document: Document, pairs: Sequence[tuple[str, str, str]] = PAIRS) -> list[str]:
+    """Speed over F.conv2d by class of layers: means on one thread and two, the slowest layer."""
+    columns = [
+        (direction, pair)
+        for pair in pairs
+        for direction in _distinct(document.usable, "direction")
+    ]
+    head = ["layers", *(f"{pair[2]}, {d.replace('+', ' + ')}" for d, pair in columns)]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for title, classes in _class_rows(document.usable):
+        cells = [title]
+        for direction, (ours, peer, _) in columns:
+            cases = [
+                r for r in document.usable if r.layer_class in classes and r.direction == direction
+            ]
+            means = [
+                f"{geomean(ratios):.2f}"
+                for threads in _distinct(cases, "threads")
+                if (ratios := speedups([c for c in cases if c.threads == threads], ours, peer))
+            ]
+            slowest = min(speedups(cases, ours, peer), default=None)
+            cells.append(f"{', '.join(means)} ({slowest:.2f})" if means else "")
+        lines.append(_line(cells))
+    return lines
+
+
+def _class_rows(results: Sequence[Result]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    present = {result.layer_class for result in results}
+    for name in LAYER_CLASSES:
+        if name in present:
+            yield CLASS_TITLES.get(name, name), (name,)
+    if len(present.intersection(DENSE_CLASSES)) > 1:
+        yield "all but grouped, depthwise", DENSE_CLASSES
+
+
+def _speed_caption(document: Document) -> str:
+    layers = len({result.name for result in document.usable})
+    return (
+        f"Speedup over `F.conv2d` in the same memory format: geometric means on 1 thread and on 2 "
+        f"(slowest layer of both). {layers} layers of seven networks and the post's, float32, batch 1. "
+        f"{_machine_line(document.machine)}{_disturbed_line(document)}"
+    )
+
+
+def _bits_caption(document: dict) -> str:
+    return (
+        f"Counted over {len(document['layers'])} layers of seven networks, for pictures of "
+        f"224 × 224 and 64 × 64, float32. {_machine_line(document['machine'])}"
+    )
+
+
+def _machine_line(machine: dict) -> str:
+    versions = machine["versions"]
+    name = machine["cpu"]
+    if machine.get("microarchitecture"):
+        name += f" ({machine['microarchitecture']})"
+    return (
+        f"{name}, {machine['usable_cpus']} cores, {machine['torch_isa']}, torch "
+        f"{versions['torch'].split('+')[0]}, commit {(versions['revision'] or '?')[:9]}."
+    )
+
+
+def _disturbed_line(document: Document) -> str:
+    if not document.disturbed:
+        return ""
+    shown = "shown and marked" if document.settings.get("allow_disturbed") else "left out"
+    return (
+        f" Others used the machine during {len(document.disturbed)} of {len(document.results)} "
+        f"cases, which are {shown}."
+    )
+
+
+def _layers_section(document: Document) -> list[str]:
+    lines = ["## Layers", "", *speed_table(document), "", _speed_caption(document), ""]
+    lines += ["![Speed by class of layers](images/speed.png)", ""]
+    lines += _left_out(document)
+    lines += [f"The {SLOWEST} slowest cases beside F.conv2d:", ""]
+    head = ["layer", "direction", "threads", "format", "speedup", "quartiles of its rounds"]
+    lines += [_line(head), _line(["---"] * len(head))]
+    cases = [
+        (ratio, result, pair)
+        for result in document.usable
+        for pair in PAIRS
+        if (ratio := result.speedup(pair[0], pair[1])) is not None
+    ]
+    for ratio, result, (ours, peer, layout) in sorted(cases, key=lambda case: case[0])[:SLOWEST]:
+        rounds = [
+            theirs / mine
+            for mine, theirs in zip(
+                result.timings[ours].rounds_s, result.timings[peer].rounds_s, strict=False
+            )
+        ]
+        low, _, high = statistics.quantiles(rounds, n=4) if len(rounds) > 1 else rounds * 3
+        mark = " (disturbed)" if result.disturbed else ""
+        cells = [result.name + mark, result.direction, str(result.threads), layout]
+        lines.append(_line([*cells, f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]))
+    for dtype, layout in (("float32", "NCHW"), ("float32", "channels_last")):
+        name = f"ratios-{dtype}-{layout}.png"
+        lines += ["", f"Every layer, {layout}: [picture](images/{name})."]
+    lines += ["", "![Roofline](images/roofline-float32.png)"]
+    return lines
+
+
+def _left_out(document: Document) -> list[str]:
+    if not document.left_out:
+        return []
+    return [f"Not measured: {len(document.left_out)} layers, for lack of time or memory.", ""]
+
+
+def _models_section(document: Document) -> list[str]:
+    lines = ["## Whole models", "", _machine_line(document.machine) + _disturbed_line(document), ""]
+    head = ["model", "threads", *(f"{layout}, speedup" for _, _, layout in PAIRS)]
+    lines += [_line(head), _line(["---"] * len(head))]
+    for result in document.usable:
+        ratios = [result.speedup(ours, peer) for ours, peer, _ in PAIRS]
+        cells = [f"{ratio:.2f}" if ratio else "" for ratio in ratios]
+        mark = " (disturbed)" if result.disturbed else ""
+        lines.append(_line([result.name + mark, str(result.threads), *cells]))
+    means = []
+    for ours, peer, _ in PAIRS:
+        ratios = speedups(document.usable, ours, peer)
+        means.append(f"**{geomean(ratios):.2f}**" if ratios else "")
+    lines.append(_line(["**geometric mean**", "", *means]))
+    lines += ["", "![Whole models](images/models.png)"]
+    return lines
+
+
+def _growth_section(document: Document) -> list[str]:
+    lines = ["## Growth", "", "The time for an output pixel, over the best of its series:", ""]
+    head = ["series", "threads", "this library, worst", "F.conv2d, worst"]
+    lines += [_line(head), _line(["---"] * len(head))]
+    for series in dict.fromkeys(tuple(result.lists) for result in document.usable):
+        for threads in _distinct(document.usable, "threads"):
+            cases = [
+                r for r in document.usable if tuple(r.lists) == series and r.threads == threads
+            ]
+            cells = [series[0], str(threads)]
+            for name in (OURS, ATEN):
+                found = [s for case in cases if (s := per_pixel(case, name)) is not None]
+                cells.append(f"{max(found) / min(found):.2f}" if found else "")
+            lines.append(_line(cells))
+    lines += ["", _machine_line(document.machine) + _disturbed_line(document), ""]
+    return [*lines, "![Growth](images/growth.png)"]
+
+
+def _memory_section(document: dict) -> list[str]:
+    lines = ["## Temporary memory", "", f"A layer of {document['layer']}; MiB beyond the results:"]
+    for direction, contestants in document["bytes"].items():
+        sizes = list(next(iter(contestants.values())))
+        head = [direction.replace("+", " + "), *(f"{size} × {size}" for size in sizes)]
+        lines += ["", _line(head), _line(["---"] * len(head))]
+        for name, figures in contestants.items():
+            lines.append(_line([name, *(f"{figures[size] / 2**20:.1f}" for size in sizes)]))
+    lines += ["", "![Temporary memory against image size](images/memory.png)", ""]
+    lines += [
+        f"{_machine_line(document['machine'])} {document['threads']} threads. The peak of the "
+        "process's resident memory during a call, each in a process of its own; it counts code "
+        "that a library generates for the call, too."
+    ]
+    return lines
+
+
+def _bits_section(document: dict) -> list[str]:
+    lines = ["## What bits follow", "", *bits.table(document), "", _bits_caption(document)]
+    lines += ["", "By size of the picture, an output or a gradient differs in:", ""]
+    head = ["", "layers", *(f"{name}: {axis}" for name in ("F.conv2d",) for axis in bits.AXES)]
+    lines += [_line(head), _line(["---"] * len(head))]
+    for title, wanted in (("224 × 224", False), ("64 × 64", True)):
+        layers = {n: f for n, f in document["layers"].items() if n.endswith("of 64x64") == wanted}
+        part = {"layers": layers}
+        counts = [bits.count(part, "F.conv2d", axis, bits.RESULTS) for axis in bits.AXES]
+        lines.append(_line([title, str(len(layers)), *map(str, counts)]))
+    return lines
+
+
+def _json(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _distinct(results: Sequence[Result], field: str) -> list:
+    return list(dict.fromkeys(getattr(result, field) for result in results))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
