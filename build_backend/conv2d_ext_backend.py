@@ -8,19 +8,22 @@ Where it is there, the build sees it; where it isn't, torch is one more build re
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import re
 import shutil
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
+import conv2d_ext_build
 import setuptools
+from conv2d_ext_build import OLDEST_TORCH
 from conv2d_ext_toolchain import BuildError
 from setuptools import build_meta
 
-OLDEST_TORCH = (2, 8)
 OLDEST_SETUPTOOLS = (77, 0)
 
 
@@ -73,13 +76,25 @@ def check_setuptools(version: str = setuptools.__version__) -> None:
         )
 
 
+@contextlib.contextmanager
+def making_a_wheel() -> Iterator[None]:
+    """setup.py, which setuptools runs in this process, then gives a wheel's metadata."""
+    conv2d_ext_build.building_a_wheel = True
+    try:
+        yield
+    finally:
+        conv2d_ext_build.building_a_wheel = False
+
+
 def get_requires_for_build_wheel(config_settings=None):
     return build_requirements([*environment_sites(), *sys.path])
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     check_setuptools()
-    return build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+    expose_torch()
+    with making_a_wheel():
+        return build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -88,7 +103,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     # setuptools packs all that lies in build/lib*, also what an earlier version left there.
     for leftover in Path("build").glob("lib*"):
         shutil.rmtree(leftover)
-    return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+    with making_a_wheel():
+        return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 
 def get_requires_for_build_editable(config_settings=None):

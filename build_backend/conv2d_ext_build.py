@@ -1,4 +1,5 @@
-"""What setup.py builds: sources, flags, CUDA or not, and the record of it in _build_info.py."""
+"""What setup.py builds: sources, flags, CUDA or not, and the record of it in _build_info.py; and
+the metadata that follows from it."""
 
 from __future__ import annotations
 
@@ -48,6 +49,12 @@ NVCC_FLAGS = [
     "--threads=2",
     "-Xcompiler=-ffp-contract=off,-fvisibility=hidden,-Wall,-Wextra",
 ]
+
+
+OLDEST_TORCH = (2, 8)
+# Whether a wheel is being made: conv2d_ext_backend.py sets it. Editable installs and sdists name no
+# torch, since another one may be put under the first, and any can build the second.
+building_a_wheel = False
 
 
 class CudaDecision(NamedTuple):
@@ -174,19 +181,52 @@ def format_build_info(
     )
 
 
+def read_version(root: Path) -> str:
+    """The version that pyproject.toml names."""
+    text = root.joinpath("pyproject.toml").read_text(encoding="utf-8")
+    return re.search(r'^version = "(.+)"$', text, re.MULTILINE)[1]
+
+
+def metadata(
+    version: str, torch_version: str | None, cuda: str | None, *, wheel: bool, from_sdist: bool
+) -> dict:
+    """The version and the requirements.
+
+    An extension works with the torch minor that it was compiled against. A wheel says so, and pip
+    refuses what `import conv2d_ext` would refuse later.
+
+    torch_version: the one built with, None where there is none.
+    cuda: the CUDA version of the build, None for the CPU only.
+    wheel: whether the metadata are a wheel's.
+    from_sdist: whether the tree is an unpacked sdist. pip takes the version from an sdist's name
+        and refuses a build that says another one, so a wheel made there has no local version.
+    """
+    if not wheel or torch_version is None:
+        return {"version": version, "install_requires": ["torch>={}.{}".format(*OLDEST_TORCH)]}
+    minor = ".".join(re.findall(r"\d+", torch_version)[:2])
+    device = "cu" + cuda.replace(".", "") if cuda else "cpu"
+    local = "" if from_sdist else f"+torch{minor}.{device}"
+    return {"version": version + local, "install_requires": [f"torch=={minor}.*"]}
+
+
 def setup_arguments(root: Path) -> dict:
     """The arguments of setuptools.setup() that pyproject.toml cannot hold.
 
     Without torch, which neither an sdist nor reading the metadata needs, they name the extension
     but cannot build it. Raises BuildError.
     """
+    version = read_version(root)
     try:
         import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         extension = Extension(MODULE, find_sources(root, cuda=False))
-        return {"ext_modules": [extension], "cmdclass": {"build_ext": _BuildWithoutTorch}}
+        return {
+            "ext_modules": [extension],
+            "cmdclass": {"build_ext": _BuildWithoutTorch},
+            **metadata(version, None, None, wheel=False, from_sdist=False),
+        }
     from torch.utils import cpp_extension
 
     decision = decide_cuda(
@@ -221,7 +261,18 @@ def setup_arguments(root: Path) -> dict:
     )
     warnings = (decision.warning,) if decision.warning else ()
     command = _build_ext_with_torch(cuda_archs, warnings)
-    return {"ext_modules": [extension], "cmdclass": {"build_ext": command}}
+    return {
+        "ext_modules": [extension],
+        "cmdclass": {"build_ext": command},
+        **metadata(
+            version,
+            torch.__version__,
+            torch.version.cuda if decision.build else None,
+            wheel=building_a_wheel,
+            # setuptools writes it into every sdist, and nowhere else into the tree.
+            from_sdist=root.joinpath("PKG-INFO").exists(),
+        ),
+    }
 
 
 class _BuildWithoutTorch(build_ext):

@@ -304,8 +304,12 @@ def _progress(wanted: bool | None, total: int) -> Iterator[Callable[[str], None]
     if wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield lambda _: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    except ModuleNotFoundError:  # the bar is the demonstration's extra, the work goes on without
+        yield lambda _: None
+        return
 
     columns = (BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

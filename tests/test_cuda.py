@@ -594,7 +594,7 @@ def test_compile(backend, dtype):
 
 @cuda_alone
 def test_the_demo_measures_each_gpu(tmp_path):
-    from conv2d_ext import __main__ as demo
+    from conv2d_ext import _demo as demo
 
     path = tmp_path / "figures.json"
     assert demo.main(["--quick", "--threads", "1", "--json", str(path)]) == 0

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import conv2d_ext
-from conv2d_ext import __main__ as demo
+from conv2d_ext import _demo as demo
 from conv2d_ext import _demo_measure, _demo_report
 from conv2d_ext._demo_measure import (
     ATEN,

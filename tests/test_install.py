@@ -1,6 +1,7 @@
 """Building and installing: what is required, what is refused and in which words. No network."""
 
 import ast
+import email
 import importlib.util
 import json
 import os
@@ -450,10 +451,108 @@ def test_the_built_module_asks_for_no_driver():
         assert name in loaded, name
 
 
-def test_sdist_holds_what_building_and_testing_need(tmp_path):
-    unwanted = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", ".*_cache")
-    tree = tmp_path / "tree"
-    shutil.copytree(ROOT, tree, ignore=unwanted)
+# ---- the metadata
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of the tree, without what was built in it."""
+    unwanted = shutil.ignore_patterns(
+        ".git", ".venv", ".lint", ".docs", "build", "dist", "*.egg-info", ".*_cache"
+    )
+    return Path(shutil.copytree(ROOT, tmp_path / "tree", ignore=unwanted))
+
+
+def read_metadata(text):
+    return email.message_from_string(text)
+
+
+def prepared_metadata(tree, kind, **environ):
+    """What pip would read before it builds a `kind` ("wheel", "editable") of the tree."""
+    hook = f"prepare_metadata_for_build_{kind}"
+    output = tree / f"metadata-{kind}"
+    output.mkdir()
+    code = f"import conv2d_ext_backend as b; b.{hook}({str(output)!r})"
+    process = run_python(code, cwd=tree, environ=environ)
+    assert process.returncode == 0, process.stderr
+    [file] = output.glob("*.dist-info/METADATA")
+    return read_metadata(file.read_text())
+
+
+def unconditional(metadata):
+    """The requirements that no extra asks for."""
+    return [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r]
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "cuda", "from_sdist", "version", "requirement"),
+    [
+        ("2.11.0+cu130", "13.0", False, "1.2.3+torch2.11.cu130", "torch==2.11.*"),
+        ("2.11.0+cu130", None, False, "1.2.3+torch2.11.cpu", "torch==2.11.*"),
+        ("2.8.1", None, False, "1.2.3+torch2.8.cpu", "torch==2.8.*"),
+        ("2.15.0.dev20261101+cpu", None, False, "1.2.3+torch2.15.cpu", "torch==2.15.*"),
+        ("2.11.0", None, True, "1.2.3", "torch==2.11.*"),
+        (None, None, False, "1.2.3", "torch>=2.8"),
+    ],
+)
+def test_a_wheel_requires_the_torch_minor_of_its_build(
+    torch_version, cuda, from_sdist, version, requirement
+):
+    found = build.metadata("1.2.3", torch_version, cuda, wheel=True, from_sdist=from_sdist)
+    assert found == {"version": version, "install_requires": [requirement]}
+    # Other builds are for any torch.
+    found = build.metadata("1.2.3", torch_version, cuda, wheel=False, from_sdist=from_sdist)
+    assert found == {"version": "1.2.3", "install_requires": ["torch>=2.8"]}
+
+
+def test_metadata_of_a_wheel_and_of_an_editable_install(tree):
+    major, minor = torch.__version__.split(".")[:2]
+    version = build.read_version(ROOT)
+    wheel = prepared_metadata(tree, "wheel", CONV2D_EXT_CUDA="0")
+    assert unconditional(wheel) == [f"torch=={major}.{minor}.*"]
+    assert wheel["Version"] == f"{version}+torch{major}.{minor}.cpu"
+    editable = prepared_metadata(tree, "editable", CONV2D_EXT_CUDA="0")
+    assert unconditional(editable) == ["torch>=2.8"]
+    assert editable["Version"] == version
+
+
+def test_a_wheel_of_an_sdist_has_the_version_of_its_name(tree):
+    """pip refuses a build whose version is not the one in the sdist's name."""
+    process = run_python("import conv2d_ext_backend as b; print(b.build_sdist('.'))", cwd=tree)
+    assert process.returncode == 0, process.stderr
+    [sdist] = tree.glob("conv2d_ext-*.tar.gz")
+    version = build.read_version(ROOT)
+    assert sdist.name == f"conv2d_ext-{version}.tar.gz"
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tree / "unpacked", filter="data")
+    unpacked = tree / "unpacked" / f"conv2d_ext-{version}"
+    generic = read_metadata((unpacked / "PKG-INFO").read_text())
+    assert unconditional(generic) == ["torch>=2.8"]
+    assert prepared_metadata(unpacked, "wheel", CONV2D_EXT_CUDA="0")["Version"] == version
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ([], 2, "python -m conv2d_ext: the demonstration needs rich, which is not installed: pip "),
+        (["certify", "--help"], 0, ""),
+        (["run", "--help"], 0, ""),
+    ],
+)
+def test_only_the_demonstration_needs_rich(arguments, status, words):
+    code = f"""
+import sys
+sys.modules["rich"] = None  # importing it raises ModuleNotFoundError
+from conv2d_ext.__main__ import main
+sys.exit(main({arguments!r}))
+"""
+    process = run_python(code)
+    assert process.returncode == status, process.stderr
+    assert words in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_sdist_holds_what_building_and_testing_need(tmp_path, tree):
     generated = tree / "conv2d_ext" / "_build_info.py"
     generated.write_text("")
     process = run_python(
@@ -464,7 +563,8 @@ def test_sdist_holds_what_building_and_testing_need(tmp_path):
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
     needed = {"setup.py", "pyproject.toml", "Makefile", "LICENSE", "requirements-lint.txt"}
-    for folder in ("build_backend", "conv2d_ext", "csrc", "examples", "tests", "tools"):
+    needed |= {"requirements-docs.txt", "CITATION.cff", "SECURITY.md"}
+    for folder in ("build_backend", "conv2d_ext", "csrc", "docs", "examples", "tests", "tools"):
         paths = (path for path in (tree / folder).rglob("*.*") if path.is_file())
         needed |= {path.relative_to(tree).as_posix() for path in paths}
     built = {name for name in needed if name.endswith((".so", ".pyc"))}

@@ -102,8 +102,7 @@ def build(digest: str) -> None:
 
     _put_ninja_on_path()
     arguments = setup_arguments(ROOT)
-    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    distribution = Distribution({"name": "conv2d-ext", "version": version[1], **arguments})
+    distribution = Distribution({"name": "conv2d-ext", **arguments})
     distribution.script_name = "setup.py"
     command = distribution.get_command_obj("build_ext")
     command.inplace = True
