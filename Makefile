@@ -22,7 +22,7 @@ BUILD_FILES := setup.py $(wildcard build_backend/*.py)
 .DELETE_ON_ERROR:
 # Two pips at once would spoil .venv.
 .NOTPARALLEL:
-.PHONY: help demo test test-models fuzz benchmark build format lint clean distclean FORCE
+.PHONY: help demo test test-models fuzz benchmark figures docs build format lint clean distclean FORCE
 
 help:  ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,12 @@ fuzz: | $(VENV)/.created  ## draw random problems for the CPU engine: make fuzz 
 
 benchmark: $(EXTENSION)  ## time layers of real networks beside F.conv2d; figures in build/benchmarks
 	$(VENV_PYTHON) -m benchmarks $(or $(ARGS),layers --quick)
+
+figures: $(EXTENSION)  ## measure anew what README.md and docs/results.md show, on a quiet machine, in half an hour
+	$(VENV_PYTHON) -m benchmarks.figures $(ARGS)
+
+docs: $(EXTENSION) $(VENV)/.docs  ## build the documentation site, build/docs/html; ARGS="--builder linkcheck" follows links
+	$(VENV_PYTHON) tools/build_docs.py $(ARGS)
 
 build: $(EXTENSION)  ## compile what has changed, and make the package importable in .venv
 
@@ -80,6 +86,10 @@ $(VENV)/.models: pyproject.toml | $(VENV)/.installed
 
 $(VENV)/.lint: requirements-lint.txt | $(VENV)/.created
 	$(PIP) install --requirement requirements-lint.txt
+	@touch $@
+
+$(VENV)/.docs: requirements-docs.txt | $(VENV)/.created
+	$(PIP) install --requirement requirements-docs.txt
 	@touch $@
 
 $(VENV)/.created:

@@ -1,8 +1,8 @@
 """python -m benchmarks.bits: in how many layers of real networks an image's bits follow what.
 
 Each layer of the benchmark's lists, for pictures of 224 x 224 and of 64 x 64 pixels, is computed by
-F.conv2d, by F.conv2d under torch.use_deterministic_algorithms(True), and by this library. One image is computed alone on one
-thread, and then
+F.conv2d, by F.conv2d under torch.use_deterministic_algorithms(True), and by this library. One image
+is computed alone on one thread, and then
   batch    first in larger batches, and last in the largest,
   threads  alone on 2, 3 and 4 threads,
   format   alone, with input, weight and grad_output in channels_last,
@@ -87,7 +87,7 @@ class Layer:
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> dict[str, Tensor]:
         def laid_out(tensor: Tensor) -> Tensor:
-            return tensor.contiguous(memory_format=memory_format)
+            return tensor.contiguous(memory_format=memory_format).detach()
 
         with setting(contestant, threads):
             input = laid_out(self.input[list(images)]).requires_grad_()
@@ -155,7 +155,10 @@ def measure_all(pattern: str = "", console: Console | None = None) -> dict[str, 
         layers, description="bits", transient=True, console=console or Console(stderr=True)
     )
     return {
-        "machine": machine.describe(freed_memory_is_kept=False),
+        "machine": {
+            **machine.describe(freed_memory_is_kept=False),
+            "command": ["python", "-m", "benchmarks.bits"],
+        },
         "axes": {"batch": BATCHES, "threads": THREADS},
         "layers": {
             problem.name: {name: measure(Layer(problem), name) for name in CONTESTANTS}
@@ -181,13 +184,13 @@ def table(document: dict) -> list[str]:
         "format": "Memory format",
         "run": "Run",
     }
-    lines = [_line(head), _line(["---"] * len(head))]
+    lines = [_line(head), "|---" * len(head) + "|"]
     for axis in AXES:
         cells = [titles[axis]]
         for name in CONTESTANTS:
             outputs = count(document, name, axis, RESULTS[:1])
             gradients = count(document, name, axis, RESULTS[1:])
-            both = f"{outputs} outputs, {gradients} gradients"
+            both = f"outputs {outputs}, gradients {gradients}"
             cells.append(both if outputs or gradients else "**none**")
         lines.append(_line(cells))
     return lines

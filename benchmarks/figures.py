@@ -15,13 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import bits, memory
+from benchmarks import bits
 from benchmarks.problems import DENSE_CLASSES, LAYER_CLASSES
 from benchmarks.report import PAIRS, per_pixel, speedups
 from benchmarks.results import ATEN, OURS, Document, Result, geomean
@@ -47,6 +48,7 @@ MEASUREMENTS: dict[str, tuple[float, tuple[str, ...]]] = {
     "memory": (0.0, ("benchmarks.memory", "--json", "benchmarks/results/memory.json")),
     "bits": (0.0, ("benchmarks.bits", "--json", "benchmarks/results/bits.json")),
 }  # fmt: skip
+DISTURBED = 3  # the exit status of `python -m benchmarks` where cases were disturbed
 SLOWEST = 12  # so many of the slowest cases does the page name
 CLASS_TITLES = {
     "3x3": "3 × 3", "1x1": "1 × 1", "stem": "stems", "1 pixel": "one pixel",
@@ -85,13 +87,18 @@ def _measure(name: str, seconds: float, allow_disturbed: bool) -> int:
     share, command = MEASUREMENTS[name]
     command = [part.format(seconds=share * seconds) for part in command]
     if share:
-        command += ["--output", "benchmarks/results"]
+        command += ["--output", "build/benchmarks"]
         if allow_disturbed:
             command += ["--allow-disturbed", "--attempts", "1"]
     print(f"=== python -m {' '.join(command)}", flush=True)
+    found = ROOT / "build" / "benchmarks" / f"{name}.json"
+    found.unlink(missing_ok=True)
     status = subprocess.run([sys.executable, "-m", *command], cwd=ROOT).returncode
-    # Disturbed cases, after all attempts, are marked; the documents say how many.
-    return 0 if share and status == 3 and (RESULTS / f"{name}.json").exists() else status
+    if share and found.exists():
+        shutil.copy(found, RESULTS)
+        # Cases that stayed disturbed after all attempts are left out; the documents say how many.
+        return 0 if status == DISTURBED else status
+    return status
 
 
 # ---- what the documents show, from the files alone
@@ -156,12 +163,10 @@ def page_text() -> str:
 def speed_table(document: Document, pairs: Sequence[tuple[str, str, str]] = PAIRS) -> list[str]:
     """Speed over F.conv2d by class of layers: means on one thread and two, the slowest layer."""
     columns = [
-        (direction, pair)
-        for pair in pairs
-        for direction in _distinct(document.usable, "direction")
+        (direction, pair) for pair in pairs for direction in _distinct(document.usable, "direction")
     ]
     head = ["layers", *(f"{pair[2]}, {d.replace('+', ' + ')}" for d, pair in columns)]
-    lines = [_line(head), _line(["---"] * len(head))]
+    lines = [_line(head), _rule(head)]
     for title, classes in _class_rows(document.usable):
         cells = [title]
         for direction, (ours, peer, _) in columns:
@@ -192,14 +197,14 @@ def _speed_caption(document: Document) -> str:
     layers = len({result.name for result in document.usable})
     return (
         f"Speedup over `F.conv2d` in the same memory format: geometric means on 1 thread and on 2 "
-        f"(slowest layer of both). {layers} layers of seven networks and the post's, float32, batch 1. "
-        f"{_machine_line(document.machine)}{_disturbed_line(document)}"
+        f"(slowest layer of both). {layers} layers of eight networks and the post, float32, "
+        f"batch 1. {_machine_line(document.machine)}{_disturbed_line(document)}"
     )
 
 
 def _bits_caption(document: dict) -> str:
     return (
-        f"Counted over {len(document['layers'])} layers of seven networks, for pictures of "
+        f"Counted over {len(document['layers'])} layers of eight networks, for pictures of "
         f"224 × 224 and 64 × 64, float32. {_machine_line(document['machine'])}"
     )
 
@@ -231,7 +236,7 @@ def _layers_section(document: Document) -> list[str]:
     lines += _left_out(document)
     lines += [f"The {SLOWEST} slowest cases beside F.conv2d:", ""]
     head = ["layer", "direction", "threads", "format", "speedup", "quartiles of its rounds"]
-    lines += [_line(head), _line(["---"] * len(head))]
+    lines += [_line(head), _rule(head)]
     cases = [
         (ratio, result, pair)
         for result in document.usable
@@ -265,7 +270,7 @@ def _left_out(document: Document) -> list[str]:
 def _models_section(document: Document) -> list[str]:
     lines = ["## Whole models", "", _machine_line(document.machine) + _disturbed_line(document), ""]
     head = ["model", "threads", *(f"{layout}, speedup" for _, _, layout in PAIRS)]
-    lines += [_line(head), _line(["---"] * len(head))]
+    lines += [_line(head), _rule(head)]
     for result in document.usable:
         ratios = [result.speedup(ours, peer) for ours, peer, _ in PAIRS]
         cells = [f"{ratio:.2f}" if ratio else "" for ratio in ratios]
@@ -283,7 +288,7 @@ def _models_section(document: Document) -> list[str]:
 def _growth_section(document: Document) -> list[str]:
     lines = ["## Growth", "", "The time for an output pixel, over the best of its series:", ""]
     head = ["series", "threads", "this library, worst", "F.conv2d, worst"]
-    lines += [_line(head), _line(["---"] * len(head))]
+    lines += [_line(head), _rule(head)]
     for series in dict.fromkeys(tuple(result.lists) for result in document.usable):
         for threads in _distinct(document.usable, "threads"):
             cases = [
@@ -303,7 +308,7 @@ def _memory_section(document: dict) -> list[str]:
     for direction, contestants in document["bytes"].items():
         sizes = list(next(iter(contestants.values())))
         head = [direction.replace("+", " + "), *(f"{size} × {size}" for size in sizes)]
-        lines += ["", _line(head), _line(["---"] * len(head))]
+        lines += ["", _line(head), _rule(head)]
         for name, figures in contestants.items():
             lines.append(_line([name, *(f"{figures[size] / 2**20:.1f}" for size in sizes)]))
     lines += ["", "![Temporary memory against image size](images/memory.png)", ""]
@@ -319,7 +324,7 @@ def _bits_section(document: dict) -> list[str]:
     lines = ["## What bits follow", "", *bits.table(document), "", _bits_caption(document)]
     lines += ["", "By size of the picture, an output or a gradient differs in:", ""]
     head = ["", "layers", *(f"{name}: {axis}" for name in ("F.conv2d",) for axis in bits.AXES)]
-    lines += [_line(head), _line(["---"] * len(head))]
+    lines += [_line(head), _rule(head)]
     for title, wanted in (("224 × 224", False), ("64 × 64", True)):
         layers = {n: f for n, f in document["layers"].items() if n.endswith("of 64x64") == wanted}
         part = {"layers": layers}
@@ -338,6 +343,10 @@ def _distinct(results: Sequence[Result], field: str) -> list:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+def _rule(cells: Sequence[str]) -> str:
+    return "|---" * len(cells) + "|"
 
 
 if __name__ == "__main__":

@@ -102,7 +102,10 @@ def measure_all(sizes: Sequence[int] = SIZES, console: Console | None = None) ->
         figures = found.setdefault(direction, {}).setdefault(contestant, {})
         figures[str(size)] = measure_in_a_process(contestant, direction, size)
     return {
-        "machine": machine.describe(freed_memory_is_kept=False),
+        "machine": {
+            **machine.describe(freed_memory_is_kept=False),
+            "command": ["python", "-m", "benchmarks.memory"],
+        },
         "layer": f"{CHANNELS} to {CHANNELS} channels, 3 x 3, padding 1, batch 1, float32",
         "threads": THREADS,
         "bytes": found,

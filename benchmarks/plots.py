@@ -82,7 +82,9 @@ def speed_by_class(document: Document) -> Figure:
     row[0].set_ylim(min(low, 0.3), max(high, 4))  # room for the names
     row[0].set_ylabel("speedup over F.conv2d, NCHW, float32")
     named = "1 thread left, 2 threads right" if len(threads) > 1 else f"{threads[0]} thread"
-    figure.suptitle(f"dots: layers ({named}); bars: geometric means; named: the slowest", fontsize=9)
+    figure.suptitle(
+        f"dots: layers ({named}); bars: geometric means; named: the slowest", fontsize=9
+    )
     if any(case.disturbed for case in results):
         figure.text(0.99, 0.01, "hollow: others used the machine", ha="right", fontsize=7)
     return figure

@@ -3,12 +3,14 @@ the metadata that follows from it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +25,9 @@ from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
 MODULE = "conv2d_ext._C"
+# All but the bindings: a library without Python symbols, which the module and C++ programs link.
+LIBRARY = "libconv2d_ext.so"
+BINDINGS = "csrc/bindings.cpp"
 # Where no GPU is visible: A100, H100, and PTX that newer GPUs translate when they load it.
 DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
 
@@ -155,7 +160,7 @@ def find_sources(root: Path, *, cuda: bool) -> list[str]:
 
 def longest_first(sources: list[str]) -> list[str]:
     """The sources in the order to compile them in, so that no core waits at the end."""
-    long = [r"\.cu$", r"/extension\.cpp$", r"/engine_"]
+    long = [r"\.cu$", r"/(extension|bindings)\.cpp$", r"/engine_"]
 
     def rank(name: str) -> int:
         return next((i for i, pattern in enumerate(long) if re.search(pattern, name)), len(long))
@@ -298,6 +303,14 @@ def _build_ext_with_torch(cuda_archs: str | None, warnings: tuple[str, ...]) -> 
             # The one step after setuptools has sorted the sources by name.
             return longest_first(super().swig_sources(sources, extension))
 
+        def build_extension(self, extension):
+            with linking_in_two(self.compiler):
+                super().build_extension(extension)
+
+        def copy_extensions_to_source(self):
+            super().copy_extensions_to_source()
+            self.copy_file(Path(self.build_lib, "conv2d_ext", LIBRARY), f"conv2d_ext/{LIBRARY}")
+
         def run(self):
             compiler = find_compiler()
             problem = headers_problem() or compiler_problem(compiler, _standard(cpp_extension))
@@ -324,6 +337,38 @@ def _build_ext_with_torch(cuda_archs: str | None, warnings: tuple[str, ...]) -> 
             )
 
     return BuildExt
+
+
+@contextlib.contextmanager
+def linking_in_two(compiler) -> Iterator[None]:
+    """In it, linking a module links the library first: of all objects but the bindings'."""
+    link = compiler.link_shared_object
+
+    def link_both(objects, output_filename, *, libraries, library_dirs, extra_postargs, **rest):
+        bindings = [name for name in objects if Path(name).stem == Path(BINDINGS).stem]
+        folder = str(Path(output_filename).parent)
+        link(
+            [name for name in objects if name not in bindings],
+            str(Path(folder, LIBRARY)),
+            libraries=[name for name in libraries if name != "torch_python"],
+            library_dirs=library_dirs,
+            extra_postargs=[*(extra_postargs or []), f"-Wl,-soname,{LIBRARY}"],
+            **rest,
+        )
+        link(
+            bindings,
+            output_filename,
+            libraries=["conv2d_ext", *libraries],
+            library_dirs=[folder, *library_dirs],
+            extra_postargs=[*(extra_postargs or []), "-Wl,-rpath,$ORIGIN"],
+            **rest,
+        )
+
+    compiler.link_shared_object = link_both
+    try:
+        yield
+    finally:
+        del compiler.link_shared_object
 
 
 def _standard(cpp_extension) -> str:

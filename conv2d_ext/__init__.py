@@ -8,6 +8,8 @@
 >>> print(conv2d_ext.certify(model, images))  # do a model's bits depend on its batch?
 """
 
+from pathlib import Path
+
 import torch
 
 try:
@@ -59,6 +61,8 @@ from conv2d_ext.modules import (  # noqa: E402
 )
 
 __version__ = _build_info.VERSION
+# For CMake's CMAKE_PREFIX_PATH, as torch.utils.cmake_prefix_path is: find_package(conv2d_ext)
+cmake_prefix_path = str(Path(__file__).parent / "share" / "cmake")
 __all__ = [
     "Certificate",
     "Conv1d",
@@ -72,6 +76,7 @@ __all__ = [
     "batch_invariant",
     "build_config",
     "certify",
+    "cmake_prefix_path",
     "conv1d",
     "conv2d",
     "conv_transpose1d",

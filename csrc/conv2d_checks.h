@@ -11,6 +11,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "export.h"
 #include "conv2d_problem.h"
 
 namespace conv2d_ext {
@@ -47,30 +48,31 @@ using SymConv2dParams = Conv2dParams<c10::SymInt>;
 
 // Raises unless the lists have 2, 4 and 2 elements.
 template <class Int>
-Conv2dParams<Int> make_params(c10::ArrayRef<Int> stride, c10::ArrayRef<Int> padding, c10::ArrayRef<Int> dilation,
-                              const Int& groups);
+CONV2D_EXT_EXPORT Conv2dParams<Int> make_params(c10::ArrayRef<Int> stride, c10::ArrayRef<Int> padding,
+                                                c10::ArrayRef<Int> dilation, const Int& groups);
 
 // F.conv2d's hyper-parameters: each list has one element for both dimensions, or one for each.
-SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                                  const c10::SymInt& groups);
+CONV2D_EXT_EXPORT SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                                                    c10::SymIntArrayRef dilation, const c10::SymInt& groups);
 
 // Raises unless there is one value for all `dims` dimensions of an image, or one for each.
-void check_length(const char* name, c10::SymIntArrayRef values, size_t dims);
+CONV2D_EXT_EXPORT void check_length(const char* name, c10::SymIntArrayRef values, size_t dims);
 
 // padding='same': the output has the input's size; where the padding is odd, the larger half is at the bottom and
 // on the right.
-SymConv2dParams params_for_same_padding(const at::Tensor& weight, c10::SymIntArrayRef stride,
-                                        c10::SymIntArrayRef dilation, const c10::SymInt& groups);
+CONV2D_EXT_EXPORT SymConv2dParams params_for_same_padding(const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                                          c10::SymIntArrayRef dilation, const c10::SymInt& groups);
 
 // The post's arguments: im (N, DI, H, W) or (DI, H, W), kernel (DI, DO, KH, KW), bias (DO,), (DO, 1) or none.
-void check_forward(const at::Tensor& im, const at::Tensor& kernel, const std::optional<at::Tensor>& bias);
+CONV2D_EXT_EXPORT void check_forward(const at::Tensor& im, const at::Tensor& kernel,
+                                     const std::optional<at::Tensor>& bias);
 
 // The sizes alone, of tensors with elements of itemsize bytes. input: (N, C, H, W) or (C, H, W). weight: (OC, C/groups,
 // KH, KW). bias: (OC,) or none.
 template <class Int>
-ProblemOf<Int> check_conv2d_sizes(c10::ArrayRef<Int> input, c10::ArrayRef<Int> weight,
-                                  std::optional<c10::ArrayRef<Int>> bias, const Conv2dParams<Int>& params,
-                                  int64_t itemsize);
+CONV2D_EXT_EXPORT ProblemOf<Int> check_conv2d_sizes(c10::ArrayRef<Int> input, c10::ArrayRef<Int> weight,
+                                                    std::optional<c10::ArrayRef<Int>> bias,
+                                                    const Conv2dParams<Int>& params, int64_t itemsize);
 
 // The same for a 1-D convolution, whose tensors are seen as images of one row: input (N, C, 1, L) or (C, 1, L), weight
 // (OC, C/groups, 1, K). Messages leave the row out.
@@ -84,8 +86,8 @@ void check_kinds(const at::Tensor& input, const at::Tensor& weight, const std::o
 bool is_supported_on(const at::Tensor& tensor);
 
 template <class Int>
-ProblemOf<Int> check_conv2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                            const Conv2dParams<Int>& params);
+CONV2D_EXT_EXPORT ProblemOf<Int> check_conv2d(const at::Tensor& input, const at::Tensor& weight,
+                                              const std::optional<at::Tensor>& bias, const Conv2dParams<Int>& params);
 
 // grad_output: (N, OC, OH, OW) or (OC, OH, OW); input_size has as many elements as grad_output dimensions.
 template <class Int>
@@ -105,6 +107,6 @@ void check_data(const char* name, const at::Tensor& tensor);
 
 // F.conv2d gives an output without channels to an input without channels, whatever the weight says.
 template <class Int>
-Int result_channels(const ProblemOf<Int>& problem);
+CONV2D_EXT_EXPORT Int result_channels(const ProblemOf<Int>& problem);
 
 }  // namespace conv2d_ext

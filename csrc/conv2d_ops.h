@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "export.h"
 #include "conv2d_checks.h"
 
 namespace conv2d_ext {
@@ -27,14 +28,14 @@ using ConvTransposeSignature = at::Tensor(const at::Tensor&, const at::Tensor&, 
                                           c10::SymIntArrayRef);
 
 // Handles for call() and redispatch(), looked up once.
-const c10::TypedOperatorHandle<Conv2dSignature>& conv2d_op();
+CONV2D_EXT_EXPORT const c10::TypedOperatorHandle<Conv2dSignature>& conv2d_op();
 const c10::TypedOperatorHandle<Conv2dGradInputSignature>& conv2d_grad_input_op();
 const c10::TypedOperatorHandle<Conv2dGradWeightSignature>& conv2d_grad_weight_op();
 const c10::TypedOperatorHandle<Conv2dGradBiasSignature>& conv2d_grad_bias_op();
 const c10::TypedOperatorHandle<Conv2dAddBiasSignature>& conv2d_add_bias_op();
-const c10::TypedOperatorHandle<Conv1dSignature>& conv1d_op();
-const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose1d_op();
-const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose2d_op();
+CONV2D_EXT_EXPORT const c10::TypedOperatorHandle<Conv1dSignature>& conv1d_op();
+CONV2D_EXT_EXPORT const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose1d_op();
+CONV2D_EXT_EXPORT const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose2d_op();
 
 inline at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                          const SymConv2dParams& params) {

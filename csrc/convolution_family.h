@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "export.h"
 #include "conv2d_checks.h"
 
 namespace conv2d_ext {
@@ -17,8 +18,9 @@ at::Tensor conv1d(const at::Tensor& input, const at::Tensor& weight, const std::
                   c10::SymInt groups);
 
 // padding='same' as (left, right): where it is odd, the larger half is on the right.
-c10::SmallVector<c10::SymInt, 2> conv1d_same_padding(const at::Tensor& weight, c10::SymIntArrayRef stride,
-                                                     c10::SymIntArrayRef dilation);
+CONV2D_EXT_EXPORT c10::SmallVector<c10::SymInt, 2> conv1d_same_padding(const at::Tensor& weight,
+                                                                       c10::SymIntArrayRef stride,
+                                                                       c10::SymIntArrayRef dilation);
 
 // input: (N, I, L) or (I, L). weight: (I, O/groups, K). bias: (O,) or none.
 at::Tensor conv_transpose1d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -43,12 +45,14 @@ at::Tensor conv3d(const at::Tensor& input, const at::Tensor& weight, const std::
 // ---- aten::convolution: all of them by one signature, which gives no unbatched inputs
 
 // Whether `convolution` computes such a call. It says nothing about sizes that don't fit together, which raise there.
-bool takes_convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                       bool transposed, c10::SymIntArrayRef output_padding, const c10::SymInt& groups);
+CONV2D_EXT_EXPORT bool takes_convolution(const at::Tensor& input, const at::Tensor& weight,
+                                         const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                         c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+                                         c10::SymIntArrayRef output_padding, const c10::SymInt& groups);
 
-at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                       bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups);
+CONV2D_EXT_EXPORT at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
+                                         const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                         c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+                                         c10::SymIntArrayRef output_padding, c10::SymInt groups);
 
 }  // namespace conv2d_ext

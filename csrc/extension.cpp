@@ -1,5 +1,5 @@
-// All that includes torch's headers as one translation unit: parsing them is most of what these files take to compile.
-#include "bindings.cpp"  // first, since it configures headers of torch
+// All that includes torch's headers, but the bindings, as one translation unit: parsing them is most of what these
+// files take to compile. The bindings are another library, conv2d_ext._C.
 #include "attention.cpp"
 #include "conv2d_autograd.cpp"
 #include "conv2d_checks.cpp"
@@ -25,3 +25,4 @@
 #include "pointwise_ops.cpp"
 #include "softmax.cpp"
 #include "sum.cpp"
+#include "api.cpp"  // last, since its functions have the names of functions above

@@ -13,6 +13,8 @@
 
 #include <c10/core/DispatchKey.h>
 
+#include "export.h"
+
 namespace conv2d_ext {
 
 constexpr c10::DispatchKey kInvarianceKey = c10::DispatchKey::DeferredInit;
@@ -21,12 +23,12 @@ constexpr c10::DispatchKey kInvarianceKey = c10::DispatchKey::DeferredInit;
 // nest.
 // For the whole process. A thread that is running then joins with its first call of an op that is covered; one that
 // starts later, with the first op that it runs.
-void enable_batch_invariant();
-void disable_batch_invariant();
+CONV2D_EXT_EXPORT void enable_batch_invariant();
+CONV2D_EXT_EXPORT void disable_batch_invariant();
 
 // In this thread.
-bool is_batch_invariant();
+CONV2D_EXT_EXPORT bool is_batch_invariant();
 // Of the process.
-bool is_enabled();
+CONV2D_EXT_EXPORT bool is_enabled();
 
 }  // namespace conv2d_ext

@@ -12,6 +12,8 @@
 
 #include <optional>
 
+#include "export.h"
+
 namespace conv2d_ext {
 
 using MatmulSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&);
@@ -26,7 +28,8 @@ inline at::Tensor matrix_product(const at::Tensor& mat1, const at::Tensor& mat2,
 }
 
 // torch.nn.functional.linear: input (*, K), weight (N, K) or (K,), bias or none.
-at::Tensor linear_layer(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+CONV2D_EXT_EXPORT at::Tensor linear_layer(const at::Tensor& input, const at::Tensor& weight,
+                                          const std::optional<at::Tensor>& bias);
 
 // Sizes, dtypes and devices; raises with torch.mm's words. For kernels and tracing alike.
 void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2, const std::optional<at::Tensor>& bias);

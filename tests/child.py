@@ -9,6 +9,9 @@ import sys
 
 import conv2d_ext
 
+# Where the engines' machine code is.
+LIBRARY = pathlib.Path(conv2d_ext.__file__).parent / "libconv2d_ext.so"
+
 
 def run_python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     """The finished process, whatever its exit status; stdout and stderr as text."""

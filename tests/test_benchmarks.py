@@ -29,7 +29,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
 from benchmarks import __main__ as program  # noqa: E402
-from benchmarks import layers, machine, plots, problems, roofline  # noqa: E402
+from benchmarks import (  # noqa: E402
+    bits,
+    figures,
+    layers,
+    machine,
+    memory,
+    plots,
+    problems,
+    roofline,
+)
 from benchmarks.compare import compare, differing_conditions  # noqa: E402
 from benchmarks.layers import (  # noqa: E402
     BOTH,
@@ -656,6 +665,128 @@ def test_pictures(kind, tmp_path):
     for result in results:
         result.disturbed = "others were busy"
     assert plots.draw(made_up_document(results, kind), tmp_path) == []
+
+
+def test_pictures_mark_what_was_disturbed(tmp_path):
+    """Bars are hatched, dots hollow, points of growth grey: the pictures differ."""
+    results = [made_up_result(f"{n}", 0.5, lists=["batch"], pixels=n) for n in (1, 2, 3)]
+    for kind in ("layers", "models", "growth"):
+        pictures = []
+        for disturbed in (None, "others were busy"):
+            results[0].disturbed = disturbed
+            document = made_up_document(results, kind)
+            document.settings["allow_disturbed"] = True
+            folder = tmp_path / f"{kind} {disturbed}"
+            folder.mkdir()
+            pictures.append(plots.draw(document, folder)[0].read_bytes())
+            if kind == "layers":
+                path = plots.save(plots.speed_by_class(document), folder / "speed.png")
+                pictures[-1] += path.read_bytes()
+        assert pictures[0] != pictures[1], kind
+
+
+def test_every_bar_has_its_layers_name():
+    results = [made_up_result(f"layer {n}", 0.5 + n / 100) for n in range(200)]
+    figure = plots._ratios(results, OURS, ATEN, "title")
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert {result.name for result in results} <= set(labels)
+
+
+# ---- figures of the documents
+
+
+def test_the_table_of_speeds():
+    results = [
+        made_up_result(f"{name} {n}", ours, layer_class=name, threads=n, direction=direction)
+        for n in (1, 2)
+        for direction in (FORWARD, BOTH)
+        for name, ours in (("3x3", 0.5), ("depthwise", 2.0))
+    ]
+    head, _, *rows = figures.speed_table(made_up_document(results), plots.PAIRS[:1])
+    assert head == "| layers | NCHW, forward | NCHW, forward + backward |"
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    assert [row[0] for row in cells] == ["3 × 3", "depthwise"]
+    for row, ratio in zip(cells, (2.0, 0.5), strict=True):
+        for cell in row[1:]:
+            one, two, slowest = map(float, re.fullmatch(r"(.+), (.+) \((.+)\)", cell).groups())
+            assert one == pytest.approx(ratio, rel=0.02)
+            assert two == pytest.approx(ratio, rel=0.02)
+            assert slowest <= max(one, two) + 0.01
+
+
+def test_marked_parts_of_the_readme_must_be_there(monkeypatch, tmp_path):
+    document = made_up_document([made_up_result("a", 0.5)])
+    document.machine |= {"usable_cpus": 2, "versions": {"torch": "1", "revision": None}}
+    document.write(tmp_path / "layers.json")
+    found = {"machine": document.machine, "layers": {}}
+    (tmp_path / "bits.json").write_text(json.dumps(found))
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    marks = "<!-- {0}: x -->\nold\n<!-- end of {0} -->\n"
+    text = figures.readme_text("a\n" + marks.format("bits") + marks.format("speed") + "b\n")
+    assert "old" not in text
+    assert "| 3 × 3 |" in text
+    assert text.startswith("a\n<!-- bits: x -->\n\n| ")
+    assert figures.readme_text(text) == text
+    with pytest.raises(ValueError, match="0 parts that are marked as speed"):
+        figures.readme_text(marks.format("bits"))
+
+
+def test_bits_tell_what_differs(monkeypatch):
+    """Seen to fail with a comparison by values, and without each axis of `measure`."""
+
+    def moody(input, weight, bias, **arguments):
+        output = conv2d_ext.conv2d(input, weight, bias, **arguments)
+        if len(input) > 1:
+            output = output * -1.0
+        if torch.get_num_threads() > 1:
+            weight.register_hook(lambda grad: grad * 2)
+        if input.is_contiguous(memory_format=torch.channels_last):
+            input.register_hook(lambda grad: grad * 2)
+        if torch.are_deterministic_algorithms_enabled():
+            output = output + 1.0
+        return output
+
+    monkeypatch.setitem(bits.CONTESTANTS, "F.conv2d", moody)
+    monkeypatch.setitem(bits.CONTESTANTS, bits.DETERMINISTIC, moody)
+    layer = bits.Layer(dataclasses.replace(SMALL, batch=1))
+    found = bits.measure(layer, "F.conv2d")
+    assert found == {
+        "batch": ["output", "grad_input"],
+        "threads": ["grad_weight"],
+        "format": ["grad_input"],
+        "run": [],
+    }
+    assert bits.measure(layer, "conv2d_ext") == {axis: [] for axis in bits.AXES}
+    plain, moved = (
+        layer.results(name, [0])["output"] for name in ("F.conv2d", bits.DETERMINISTIC)
+    )
+    assert torch.equal(plain + 1.0, moved), "the setting is on while it is measured"
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not bits.same_bits(torch.zeros(1), -torch.zeros(1))
+
+    layers = {"a": {name: found for name in bits.CONTESTANTS}}
+    layers["a"]["conv2d_ext"] = {axis: [] for axis in bits.AXES}
+    rows = bits.table({"layers": layers})
+    assert rows[2] == (
+        "| Batch size, place in the batch | outputs 1, gradients 1 | outputs 1, gradients 1 "
+        "| **none** |"
+    )
+    assert rows[-1].count("**none**") == 3
+
+
+def test_bits_are_counted_for_large_pictures_and_small():
+    chosen = bits.select_layers("resnet50 64@56-64/k3p1")
+    assert [layer.in_size for layer in chosen] == [(56, 56), (16, 16)]
+    assert len(set(bits.select_layers())) == len(bits.select_layers())
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="measured through Linux's /proc"
+)
+def test_memory_is_what_a_call_needs_beside_its_results():
+    columns = 64 * 9 * 128 * 128 * 4
+    assert 0.9 * columns < memory.measure_in_a_process(PYTHON, FORWARD, 128) < 2 * columns
+    assert memory.measure_in_a_process(OURS, FORWARD, 128) < 2 * 4 * 2**20
 
 
 # ---- comparing

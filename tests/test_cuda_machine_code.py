@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import sass
+from child import LIBRARY
 from cuda_kernels import (
     GATHER,
     OVER_K,
@@ -35,7 +36,6 @@ from cuda_tables import TableEntry, tables
 from sass import Instruction, Resources
 
 import conv2d_ext
-from conv2d_ext import _C
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "build" / "reports" / "cuda_machine_code.txt"
@@ -61,13 +61,13 @@ def kernels() -> list[Kernel]:
     for tool in ("cuobjdump", "nvdisasm"):
         if sass.find_tool(tool) is None:
             pytest.skip(f"needs {tool}, of the CUDA toolkit or of triton")
-    resources = sass.resources(_C.__file__)
+    resources = sass.resources(str(LIBRARY))
     found: list[Kernel] = []
 
     def read(arch: str, name: str, code: list[Instruction]) -> None:
         found.append(read_kernel(arch, sass.demangle(name), code, resources[arch, name]))
 
-    sass.each_function(_C.__file__, read)
+    sass.each_function(str(LIBRARY), read)
     assert found, "the module has no CUDA code"
     return found
 
@@ -83,7 +83,7 @@ def arch(request) -> str:
 
 @pytest.fixture(scope="module")
 def entries(kernels) -> list[TableEntry]:
-    return tables(_C.__file__)
+    return tables(str(LIBRARY))
 
 
 @pytest.fixture(scope="module")

@@ -411,7 +411,9 @@ class TestModule:
 
         def made_up(digest):
             self.built.append(digest)
-            build.module_path().write_bytes(b"module of " + digest.encode())
+            module, library, _ = build.built_files()
+            module.write_bytes(b"module of " + digest.encode())
+            library.write_bytes(b"library of " + digest.encode())
             folder.joinpath("_build_info.py").write_text(f"A = 1\n\n{build.MARK}{digest}\n")
 
         monkeypatch.setattr(build, "build", made_up)
@@ -432,7 +434,9 @@ class TestModule:
         self._run(tmp_path)
         assert "put back from" in capsys.readouterr().out
         assert len(self.built) == 1
-        assert build.module_path().read_bytes() == b"module of " + self.built[0].encode()
+        module, library, _ = build.built_files()
+        assert module.read_bytes() == b"module of " + self.built[0].encode()
+        assert library.read_bytes() == b"library of " + self.built[0].encode()
 
     def test_from_a_file_that_is_named(self, package, tmp_path):
         self._run(tmp_path)

@@ -17,6 +17,7 @@ import conv2d_ext_build as build
 import conv2d_ext_toolchain as toolchain
 import pytest
 import torch
+from child import LIBRARY
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -437,13 +438,43 @@ def test_import_under_another_torch_patch_goes_on(package_copy):
     assert process.stderr.splitlines()[-1] == "ImportError: reached _C"
 
 
+def needed_by(library):
+    text = subprocess.check_output(["readelf", "--dynamic", "--wide", library], text=True)
+    return set(re.findall(r"NEEDED.*\[(.*)\]", text))
+
+
+needs_binutils = pytest.mark.skipif(
+    shutil.which("readelf") is None or shutil.which("nm") is None, reason="needs binutils"
+)
+
+
+@needs_binutils
+def test_the_library_knows_no_python():
+    """So that C++ programs can link it."""
+    assert "libtorch_cpu.so" in needed_by(LIBRARY)
+    assert not any("python" in name for name in needed_by(LIBRARY))
+    symbols = subprocess.check_output(["nm", "--dynamic", "--undefined-only", LIBRARY], text=True)
+    names = [line.split()[-1] for line in symbols.splitlines()]
+    assert not [name for name in names if re.match(r"_?Py[A-Z_]|THP", name) or "pybind11" in name]
+
+
+@needs_binutils
+def test_the_module_holds_the_bindings_alone():
+    """The operators are registered once, whoever loads the library beside it."""
+    module = importlib.util.find_spec("conv2d_ext._C").origin
+    assert LIBRARY.name in needed_by(module)
+    symbols = subprocess.check_output(["nm", "--dynamic", "--undefined-only", module], text=True)
+    assert "conv2d_op" in symbols
+    assert "TorchLibraryInit" not in symbols
+    assert LIBRARY.stat().st_size > 5 * Path(module).stat().st_size
+
+
 @pytest.mark.needs_cuda_build
-@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf, of binutils")
+@needs_binutils
 def test_the_built_module_asks_for_no_driver():
     """Of the libraries it needs, torch has loaded all when it is imported."""
     module = importlib.util.find_spec("conv2d_ext._C").origin
-    text = subprocess.check_output(["readelf", "--dynamic", "--wide", module], text=True)
-    needed = set(re.findall(r"NEEDED.*\[(.*)\]", text))
+    needed = needed_by(module) | needed_by(LIBRARY)
     assert "libc10_cuda.so" in needed
     assert not any(name.startswith("libcuda.so") for name in needed)
     loaded = Path("/proc/self/maps").read_text()

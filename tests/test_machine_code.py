@@ -14,9 +14,9 @@ import shutil
 import subprocess
 
 import pytest
+from child import LIBRARY
 
 import conv2d_ext
-from conv2d_ext import _C
 
 OBJDUMP = shutil.which("objdump")
 COMPILED = conv2d_ext.build_config()["compiled_isas"]
@@ -184,7 +184,7 @@ def fma_share(loop: list[Instruction]) -> float:
 
 
 def objdump(*arguments: str) -> str:
-    command = [OBJDUMP, *arguments, _C.__file__]
+    command = [OBJDUMP, *arguments, LIBRARY]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -14,7 +14,7 @@ fi
 cxx_files=()
 while IFS= read -r -d '' file; do
   cxx_files+=("$file")
-done < <(find csrc tests -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu*' \) -print0 | sort -z)
+done < <(find csrc tests conv2d_ext/include examples -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu*' \) -print0 | sort -z)
 
 if [[ $mode != --check ]]; then
   ruff format .

@@ -39,7 +39,8 @@ def digest_of_sources(archs: str) -> str:
     for fact in (archs, torch.__version__, sys.implementation.cache_tag, platform.machine()):
         digest.update(fact.encode() + b"\0")
     files = [ROOT / "setup.py", ROOT / "pyproject.toml"]
-    files += (path for folder in ("csrc", "build_backend") for path in (ROOT / folder).rglob("*"))
+    folders = ("csrc", "build_backend", "conv2d_ext/include")
+    files += (path for folder in folders for path in (ROOT / folder).rglob("*"))
     for path in sorted(files):
         if path.is_file() and path.suffix != ".pyc":
             digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
@@ -50,23 +51,27 @@ def module_path() -> Path:
     return PACKAGE / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
+def built_files() -> tuple[Path, ...]:
+    """The module, the library that it links, and what setup.py says of them."""
+    return module_path(), PACKAGE / "libconv2d_ext.so", PACKAGE / "_build_info.py"
+
+
 def digest_in(text: str) -> str | None:
     found = re.search(rf"^{re.escape(MARK)}(\w+)$", text, re.MULTILINE)
     return found[1] if found else None
 
 
 def is_in_place(digest: str) -> bool:
-    info = PACKAGE / "_build_info.py"
+    *_, info = files = built_files()
     return (
-        module_path().exists()
-        and info.exists()
+        all(path.exists() for path in files)
         and digest_in(info.read_text(encoding="utf-8")) == digest
     )
 
 
 def read_archive(archive: Path, digest: str) -> dict[str, bytes] | None:
     """Its files, where it holds a module of these sources."""
-    names = (module_path().name, "_build_info.py")
+    names = [path.name for path in built_files()]
     try:
         with tarfile.open(archive) as file:
             found = {name: file.extractfile(name).read() for name in names}
@@ -87,7 +92,7 @@ def put_back(archive: Path, digest: str) -> bool:
 def keep(archive: Path) -> None:
     partial = archive.with_suffix(".partial")
     with tarfile.open(partial, "w:gz", compresslevel=5) as file:
-        for path in (module_path(), PACKAGE / "_build_info.py"):
+        for path in built_files():
             file.add(path, path.name)
     os.replace(partial, archive)
 

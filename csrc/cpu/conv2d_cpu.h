@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "../export.h"
 #include "../conv2d_problem.h"
 #include "../tensor_view.h"
 #include "base/executor.h"
@@ -70,12 +71,12 @@ struct Explanation {
   // The drivers that were asked before the one that was taken, and why they refused.
   std::vector<std::pair<std::string, std::string>> candidates;
 };
-Explanation explain(const ExplainedCall& call);
+CONV2D_EXT_EXPORT Explanation explain(const ExplainedCall& call);
 
 // The instruction set in use: the best of this machine, or a lower one named by the environment variable
 // CONV2D_EXT_CPU_ISA ("portable", "avx2", "avx512", "avx512_bf16").
-const char* isa_name();
+CONV2D_EXT_EXPORT const char* isa_name();
 // All instruction sets compiled into this build, comma-separated.
-const char* compiled_isas();
+CONV2D_EXT_EXPORT const char* compiled_isas();
 
 }  // namespace conv2d_ext::cpu

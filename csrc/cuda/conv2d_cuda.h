@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "../export.h"
 #include "../conv2d_problem.h"
 #include "../tensor_view.h"
 
@@ -39,9 +40,9 @@ struct Machine {
 };
 
 // The machine with what this process wants of all later plans; nothing, until want() says otherwise.
-Machine with_wants(Machine machine);
+CONV2D_EXT_EXPORT Machine with_wants(Machine machine);
 // As in Machine, for every thread. False, and nothing changes, where no plan could ever have it.
-bool want(int64_t variant, int64_t split);
+CONV2D_EXT_EXPORT bool want(int64_t variant, int64_t split);
 
 constexpr int64_t kMaxWorkspaceBytes = int64_t{32} << 20;
 
@@ -70,11 +71,13 @@ struct Plan {
 
 // Of the operands only strides and the alignment of data are read, and both matter to the mapping alone. Results are
 // dense: they fill a run of memory that begins at their first element.
-Plan plan_forward(const Conv2dProblem& problem, DType dtype, Float32Math math, ConstTensorView input,
-                  ConstTensorView weight, const int64_t (&output_stride)[4], const Machine& machine);
-Plan plan_grad_input(const Conv2dProblem& problem, DType dtype, Float32Math math, ConstTensorView grad_output,
-                     ConstTensorView weight, const int64_t (&grad_input_stride)[4], const Machine& machine);
-Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math, const Machine& machine);
+CONV2D_EXT_EXPORT Plan plan_forward(const Conv2dProblem& problem, DType dtype, Float32Math math, ConstTensorView input,
+                                    ConstTensorView weight, const int64_t (&output_stride)[4], const Machine& machine);
+CONV2D_EXT_EXPORT Plan plan_grad_input(const Conv2dProblem& problem, DType dtype, Float32Math math,
+                                       ConstTensorView grad_output, ConstTensorView weight,
+                                       const int64_t (&grad_input_stride)[4], const Machine& machine);
+CONV2D_EXT_EXPORT Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math,
+                                        const Machine& machine);
 // Sums in an order that follows from k, the dtype and its math alone.
 Plan plan_matmul(const MatmulSizes& size, DType dtype, Float32Math math, ConstMatrixView mat1, ConstMatrixView mat2,
                  const MatrixView& result, const Machine& machine);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "../export.h"
 #include "conv2d_cuda.h"
 #include "gemm_params.h"
 #include "kernels.h"
@@ -35,7 +36,7 @@ ConvCall matmul_call(const MatmulSizes& size, DType dtype, const ConstMatrixView
 WeightParams grad_weight_params(const Conv2dProblem& problem, DType dtype, const int64_t (&grad_output_stride)[4],
                                 const int64_t (&input_stride)[4], const int64_t (&grad_weight_stride)[4]);
 
-GemmTable gemm_table(DType dtype, Float32Math math);
+CONV2D_EXT_EXPORT GemmTable gemm_table(DType dtype, Float32Math math);
 
 // Whether neighbouring lanes share memory along channels rather than along pixels.
 bool lies_over_channels(int64_t channel_stride, int64_t channels, int64_t pixel_stride);

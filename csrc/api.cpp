@@ -1,0 +1,72 @@
+// The public C++ header: its functions as calls of the dispatcher ops.
+#include "../conv2d_ext/include/conv2d_ext/conv2d_ext.h"
+
+#include <c10/core/SymIntArrayRef.h>
+
+#include <algorithm>
+
+#include "conv2d_checks.h"
+#include "conv2d_ops.h"
+#include "cpu/conv2d_cpu.h"
+#include "matmul.h"
+#include "numerics.h"
+
+namespace conv2d_ext {
+namespace {
+
+c10::SymIntArrayRef symbolic(at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); }
+
+const c10::TypedOperatorHandle<void()>& mode_op(bool enter) {
+  static const auto find = [](const char* name) {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<void()>();
+  };
+  static const auto entering = find("conv2d_ext::enter_batch_invariant");
+  static const auto leaving = find("conv2d_ext::leave_batch_invariant");
+  return enter ? entering : leaving;
+}
+
+}  // namespace
+
+at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  const bool has_four_sides = padding.size() == 4;
+  auto params = params_from_pairs(symbolic(stride), symbolic(has_four_sides ? at::IntArrayRef(0) : padding),
+                                  symbolic(dilation), groups);
+  if (has_four_sides) {
+    std::copy(padding.begin(), padding.end(), params.padding);
+  }
+  return conv2d(input, weight, bias, params);
+}
+
+at::Tensor conv1d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  const int64_t both[] = {padding.empty() ? 0 : padding.front(), padding.empty() ? 0 : padding.back()};
+  check_length("padding", symbolic(padding), 2);
+  return conv1d_op().call(input, weight, bias, symbolic(stride), symbolic(both), symbolic(dilation), groups);
+}
+
+at::Tensor conv_transpose1d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef output_padding,
+                            int64_t groups, at::IntArrayRef dilation) {
+  return conv_transpose1d_op().call(input, weight, bias, symbolic(stride), symbolic(padding), symbolic(output_padding),
+                                    groups, symbolic(dilation));
+}
+
+at::Tensor conv_transpose2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef output_padding,
+                            int64_t groups, at::IntArrayRef dilation) {
+  return conv_transpose2d_op().call(input, weight, bias, symbolic(stride), symbolic(padding), symbolic(output_padding),
+                                    groups, symbolic(dilation));
+}
+
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  return linear_layer(input, weight, bias);
+}
+
+BatchInvariant::BatchInvariant() { mode_op(/*enter=*/true).call(); }
+BatchInvariant::~BatchInvariant() { mode_op(/*enter=*/false).call(); }
+
+std::string isa() { return cpu::isa_name(); }
+int64_t numerics() { return kNumerics; }
+
+}  // namespace conv2d_ext
