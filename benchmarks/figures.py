@@ -19,7 +19,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import bits
@@ -194,19 +194,25 @@ def _class_rows(results: Sequence[Result]) -> Iterator[tuple[str, tuple[str, ...
 
 
 def _speed_caption(document: Document) -> str:
-    layers = len({result.name for result in document.usable})
     return (
         f"Speedup over `F.conv2d` in the same memory format: geometric means on 1 thread and on 2 "
-        f"(slowest layer of both). {layers} layers of eight networks and the post, float32, "
-        f"batch 1. {_machine_line(document.machine)}{_disturbed_line(document)}"
+        f"(slowest layer of both). {_layers(r.name for r in document.usable)}, float32, batch 1. "
+        f"{_machine_line(document.machine)}{_disturbed_line(document)}"
     )
 
 
 def _bits_caption(document: dict) -> str:
     return (
-        f"Counted over {len(document['layers'])} layers of eight networks, for pictures of "
-        f"224 × 224 and 64 × 64, float32. {_machine_line(document['machine'])}"
+        f"Counted over {_layers(document['layers'])}, for pictures of 224 × 224 and 64 × 64, "
+        f"float32. {_machine_line(document['machine'])}"
     )
+
+
+def _layers(names: Iterable[str]) -> str:
+    """How many, and of how many networks: a layer's name begins with its network's."""
+    distinct = set(names)
+    networks = {name.split()[0] for name in distinct} - {"post"}
+    return f"{len(distinct)} layers of {len(networks)} networks"
 
 
 def _machine_line(machine: dict) -> str:

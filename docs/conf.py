@@ -101,7 +101,9 @@ def _plain_text(app, what, name, obj, options, lines: list[str]) -> None:
     text: list[str] = []
     state = "paragraph"  # or list, or block
     # Several in a line: "input: (N, C). weight: (OC, C)."
-    lines[:] = [part for line in lines for part in re.split(r"(?<=[.)]) (?=\w+: \()", line)]
+    lines[:] = [
+        part for line in lines for part in re.split(r"(?<=[.)]) (?=\w+: \(|Returns \()", line)
+    ]
     for line in lines:
         entry = None if _NO_ENTRY.match(line) else _ENTRY.match(line)
         indented = line.startswith("    ")

@@ -757,14 +757,12 @@ def test_bits_tell_what_differs(monkeypatch):
         "run": [],
     }
     assert bits.measure(layer, "conv2d_ext") == {axis: [] for axis in bits.AXES}
-    plain, moved = (
-        layer.results(name, [0])["output"] for name in ("F.conv2d", bits.DETERMINISTIC)
-    )
+    plain, moved = (layer.results(name, [0])["output"] for name in ("F.conv2d", bits.DETERMINISTIC))
     assert torch.equal(plain + 1.0, moved), "the setting is on while it is measured"
     assert not torch.are_deterministic_algorithms_enabled()
     assert not bits.same_bits(torch.zeros(1), -torch.zeros(1))
 
-    layers = {"a": {name: found for name in bits.CONTESTANTS}}
+    layers = {"a": dict.fromkeys(bits.CONTESTANTS, found)}
     layers["a"]["conv2d_ext"] = {axis: [] for axis in bits.AXES}
     rows = bits.table({"layers": layers})
     assert rows[2] == (

@@ -43,7 +43,7 @@ def test_the_example_is_built_and_runs(tmp_path):
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "LD_"))}
     done = subprocess.run([program], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("holds ") == 5
+    assert done.stdout.count("holds ") == 6
     assert f"instruction set: {conv2d_ext.build_config()['isa']}" in done.stdout
     linked = subprocess.check_output(["ldd", program], text=True)
     assert "libconv2d_ext.so" in linked

@@ -20,6 +20,33 @@ at::Tensor network(const at::Tensor& images, const at::Tensor& weight, const at:
   return at::linear(features.mean({2, 3}), head);
 }
 
+bool is_close(const at::Tensor& ours, const at::Tensor& theirs) { return at::allclose(ours, theirs, 1e-4, 1e-4); }
+
+bool other_functions_hold() {
+  namespace ours = conv2d_ext;
+  const at::Tensor rows = at::randn({2, 6, 20});
+  const at::Tensor maps = at::randn({2, 6, 9, 8});
+  const at::Tensor bias = at::randn({4});
+  const at::Tensor kernel1d = at::randn({4, 3, 3});
+  const at::Tensor kernel2d = at::randn({4, 3, 3, 2});
+  const at::Tensor into1d = at::randn({6, 2, 3});
+  const at::Tensor into2d = at::randn({6, 2, 3, 2});
+  const at::Tensor matrix = at::randn({4, 8});
+  bool all = is_close(ours::conv1d(rows, kernel1d, bias, /*stride=*/2, /*padding=*/1, /*dilation=*/2, /*groups=*/2),
+                      at::conv1d(rows, kernel1d, bias, 2, 1, 2, 2));
+  all &= is_close(ours::conv1d(rows, kernel1d, bias, 1, /*padding=*/{2, 0}, 1, 2),
+                  at::conv1d(at::constant_pad_nd(rows, {2, 0}), kernel1d, bias, 1, at::IntArrayRef(0), 1, 2));
+  all &= is_close(
+      ours::conv2d(maps, kernel2d, bias, {2, 1}, /*padding=*/{1, 2, 0, 3}, {1, 2}, 2),
+      at::conv2d(at::constant_pad_nd(maps, {0, 3, 1, 2}), kernel2d, bias, {2, 1}, at::IntArrayRef({0, 0}), {1, 2}, 2));
+  all &= is_close(ours::conv_transpose1d(rows, into1d, bias, 2, 1, /*output_padding=*/1, /*groups=*/2, /*dilation=*/2),
+                  at::conv_transpose1d(rows, into1d, bias, 2, 1, 1, 2, 2));
+  all &= is_close(ours::conv_transpose2d(maps, into2d, bias, {2, 3}, {1, 0}, {1, 2}, 2, {1, 2}),
+                  at::conv_transpose2d(maps, into2d, bias, {2, 3}, {1, 0}, {1, 2}, 2, {1, 2}));
+  all &= is_close(ours::linear(maps, matrix, bias), at::linear(maps, matrix, bias));
+  return holds("the other functions: the values are torch's", all);
+}
+
 }  // namespace
 
 int main() {
@@ -56,5 +83,6 @@ int main() {
     raised = true;
   }
   all &= holds("a weight of the wrong rank raises", raised);
+  all &= other_functions_hold();
   return all ? 0 : 1;
 }
