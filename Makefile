@@ -15,7 +15,7 @@ VENV_PYTHON := $(VENV)/bin/python
 PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check
 EXTENSION := build/.extension
 
-SOURCES := $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
+SOURCES := $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.* conv2d_ext/include/*/*.*)
 BUILD_FILES := setup.py $(wildcard build_backend/*.py)
 
 .DEFAULT_GOAL := help
