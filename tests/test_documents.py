@@ -42,7 +42,7 @@ PREAMBLES = {
 import torch, torchvision, conv2d_ext
 torch.manual_seed(0)
 model = torchvision.models.resnet18(num_classes=10).eval()
-images = torch.rand(3, 3, 64, 64)
+images, labels = torch.rand(3, 3, 64, 64), torch.tensor([0, 1, 2])
 """,
     "docs/certify.md": """
 import torch, conv2d_ext
