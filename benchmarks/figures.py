@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import statistics
@@ -93,7 +94,9 @@ def _measure(name: str, seconds: float, allow_disturbed: bool) -> int:
     print(f"=== python -m {' '.join(command)}", flush=True)
     found = ROOT / "build" / "benchmarks" / f"{name}.json"
     found.unlink(missing_ok=True)
-    status = subprocess.run([sys.executable, "-m", *command], cwd=ROOT).returncode
+    # What is not timed may run on more threads than there are cores: they must not wait by spinning.
+    environ = os.environ if share else {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    status = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environ).returncode
     if share and found.exists():
         shutil.copy(found, RESULTS)
         # Cases that stayed disturbed after all attempts are left out; the documents say how many.
