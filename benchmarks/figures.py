@@ -94,7 +94,7 @@ def _measure(name: str, seconds: float, allow_disturbed: bool) -> int:
     print(f"=== python -m {' '.join(command)}", flush=True)
     found = ROOT / "build" / "benchmarks" / f"{name}.json"
     found.unlink(missing_ok=True)
-    # What is not timed may run on more threads than there are cores: they must not wait by spinning.
+    # What is not timed may use more threads than there are cores: they must not spin.
     environ = os.environ if share else {**os.environ, "OMP_WAIT_POLICY": "passive"}
     status = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environ).returncode
     if share and found.exists():
