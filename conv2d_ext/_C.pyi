@@ -64,6 +64,12 @@ def explain(
     groups: int,
     gpu: tuple[int, int] | None = None,  # SM count, bytes of shared memory a CTA may have
 ) -> dict[str, dict[str, object]]: ...
+def explain_matmul(
+    mat1: Tensor,
+    mat2: Tensor,
+    bias: Tensor | None,
+    gpu: tuple[int, int] | None = None,
+) -> dict[str, object] | None: ...
 def check_sizes(
     input: Sequence[int],
     weight: Sequence[int],

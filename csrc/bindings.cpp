@@ -356,6 +356,28 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
   return result;
 }
 
+// The same of a product of matrices; None where there are no kernels.
+py::object explain_matmul(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias,
+                          [[maybe_unused]] const std::optional<std::pair<int, int>>& gpu) {
+  check_matmul(mat1, mat2, bias);
+  const auto dtype = to_dtype(mat1.scalar_type());
+  const auto size = matmul_sizes(mat1, mat2);
+  const auto unread = [](const Tensor& matrix) {
+    return ConstMatrixView{nullptr, matrix.dim() == 3 ? matrix.stride(0) : 0, matrix.stride(-2), matrix.stride(-1)};
+  };
+  const MatrixView result{nullptr, size.m * size.n, size.n, 1};
+#if defined(CONV2D_EXT_WITH_CUDA)
+  if (gpu.has_value() || mat1.is_cuda()) {
+    const auto machine =
+        gpu.has_value() ? cuda::with_wants({gpu->first, gpu->second}) : cuda::machine_of(mat1.device().index());
+    return describe(
+        cuda::plan_matmul(size, dtype, cuda::float32_matmul_math(), unread(mat1), unread(mat2), result, machine));
+  }
+#endif
+  if (!mat1.device().is_cpu()) return py::none();
+  return describe(cpu::explain_matmul(size, dtype, unread(mat1), unread(mat2), result, at::get_num_threads()));
+}
+
 #if defined(CONV2D_EXT_WITH_CUDA)
 
 // The GEMM kernels that calls on tensors of this dtype choose from: what want_on_cuda counts.
@@ -435,6 +457,8 @@ PYBIND11_MODULE(_C, m) {
         py::call_guard<py::gil_scoped_release>());
   m.def("explain", &explain, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"),
         py::arg("padding"), py::arg("dilation"), py::arg("groups"), py::arg("gpu") = py::none());
+  m.def("explain_matmul", &explain_matmul, py::arg("mat1"), py::arg("mat2"), py::arg("bias"),
+        py::arg("gpu") = py::none());
   m.def("check_sizes", &check_sizes, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"),
         py::arg("padding"), py::arg("dilation"), py::arg("groups"), py::arg("itemsize"));
   m.def("build_config", &build_config);

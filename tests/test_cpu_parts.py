@@ -80,7 +80,7 @@ _INTEGERS = _parts(f"{_GEMM}, pack_patch, store_tile, add_chunk", "int16") | {
 }
 _NATIVE = _parts("pixel_ukernel, depthwise_weight_panel, depthwise_ukernel", "float32, float64") | (
     _parts(
-        "plane_ukernel, row_ukernel, strided_ukernel, pack_transposed, pack_planes, "
+        "plane_ukernel, row_ukernel, column_ukernel, strided_ukernel, pack_transposed, pack_planes, "
         "load_interleaved, store_interleaved, store_row",
         "float32, float64, bfloat16",
     )
@@ -88,7 +88,7 @@ _NATIVE = _parts("pixel_ukernel, depthwise_weight_panel, depthwise_ukernel", "fl
 _PAIRS = {
     *_parts(f"{_GEMM}, pack_patch", "bfloat16 pairs"),
     "convert bfloat16", "copy_channels", "copy_odd_channels", "copy_pairs", "pack_weight_pairs",
-    "products of pairs",
+    "products of pairs", "column_ukernel bfloat16",
 }  # fmt: skip
 PARTS = {
     "portable": _GENERAL | _INTEGERS,
@@ -101,7 +101,7 @@ RULES = {
     *(
         f"tiling: {driver}"
         for driver in (
-            "dot", "rows", "strided", "phases", "pairs", "depthwise", "groups", "planes", "pixels",
+            "dot", "rows", "columns", "strided", "phases", "pairs", "depthwise", "groups", "planes", "pixels",
             "gemm", "weight_depthwise", "weight_groups", "weight_gemm", "padding",
         )
     ),

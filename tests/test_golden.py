@@ -62,13 +62,13 @@ ENGINES = {
         "1x1 from many planes to few, plane by plane",
         "depthwise, vectors over groups as they lie in memory",
         "depthwise, vectors over the pixels of two phases",
-        "one pixel, rows times factors",
+        "rows times factors",
     },
     "grad_weight": {
         "implicit GEMM, vectors over result channels",
         "implicit GEMM, vectors over groups",
         "depthwise, vectors over groups as they lie in memory",
-        "one pixel, rows times factors",
+        "rows times factors",
     },
 }
 

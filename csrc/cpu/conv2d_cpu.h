@@ -72,6 +72,10 @@ struct Explanation {
 };
 Explanation explain(const ExplainedCall& call);
 
+// What matmul will do. Of a batch whose second factors differ: for one of its products, the work items of all.
+Explanation explain_matmul(const MatmulSizes& size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2,
+                           MatrixView result, int num_threads);
+
 // The instruction set in use: the best of this machine, or a lower one named by the environment variable
 // CONV2D_EXT_CPU_ISA ("portable", "avx2", "avx512", "avx512_bf16").
 const char* isa_name();

@@ -75,7 +75,7 @@ class TaskExplainer {
       : task_(task),
         problem_(task.call->problem),
         dtype_(task.call->dtype),
-        pairs_(task.driver == Driver::kPairs),
+        pairs_(task.gemm != nullptr && task.gemm->pairs),
         engine_(engine_for(dtype_, task)),
         vector_(pairs_ ? isa.pairs : isa.vector),
         dot_(isa.dot),
@@ -101,6 +101,8 @@ class TaskExplainer {
         return explain_dot(*task_.gemm);
       case Driver::kRows:
         return explain_rows(*task_.rows);
+      case Driver::kColumns:
+        return explain_columns(*task_.rows);
       case Driver::kStrided:
         return explain_strided();
       case Driver::kPhases:
@@ -209,6 +211,12 @@ class TaskExplainer {
     const int64_t results = row_results(t.results), lanes = vector_.lanes, size = vector_.element_size;
     name_kernel("row_ukernel", results, lanes * row_vectors(lanes * size, results), Widened::kAsLoaded);
     set_work(t.items(rows.groups), row_scratch_bytes(rows, t, results, size));
+  }
+
+  void explain_columns(const RowProducts& rows) {
+    const RowTiling t = tile_rows(rows, threads_);
+    name_kernel("column_ukernel", column_results(t.results), vector_.lanes, Widened::kAsLoaded);
+    set_work(t.items(rows.groups), lay_out_column_scratch(rows, t, vector_.element_size).bytes);
   }
 
   void explain_strided() {
@@ -347,10 +355,7 @@ Call call_of(const ExplainedCall& explained) {
   return call;
 }
 
-}  // namespace
-
-Explanation explain(const ExplainedCall& explained) {
-  Call call = call_of(explained);
+Explanation explain_call(Call call, int threads) {
   Explanation e{};
   e.isa = engine().isa;
   if (is_empty(call)) {
@@ -358,7 +363,7 @@ Explanation explain(const ExplainedCall& explained) {
     return e;
   }
   normalize(call);
-  const int num_threads = is_small(call.problem) ? 1 : explained.num_threads;
+  const int num_threads = is_small(call.problem) ? 1 : threads;
   const IsaShape isa = shape_for(call.dtype);
   Refusals refusals;
   const auto add = [&](const Task& task) {
@@ -371,6 +376,23 @@ Explanation explain(const ExplainedCall& explained) {
     add_task(e, one);
   };
   for_each_task(call, isa, add, &refusals);
+  return e;
+}
+
+}  // namespace
+
+Explanation explain(const ExplainedCall& explained) { return explain_call(call_of(explained), explained.num_threads); }
+
+Explanation explain_matmul(const MatmulSizes& size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2,
+                           MatrixView result, int num_threads) {
+  MatmulSizes one = size;
+  const bool differ = size.batch > 1 && mat2.batch_stride != 0;
+  if (differ) one.batch = 1;
+  mat1.data = mat2.data = nullptr;
+  result.data = nullptr;
+  const int threads = shares_products(size, mat2, num_threads) ? 1 : num_threads;
+  Explanation e = explain_call(product_call(one, dtype, mat1, mat2, {}, result), threads);
+  if (differ) e.work_items *= size.batch;
   return e;
 }
 

@@ -238,8 +238,8 @@ MUTATIONS = (
     M(
         "kernels/rows.h",
         "no +0 is added last",
-        "sum = V::add(sum, V::zero());",
-        "",
+        "sum = V::add(sum, operands.bias != nullptr ? V::load(operands.bias + v * L) : V::zero());",
+        "if (operands.bias != nullptr) sum = V::add(sum, V::load(operands.bias + v * L));",
     ),
     M(
         "kernels/rows.h",
@@ -696,6 +696,43 @@ MUTATIONS = (
         "W* const lane = partial[(p + x) % 8];",
         "W* const lane = partial[x % 8];",
         dtype="float64",
+    ),
+    # ---- products of few rows
+    M(
+        "kernels/columns.h",
+        "chains run across the ends of segments",
+        "const int64_t end = min64(k + operands.chain, segment_end);",
+        "const int64_t end = min64(k + operands.chain, operands.depth);",
+    ),
+    M(
+        "kernels/columns.h",
+        "surplus lanes are read beyond the last one",
+        "kPartial ? min64(i, operands.valid_lanes - 1) : i;",
+        "i;",
+    ),
+    M(
+        "drivers/columns.h",
+        "factors of several results in one place",
+        "part<Operand<T>>(scratch, layout.factors) + r * layout.factor_pitch",
+        "part<Operand<T>>(scratch, layout.factors)",
+    ),
+    M(
+        "drivers/columns.h",
+        "the second chunk's factors are the first's",
+        "min64(r, valid - 1) * products.factor_r + k * products.factor_k",
+        "min64(r, valid - 1) * products.factor_r",
+    ),
+    M(
+        "drivers/rows.h",
+        "the bias of a block is the first block's",
+        "static_cast<const S*>(products.bias) + lane0 * products.bias_step, products.bias_step, lanes, bias, false);",
+        "static_cast<const S*>(products.bias), products.bias_step, lanes, bias, false);",
+    ),
+    M(
+        "plan/candidates.cpp",
+        "few rows, though results don't lie together",
+        "(g.batch != 1 && g.cols != 1) || g.destination_m != 1",
+        "(g.batch != 1 && g.cols != 1)",
     ),
     M(
         "drivers/grad_bias.h",

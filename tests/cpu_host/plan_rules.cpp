@@ -302,9 +302,26 @@ void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, Weig
 
 const char* short_name(Driver driver) {
   static const char* const kNames[] = {
-      "dot",    "rows",   "strided", "phases",           "pairs",         "depthwise",   "groups",
+      "dot",    "rows",   "columns", "strided",          "phases",        "pairs",       "depthwise", "groups",
       "planes", "pixels", "gemm",    "weight_depthwise", "weight_groups", "weight_gemm", "padding"};
   return kNames[int(driver)];
+}
+
+// A product of matrices of the problem's sizes, the other factor's elements along k or not.
+Call product_call(const Conv2dProblem& problem, DType dtype) {
+  Conv2dProblem p{};
+  p.batch = problem.batch;
+  p.in_channels = problem.in_channels_per_group();
+  p.out_channels = problem.out_channels_per_group();
+  p.in_w = p.out_w = problem.out_w;
+  p.in_h = p.out_h = p.kernel_h = p.kernel_w = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = p.groups = 1;
+  const int64_t k = p.in_channels, n = p.out_channels, m = p.in_w;
+  Call call{Direction::kForward, p, dtype, {}, {}, {}};
+  call.is_matmul = true;
+  call.a = {nullptr, {k * m, 1, 0, k}};
+  call.b = problem.kernel_h % 2 ? ConstTensorView{nullptr, {k, 1, 0, 0}} : ConstTensorView{nullptr, {1, n, 0, 0}};
+  call.result = {nullptr, {n * m, 1, 0, n}};
+  return call;
 }
 
 void check_task(const Task& task, const IsaShape& isa, int threads) {
@@ -329,6 +346,12 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       const int64_t step = row_results(t.results);
       expect(step == 1 || step == 2 || step == 3 || step == 4 || step == 6, "a compiled number of results");
       return expect_scratch(row_scratch_bytes(*task.rows, t, step, vector.element_size));
+    }
+    case Driver::kColumns: {
+      const RowTiling t = tile_rows(*task.rows, threads);
+      expect_cut(task.rows->results, t.results, t.blocks_r, "results");
+      expect_cut(task.rows->lanes, t.lanes, t.blocks_l, "lanes");
+      return expect_scratch(lay_out_column_scratch(*task.rows, t, vector.element_size).bytes);
     }
     case Driver::kStrided: {
       const StridedTiling t = tile_strided(p, vector, threads);
@@ -428,7 +451,8 @@ void check_tilings() {
     const ConstTensorView weight = view(p.in_channels_per_group(), p.kernel_h, p.kernel_w);
     Call calls[] = {{Direction::kForward, p, dtype, input, weight, result(output)},
                     {Direction::kGradInput, p, dtype, output, weight, result(input)},
-                    {Direction::kGradWeight, p, dtype, output, input, result(weight)}};
+                    {Direction::kGradWeight, p, dtype, output, input, result(weight)},
+                    product_call(p, dtype)};
     const int64_t bytes = 16 << random.between(0, 2), element = max64(4, size_of(dtype));
     const bool native = dtype != DType::kComplex64 && bytes > 16;
     IsaShape isa{};

@@ -198,6 +198,23 @@ bool draw(Random& random, Draw& d) {
   return true;
 }
 
+// A product of matrices with the draw's batch, channels and row of pixels; either factor's elements may lie along k.
+Call product_call(const Draw& d) {
+  Conv2dProblem p{};
+  p.batch = d.problem.batch;
+  p.in_channels = d.problem.in_channels_per_group();
+  p.out_channels = d.problem.out_channels_per_group();
+  p.in_w = p.out_w = std::min<int64_t>(d.problem.out_w, 64);
+  p.in_h = p.out_h = p.kernel_h = p.kernel_w = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = p.groups = 1;
+  const int64_t k = p.in_channels, n = p.out_channels, m = p.in_w;
+  Call call{Direction::kForward, p, d.dtype, {}, {}, {}};
+  call.is_matmul = true;
+  call.a = {nullptr, {k * m, 1, 0, k}};
+  call.b = d.threads % 2 ? ConstTensorView{nullptr, {k, 1, 0, 0}} : ConstTensorView{nullptr, {1, n, 0, 0}};
+  call.result = {nullptr, {n * m, 1, 0, n}};
+  return call;
+}
+
 // ---- checks
 
 const Draw* now = nullptr;
@@ -247,6 +264,10 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
     case Driver::kRows: {
       const RowTiling t = tile_rows(*task.rows, d.threads);
       return check_scratch("rows", row_scratch_bytes(*task.rows, t, row_results(t.results), vector.element_size));
+    }
+    case Driver::kColumns: {
+      const RowTiling t = tile_rows(*task.rows, d.threads);
+      return check_scratch("columns", lay_out_column_scratch(*task.rows, t, vector.element_size).bytes);
     }
     case Driver::kStrided:
       return check_scratch("strided", lay_out_scratch(tile_strided(p, vector, d.threads), p, vector).bytes);
@@ -402,7 +423,8 @@ void plan(const Draw& d) {
   const bool few_steps = std::min(p.kernel_h, p.out_h) <= kMostSteps && std::min(p.kernel_w, p.out_w) <= kMostSteps;
   Call calls[] = {{Direction::kForward, d.problem, d.dtype, view(d.input), view(d.weight), result(d.output)},
                   {Direction::kGradInput, d.problem, d.dtype, view(d.output), view(d.weight), result(d.grad_input)},
-                  {Direction::kGradWeight, d.problem, d.dtype, view(d.output), view(d.input), result(d.grad_weight)}};
+                  {Direction::kGradWeight, d.problem, d.dtype, view(d.output), view(d.input), result(d.grad_weight)},
+                  product_call(d)};
   for (const int vector_bytes : {16, 32, 64}) {
     const IsaShape isa = shapes_of(d.dtype, vector_bytes);
     for (Call call : calls) {

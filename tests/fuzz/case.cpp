@@ -70,6 +70,11 @@ bool is_valid(Conv2dProblem& p, DType dtype) {
          bytes_fit(size, p.out_channels, p.in_channels / p.groups, p.kernel_h, p.kernel_w);
 }
 
+bool is_product(const Conv2dProblem& p) {
+  return p.groups == 1 && p.in_h == 1 && p.kernel_h == 1 && p.kernel_w == 1 && p.stride_h == 1 && p.stride_w == 1 &&
+         p.pad_top == 0 && p.pad_bottom == 0 && p.pad_left == 0 && p.pad_right == 0;
+}
+
 double products(const Conv2dProblem& p) {
   return double(p.batch) * double(p.out_channels) * double(p.out_h) * double(p.out_w) *
          double(p.in_channels_per_group()) * double(p.kernel_h) * double(p.kernel_w);
@@ -81,7 +86,7 @@ namespace {
 
 const char kMagic[] = "conv2d";
 
-const char* const kOps[] = {"forward", "grad_input", "grad_weight", "grad_bias"};
+const char* const kOps[] = {"forward", "grad_input", "grad_weight", "grad_bias", "matmul"};
 const char* const kDTypes[] = {"float32", "float64", "bfloat16", "float16", "complex64", "complex128",
                                "int8",    "uint8",   "int16",    "int32",   "int64"};
 const char* const kIsas[] = {"portable", "avx2", "avx512", "avx512_bf16"};

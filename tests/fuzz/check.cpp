@@ -70,6 +70,7 @@ struct Way {
   Layout layout[3];
   int64_t bias_stride;
   uint8_t filling;
+  bool one_matrix = false;  // of a product with one row an image: they are the rows of one matrix
 };
 
 Way first_way(const Case& c) {
@@ -86,6 +87,23 @@ bool fits(const Case& c, const Conv2dProblem& p, const Way& way) {
     if (!Tensor::fits(DType(c.dtype), tensor_size(p, t), way.layout[t])) return false;
   }
   return true;
+}
+
+// The forward as a product of matrices: for each image one of its pixels' rows, or of all images' single pixels one.
+struct ProductViews {
+  ConstTensorView a, b;
+  TensorView result;
+};
+void multiply(const Conv2dProblem& p, DType dtype, const ProductViews& views, const cpu::Bias& bias, bool one_matrix,
+              const cpu::Executor& threads) {
+  const auto &a = views.a, &b = views.b;
+  const auto& result = views.result;
+  const int row = one_matrix ? 0 : 3;
+  const int64_t batch = one_matrix ? 1 : p.batch;
+  const cpu::MatmulSizes size{batch, one_matrix ? p.batch : p.out_w, p.out_channels, p.in_channels};
+  const int64_t from = one_matrix ? 0 : a.stride[0], to = one_matrix ? 0 : result.stride[0];
+  cpu::matmul(size, dtype, {a.data, from, a.stride[row], a.stride[1]}, {b.data, 0, b.stride[1], b.stride[0]}, bias,
+              {result.data, to, result.stride[row], result.stride[1]}, threads);
 }
 
 // The result's numbers. What a call may not do is found here: touch other memory, take too much scratch.
@@ -112,6 +130,10 @@ std::vector<uint8_t> call(const Case& c, const Conv2dProblem& p, const Operands&
       case Op::kForward:
         cpu::forward(p, dtype, a.view(), b.view(),
                      {operands.has_bias ? bias.view().data : nullptr, bias.view().stride[3]}, result.view(), threads);
+        break;
+      case Op::kMatmul:
+        multiply(p, dtype, {a.view(), b.view(), result.view()},
+                 {operands.has_bias ? bias.view().data : nullptr, bias.view().stride[3]}, way.one_matrix, threads);
         break;
       case Op::kGradInput:
         cpu::grad_input(p, dtype, a.view(), b.view(), result.view(), threads);
@@ -288,6 +310,7 @@ void compare_batches(const Case& c, const Conv2dProblem& p, const Operands& oper
   Operands others{take_images(operands.a, images), operands.b, operands.bias, operands.has_bias};
   Way way = first;
   if (random.below(2) == 0) set_format(way, random.below(2) == 0);
+  way.one_matrix = Op(c.op) == Op::kMatmul && p.in_w == 1 && random.below(2) == 0;
   way.layout[0].far = way.layout[2].far = 0;
   if (!fits(c, other, way) || !is_valid(other, DType(c.dtype))) return;
   const std::vector<uint8_t> result = call(c, other, others, way);
@@ -316,6 +339,7 @@ std::string kind_of_run(const Run& run) {
       {"PhasesCall<", "phases"},
       {"DotCall<", "dot products"},
       {"RowCall<", "rows"},
+      {"ColumnCall<", "columns"},
       {"GradBiasCall<", "bias"},
       {"WeightLanes)0>", "weight, channels"},
       {"WeightLanes)1>", "weight, groups"},
@@ -341,6 +365,7 @@ std::string kind_of_explanation(const cpu::Explanation& e, Op op) {
   if (has("as they lie in memory")) return op == Op::kGradWeight ? "depthwise weight" : "depthwise";
   if (has("dot products along")) return "dot products";
   if (has("rows times factors")) return "rows";
+  if (has("columns times factors")) return "columns";
   if (has("pixels of two phases")) return "strided";
   if (has("phases of the stride together")) return "phases";
   if (has("vectors over groups")) return op == Op::kGradWeight ? "weight, groups" : "groups";
@@ -359,6 +384,15 @@ cpu::Explanation explain(const Case& c, const Conv2dProblem& p, const Way& way, 
                                                    cpu::Direction::kGradWeight};
   use_isa(int(way.isa));
   use_limits(way.limits);
+  // Choices that change no bit weigh shares, which are rounded as the call's are.
+  const Environment environment(c.rounding, c.flush);
+  if (Op(c.op) == Op::kMatmul) {
+    const ConstTensorView a = view_of(tensor_size(p, 0), channels_last), b = view_of(tensor_size(p, 1), channels_last);
+    const ConstTensorView result = view_of(tensor_size(p, 2), channels_last);
+    return cpu::explain_matmul({p.batch, p.out_w, p.out_channels, p.in_channels}, DType(c.dtype),
+                               {nullptr, a.stride[0], a.stride[3], a.stride[1]}, {nullptr, 0, b.stride[1], b.stride[0]},
+                               {nullptr, result.stride[0], result.stride[3], result.stride[1]}, int(way.threads));
+  }
   cpu::ExplainedCall call{};
   call.direction = kDirections[c.op];
   call.problem = p;
@@ -368,8 +402,6 @@ cpu::Explanation explain(const Case& c, const Conv2dProblem& p, const Way& way, 
   std::copy(std::begin(call.weight.stride), std::end(call.weight.stride), call.grad_weight_stride);
   call.channels_last = channels_last;
   call.num_threads = int(way.threads);
-  // Choices that change no bit weigh shares, which are rounded as the call's are.
-  const Environment environment(c.rounding, c.flush);
   return cpu::explain(call);
 }
 
@@ -424,7 +456,7 @@ Operands draw_operands(const Case& c, const Conv2dProblem& p) {
   Operands o;
   o.a = draw_numbers(dtype, tensor_size(p, roles.a), c.layout[roles.a].expanded, Values(c.values[0]), 3 * seed);
   o.b = draw_numbers(dtype, tensor_size(p, roles.b), c.layout[roles.b].expanded, Values(c.values[1]), 3 * seed + 1);
-  o.has_bias = c.bias != 0 && Op(c.op) == Op::kForward;
+  o.has_bias = c.bias != 0 && is_forward(Op(c.op));
   o.bias = draw_numbers(dtype, {1, 1, 1, o.has_bias ? p.out_channels : 1}, c.bias_stride == 0 ? 15 : 0,
                         Values(c.values[2]), 3 * seed + 2);
   return o;
@@ -455,7 +487,7 @@ void check_one(const Case& c) {
   ++counts.cases;
   const Op op = Op(c.op);
   Conv2dProblem p = c.problem();
-  if (!is_valid(p, DType(c.dtype))) {
+  if (!is_valid(p, DType(c.dtype)) || (op == Op::kMatmul && !is_product(p))) {
     ++counts.refused;
     return;
   }
@@ -492,7 +524,7 @@ void check_one(const Case& c) {
     way.filling = 0xa5;
     if (fits(c, p, way)) compare(c, numbers, call(c, p, operands, way), 0, "the strides");
   }
-  if ((c.variants & 8) != 0 && (op == Op::kForward || op == Op::kGradInput)) {
+  if ((c.variants & 8) != 0 && (is_forward(op) || op == Op::kGradInput)) {
     compare_batches(c, p, operands, first, numbers, random);
   }
   // Small tiles of large problems take long: weights are packed for every tile.

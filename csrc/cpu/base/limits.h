@@ -114,6 +114,11 @@ CONV2D_LIMIT kRowLanes = 2048;
 CONV2D_LIMIT kMaxRowImages = 64;
 CONV2D_LIMIT kMaxRowImagesFar = 12;
 CONV2D_LIMIT kFarWeights = 4 * 1024 * 1024;
+// Rows of a product of matrices from which on packing the other factor pays: of one whose rows, or columns, are read.
+CONV2D_LIMIT kMostProductRows = 2;
+CONV2D_LIMIT kMostColumnRows = 8;
+// Bytes of columns that are prefetched: they come from memory.
+CONV2D_LIMIT kFarColumnsBytes = 8 * 1024 * 1024;
 
 }  // namespace one_pixel
 

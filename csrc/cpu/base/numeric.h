@@ -13,7 +13,7 @@ struct Float16 {
   uint16_t bits;
 };
 // Two bfloat16 numbers that one instruction multiplies and adds together; the first is the low half.
-struct BFloat16Pair {
+struct __attribute__((packed, aligned(2))) BFloat16Pair {  // anywhere in a tensor of bfloat16
   uint32_t bits;
 };
 template <class R>

@@ -41,7 +41,7 @@ IsaShape shape_for(DType dtype) {
 
 const Engine& engine_for(DType dtype, const Task& task) {
   const Engine& taken = engine_for(dtype);
-  return task.driver == Driver::kPairs ? *taken.pairs : taken;
+  return task.gemm != nullptr && task.gemm->pairs ? *taken.pairs : taken;
 }
 
 }  // namespace conv2d_ext::cpu

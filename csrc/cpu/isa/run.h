@@ -1,6 +1,7 @@
 // The body of every engine_<isa>.cpp: tasks to drivers, for each dtype, compiled for one instruction set.
 #pragma once
 
+#include "../drivers/columns.h"
 #include "../drivers/depthwise.h"
 #include "../drivers/dot.h"
 #include "../drivers/gemm.h"
@@ -92,6 +93,9 @@ void run_task_of(const Task& task, const Executor& executor) {
       return;
     case Driver::kRows:
       if constexpr (kNative) run_rows<S>(*task.rows, executor);
+      return;
+    case Driver::kColumns:
+      if constexpr (kNative) run_all(ColumnCall<S, T>(*task.rows, threads), executor);
       return;
     case Driver::kStrided:
       if constexpr (kNative) {

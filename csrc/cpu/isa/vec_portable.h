@@ -9,6 +9,7 @@
 //   sqrt                          (float)
 //   load_partial, store_partial   the first n lanes, 0 <= n <= kLanes; nothing else is touched
 //   transpose                     of kLanes vectors, in registers (float and double)
+//   load_transposed               the same of 32-bit elements in memory (float where kLoadsTransposed)
 //   unzip, zip                    the elements of two vectors in a row, those of even and of odd number; the inverse
 //   sum_each(r)                   element i: the sum of r[i]'s lanes, where lane l is added to lane l + kLanes / 2, of
 //                                 these sums l to l + kLanes / 4, and so on (float and double)
@@ -43,6 +44,7 @@ constexpr const char* kIsaName = "portable";
 constexpr bool kHasIntegers = true;
 constexpr int kIntegerBytes = 16;
 constexpr bool kLoopsInRounds = false;
+constexpr bool kLoadsTransposed = false;
 #if defined(__ARM_FEATURE_FMA)
 constexpr bool kFusedMultiplyAdd = true;
 #else

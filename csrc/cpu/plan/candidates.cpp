@@ -14,8 +14,11 @@ using limits::few_planes::kLeastWidenedPlaneBytes;
 using limits::one_pixel::kFarWeights;
 using limits::one_pixel::kMaxRowImages;
 using limits::one_pixel::kMaxRowImagesFar;
+using limits::one_pixel::kMostColumnRows;
+using limits::one_pixel::kMostProductRows;
 
 const char* const kNotCompiled = "these kernels are not compiled for this dtype and instruction set";
+const char* const kRowsApart = "the weight's rows don't lie as the result's";
 const char* const kFewerLanesAtWork = "vectors over a group's channels have more lanes at work";
 
 // A sum so short that the transposition of results takes a good part of the time.
@@ -24,12 +27,32 @@ constexpr int64_t kShortSum = 64;
 // ---- candidates for a GEMM ----------------------------------------------------------------------------------------
 // Each returns nullptr where it accepts, else why not.
 
+// The rows of a product of matrices, for kRows and kColumns.
+const char* refuse_few_rows(const ConvGemm& g, DType dtype, const VectorShape& vector, int64_t most) {
+  if (!vector.interleaves || !is_floating(dtype)) return kNotCompiled;
+  if (!g.is_matmul) return "not a product of matrices";
+  if ((g.batch != 1 && g.cols != 1) || g.destination_m != 1) return "rows that follow no single stride, or lie apart";
+  if (g.single_channels() <= kBiasFirstProducts) return "a sum that starts from its bias";
+  return g.batch * g.cols <= most ? nullptr : "from so many rows on packing the other factor pays";
+}
+
+const char* refuse_columns(const ConvGemm& g, DType dtype, const VectorShape& vector) {
+  if (const char* const reason = refuse_few_rows(g, dtype, vector, kMostColumnRows)) return reason;
+  if (g.lone) return "an odd number of products, which are taken in pairs";
+  const int64_t step = g.pairs ? 2 : 1;
+  return g.weight_c == step && (!g.pairs || g.source_c % 2 == 0) ? nullptr : "the other factor doesn't lie along k";
+}
+
 const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vector) {
   if (!vector.interleaves || !is_floating(dtype)) return kNotCompiled;
-  if (!g.is_gradient || g.taps() != 1 || g.rows != 1 || g.cols != 1 || g.source_h != 1 || g.source_w != 1) {
-    return "not the gradient of one output pixel";
+  if (g.is_matmul) {
+    if (const char* const reason = refuse_few_rows(g, dtype, vector, kMostProductRows)) return reason;
+    return g.weight_m == 1 ? nullptr : kRowsApart;
   }
-  if (g.weight_m != 1 || g.destination_m != 1 || g.channels == 0) return "the weight's rows don't lie as the result's";
+  if (!g.is_gradient || g.taps() != 1 || g.rows != 1 || g.cols != 1 || g.source_h != 1 || g.source_w != 1) {
+    return "neither the gradient of one output pixel nor a product of matrices";
+  }
+  if (g.weight_m != 1 || g.destination_m != 1 || g.channels == 0) return kRowsApart;
   const bool far = g.channels * g.m >= kFarWeights;
   return g.batch <= (far ? kMaxRowImagesFar : kMaxRowImages) ? nullptr : "from this batch on packing the weight pays";
 }
@@ -114,6 +137,13 @@ struct Tasks {
   void visit(Driver driver) const { visitor({driver, &call}); }
   void visit(Driver driver, const ConvGemm& gemm) const { visitor({driver, &call, &gemm}); }
 
+  void visit_rows(Driver driver, const ConvGemm& gemm, const ChainLimits& limits) const {
+    const RowProducts rows = row_products(gemm, limits);
+    Task task{driver, &call, &gemm};
+    task.rows = &rows;
+    visitor(task);
+  }
+
   // A GEMM of forward or grad_input, to the first that accepts it.
   void visit_candidate(const ConvGemm& gemm) const {
     const size_t of_the_call = refusals != nullptr ? refusals->size() : 0;
@@ -123,16 +153,18 @@ struct Tasks {
 
  private:
   void give(const ConvGemm& gemm) const {
-    if (gemm.is_gradient && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
-      const RowProducts rows = row_products(gemm, isa.vector.limits);
-      Task task{Driver::kRows, &call, &gemm};
-      task.rows = &rows;
-      return visitor(task);
+    const bool pairs = isa.has_pairs && takes_pairs(gemm.geometry(), isa.vector);
+    const bool has_rows = !pairs && (gemm.is_gradient || gemm.is_matmul);
+    if (has_rows && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
+      return visit_rows(Driver::kRows, gemm, isa.vector.limits);
+    }
+    const ConvGemm operands = pairs ? in_pairs(gemm) : gemm;
+    if (gemm.is_matmul && takes(Driver::kColumns, refuse_columns(operands, call.dtype, isa.vector))) {
+      return visit_rows(Driver::kColumns, operands, pairs ? isa.pairs.limits : isa.vector.limits);
     }
     if (isa.has_pairs) {
-      const bool pairs = takes_pairs(gemm.geometry(), isa.vector);
       if (takes(Driver::kPairs, pairs ? nullptr : "few channels, a patch layer, one pixel, or vectors over groups")) {
-        return visit(Driver::kPairs, in_pairs(gemm));
+        return visit(Driver::kPairs, operands);
       }
     }
     const ConvGemm joined = join_rows_of_planes(gemm);
@@ -256,7 +288,9 @@ const char* name_of(Driver driver) {
     case Driver::kDot:
       return "one pixel, dot products along the weight's rows";
     case Driver::kRows:
-      return "one pixel, rows times factors";
+      return "rows times factors";
+    case Driver::kColumns:
+      return "columns times factors";
     case Driver::kStrided:
       return "depthwise, vectors over the pixels of two phases";
     case Driver::kPhases:

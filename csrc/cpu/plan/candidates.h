@@ -18,7 +18,8 @@ namespace conv2d_ext::cpu {
 
 enum class Driver : int {
   kDot,              // drivers/dot.h: forward of one pixel
-  kRows,             // drivers/rows.h: gradients of one pixel
+  kRows,             // drivers/rows.h: gradients of one pixel, products of few rows
+  kColumns,          // drivers/columns.h: products of few rows, the other factor's elements along k
   kStrided,          // drivers/strided.h: depthwise grad_input, the phases of a stride of 2 together
   kPhases,           // drivers/phases.h: grad_input, the phases of a stride together
   kPairs,            // drivers/gemm.h with products of bfloat16 pairs
@@ -45,8 +46,8 @@ struct IsaShape {
 struct Task {
   Driver driver;
   const Call* call;
-  const ConvGemm* gemm = nullptr;        // kDot, kRows of grad_input, and from kPairs to kGemm
-  const RowProducts* rows = nullptr;     // kRows
+  const ConvGemm* gemm = nullptr;        // kDot, kRows of grad_input, kColumns, and from kPairs to kGemm
+  const RowProducts* rows = nullptr;     // kRows, kColumns
   const JoinedPhases* phases = nullptr;  // kPhases
 };
 

@@ -1,4 +1,5 @@
 // The kernels, packers and stores of one instruction set, each by itself. See tests/test_cpu_parts.py.
+#include "columns.h"
 #include "convert.h"
 #include "depthwise.h"
 #include "gemm.h"
@@ -17,6 +18,7 @@ void check_pair_parts() {
 #if defined(CONV2D_BFLOAT16_PAIRS)
   check_gemm<Float>();
   check_pairs();
+  check_columns<BFloat16, Float>();
   check_convert<BFloat16>();
 #endif
 }
@@ -78,6 +80,9 @@ void check_native_parts() {
     check_rows<Float>();
     check_rows<double>();
     check_rows<BFloat16>();
+    check_columns<Float, Float>();
+    check_columns<double, double>();
+    check_columns<BFloat16, Float>();
     check_depthwise<Float>();
     check_depthwise<double>();
     check_strided<Float>();
