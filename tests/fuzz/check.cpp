@@ -100,7 +100,7 @@ void multiply(const Conv2dProblem& p, DType dtype, const ProductViews& views, co
   const auto& result = views.result;
   const int row = one_matrix ? 0 : 3;
   const int64_t batch = one_matrix ? 1 : p.batch;
-  const cpu::MatmulSizes size{batch, one_matrix ? p.batch : p.out_w, p.out_channels, p.in_channels};
+  const MatmulSizes size{batch, one_matrix ? p.batch : p.out_w, p.out_channels, p.in_channels};
   const int64_t from = one_matrix ? 0 : a.stride[0], to = one_matrix ? 0 : result.stride[0];
   cpu::matmul(size, dtype, {a.data, from, a.stride[row], a.stride[1]}, {b.data, 0, b.stride[1], b.stride[0]}, bias,
               {result.data, to, result.stride[row], result.stride[1]}, threads);
