@@ -27,6 +27,9 @@ const Engine* avx512_bf16_engine();
 
 // Whether this machine runs an instruction set.
 bool machine_has(const char* isa);
+// Whether an instruction set that the machine has is the better choice than those it includes. If not, it runs where it
+// is asked for by name.
+bool machine_prefers(const char* isa);
 
 // The one in use; isa_name() says which. (It is apart, in select.cpp, for a test to put another in its place.)
 const Engine& engine();

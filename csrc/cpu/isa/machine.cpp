@@ -26,6 +26,16 @@ bool machine_has(const char* isa) {
   return std::strcmp(isa, "portable") == 0;
 }
 
+bool machine_prefers([[maybe_unused]] const char* isa) {
+#if defined(__x86_64__)
+  // Intel's VDPBF16PS has half the rate of its multiply-adds, so that it takes as long as they for as many products,
+  // and pairs cost more to pack: float16, which is widened, was 1.4 times as fast on Sapphire Rapids. AMD's has the full
+  // rate.
+  if (std::strcmp(isa, "avx512_bf16") == 0) return !__builtin_cpu_is("intel");
+#endif
+  return true;
+}
+
 const Engine& engine_for(DType dtype) {
   const Engine& widest = engine();
   return is_integer(dtype) && widest.integers != nullptr ? *widest.integers() : widest;

@@ -18,7 +18,7 @@ const Engine& choose_isa() {
   const bool forced = wanted != nullptr && *wanted != '\0';
   for (const Engine* engine : engines) {
     if (engine == nullptr || (forced && std::strcmp(engine->isa, wanted) != 0)) continue;
-    if (machine_has(engine->isa)) return *engine;
+    if (machine_has(engine->isa) && (forced || machine_prefers(engine->isa))) return *engine;
     if (forced) {
       throw std::runtime_error(std::string(kIsaVariable) + "=" + wanted + ": this CPU lacks that instruction set");
     }
