@@ -1,6 +1,7 @@
 #include "candidates.h"
 
 #include "../base/limits.h"
+#include "../base/numeric.h"
 #include "tile_depthwise.h"
 #include "tile_planes.h"
 
@@ -129,10 +130,16 @@ struct Tasks {
       task.rows = &rows;
       return visitor(task);
     }
+    if (isa.has_amx || isa.no_amx != nullptr) {
+      const char* const refusal = takes_amx(gemm.geometry()) ? nullptr : "few channels, a patch layer, or one pixel";
+      if (takes(Driver::kAmx, isa.has_amx ? refusal : isa.no_amx)) {
+        return visit(Driver::kAmx, in_steps(gemm, kBlockChannels));
+      }
+    }
     if (isa.has_pairs) {
       const bool pairs = takes_pairs(gemm.geometry(), isa.vector);
       if (takes(Driver::kPairs, pairs ? nullptr : "few channels, a patch layer, one pixel, or vectors over groups")) {
-        return visit(Driver::kPairs, in_pairs(gemm));
+        return visit(Driver::kPairs, in_steps(gemm, 2));
       }
     }
     const ConvGemm joined = join_rows_of_planes(gemm);
@@ -188,9 +195,10 @@ void visit_grad_input(const Tasks& tasks) {
     return tasks.visit(Driver::kStrided);
   }
   JoinedPhases phases;
-  // Products in pairs have an order of their own.
-  const char* const refusal =
-      tasks.isa.has_pairs ? "bfloat16 products are taken in pairs" : join_phases(call, vector, phases);
+  // Products in pairs and tiles have an order of their own.
+  const char* const refusal = tasks.isa.has_pairs ? "bfloat16 products are taken in pairs"
+                              : tasks.isa.has_amx ? "bfloat16 products are taken in AMX tiles"
+                                                  : join_phases(call, vector, phases);
   if (tasks.takes(Driver::kPhases, refusal)) {
     Task task{Driver::kPhases, &call};
     task.phases = &phases;
@@ -261,6 +269,8 @@ const char* name_of(Driver driver) {
       return "depthwise, vectors over the pixels of two phases";
     case Driver::kPhases:
       return "implicit GEMM, the phases of the stride together";
+    case Driver::kAmx:
+      return "implicit GEMM, AMX tiles of bfloat16";
     case Driver::kPairs:
       return "implicit GEMM, vectors over result channels, bfloat16 products in pairs";
     case Driver::kDepthwise:

@@ -17,6 +17,7 @@ struct ConvTiling : TileGrid {
   int64_t block_channels;           // channels whose patch lies in scratch together (whole segments)
   int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
   int64_t patch_elements;           // scratch for the patch
+  int64_t row_elements;             // and for a row that is packed to several places of it (AMX)
   bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
   bool interleaved;                 // lanes are groups, and all result channels of them are stored together
 };
@@ -51,7 +52,7 @@ int64_t partial_bytes(const WeightTiling& tiling, const VectorShape& vector);
 
 // A thread's scratch: offsets in bytes.
 struct ConvScratch {
-  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, total_tile, lost_tile, patch, bytes;
+  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, total_tile, lost_tile, patch, row, bytes;
 };
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
 struct WeightScratch {
