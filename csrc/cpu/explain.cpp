@@ -4,6 +4,7 @@
 #include <string>
 
 #include "conv2d_cpu.h"
+#include "base/numeric.h"
 #include "isa/engine.h"
 #include "plan/candidates.h"
 #include "plan/tile_depthwise.h"
@@ -21,8 +22,8 @@ namespace {
 std::string why_widened(DType dtype, const char* where) {
   const char* const reason =
       dtype == DType::kBFloat16 && engine().amx != nullptr
-          ? "AMX tiles take bfloat16 in forward and grad_input, of 16 or more channels a group, source and result, and "
-            "neither images of one pixel nor gradients of patch layers"
+          ? "AMX tiles take bfloat16 with 16 or more channels a group, source and result, and neither images of one "
+            "pixel nor input gradients of patch layers"
       : dtype == DType::kBFloat16 && engine().pairs != nullptr
           ? "bfloat16 products are taken in pairs only in forward and grad_input, and there neither with few channels "
             "a group nor by the kernels for groups, for images of one pixel and for gradients of patch layers"
@@ -78,7 +79,7 @@ class TaskExplainer {
       : task_(task),
         problem_(task.call->problem),
         dtype_(task.call->dtype),
-        amx_(task.driver == Driver::kAmx),
+        amx_(task.driver == Driver::kAmx || task.driver == Driver::kWeightAmx),
         native_(amx_ || task.driver == Driver::kPairs),
         engine_(engine_for(dtype_, task)),
         vector_(amx_ ? isa.amx : native_ ? isa.pairs : isa.vector),
@@ -125,6 +126,7 @@ class TaskExplainer {
         return explain_weight(WeightLanes::kInnerGroups);
       case Driver::kWeightGroups:
         return explain_weight(WeightLanes::kGroups);
+      case Driver::kWeightAmx:
       case Driver::kWeightGemm:
         return explain_weight(WeightLanes::kChannels);
       case Driver::kPadding:
@@ -192,8 +194,8 @@ class TaskExplainer {
     e_.gemm_m = p.out_channels_per_group();
     e_.gemm_n = p.gemm_k();
     e_.gemm_k = p.gemm_n();
-    e_.k_segments = count_chains(pixels, p);
-    e_.k_segment_length = pixels.chain;
+    e_.k_segments = (amx_ ? 2 : 1) * count_chains(pixels, p);
+    e_.k_segment_length = amx_ ? kBlockChannels / 2 : pixels.chain;
     set_tile(pixels.images, pixels.rows, pixels.cols);
   }
 

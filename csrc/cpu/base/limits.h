@@ -49,6 +49,8 @@ CONV2D_LIMIT kSumBytes = 384 * 1024;
 CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 144;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
+// With AMX tiles: the input's pixels at each weight element of a tile.
+CONV2D_LIMIT kAmxRowBytes = 512 * 1024;
 // Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
 CONV2D_LIMIT kInnerGroupsBytes = 256;
 CONV2D_LIMIT kInnerPatchBytes = 256 * 1024;

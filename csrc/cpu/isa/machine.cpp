@@ -58,7 +58,8 @@ IsaShape shape_for(DType dtype) {
 
 const Engine& engine_for(DType dtype, const Task& task) {
   const Engine& taken = engine_for(dtype);
-  return task.driver == Driver::kAmx ? *taken.amx : task.driver == Driver::kPairs ? *taken.pairs : taken;
+  if (task.driver == Driver::kAmx || task.driver == Driver::kWeightAmx) return *taken.amx;
+  return task.driver == Driver::kPairs ? *taken.pairs : taken;
 }
 
 }  // namespace conv2d_ext::cpu

@@ -5,11 +5,15 @@
 
 #if defined(CONV2D_AMX)
 #include "../drivers/gemm.h"
+#include "../drivers/grad_weight_amx.h"
 #include "engine.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 inline void run_task(DType, const Task& task, const Executor& executor) {
+  if (task.driver == Driver::kWeightAmx) {
+    return run_grad_weight<BFloat16, float, WeightLanes::kChannels>(*task.call, executor);
+  }
   ConvCall<BFloat16, float, false> call(*task.gemm, executor.num_threads);
   run_items(executor, call.items(), &call, &ConvCall<BFloat16, float, false>::run);
 }

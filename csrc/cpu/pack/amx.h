@@ -11,27 +11,36 @@ CONV2D_INLINE void copy_block(const BFloat16* src, int64_t n, BFloat16Block* dst
   _mm512_storeu_si512(dst, _mm512_maskz_loadu_epi16(word_mask(n), src));
 }
 
-// Half of 32 pixels, 4 of each 8, as rows of 32 channels: pair p of channels comes from planes 2p and 2p + 1.
+// A matrix of 16-bit words in memory: rows `pitch` words apart.
+struct WordRows {
+  const BFloat16* data;
+  int64_t pitch, rows, columns;  // at most 32 of either
+};
+
+// Half of the columns, 4 of each 8, as rows of `width` words, dst_pitch apart; words beyond the last row are zeros.
 template <bool kHigh>
-CONV2D_INLINE void transpose_pixels(const BFloat16* src, int64_t plane, int64_t channels, int64_t n,
-                                    BFloat16Block* dst) {
+CONV2D_INLINE void transpose_half(const WordRows& from, BFloat16* dst, int64_t dst_pitch, int64_t width) {
   using V = Vec<float>;
-  const __mmask32 pixels = word_mask(n);
+  const __mmask32 columns = word_mask(from.columns), stored = word_mask(width);
   V::reg r[16];
 #pragma GCC unroll 16
   for (int p = 0; p < 16; ++p) {
-    const __mmask32 has_first = 2 * p < channels ? pixels : 0, has_second = 2 * p + 1 < channels ? pixels : 0;
-    // A plane that is not there has no address either.
-    const __m512i a = _mm512_maskz_loadu_epi16(has_first, src + (has_first ? 2 * p * plane : 0));
-    const __m512i b = _mm512_maskz_loadu_epi16(has_second, src + (has_second ? (2 * p + 1) * plane : 0));
+    const __mmask32 has_first = 2 * p < from.rows ? columns : 0, has_second = 2 * p + 1 < from.rows ? columns : 0;
+    // A row that is not there has no address either.
+    const __m512i a = _mm512_maskz_loadu_epi16(has_first, from.data + (has_first ? 2 * p * from.pitch : 0));
+    const __m512i b = _mm512_maskz_loadu_epi16(has_second, from.data + (has_second ? (2 * p + 1) * from.pitch : 0));
     r[p] = _mm512_castsi512_ps(kHigh ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b));
   }
   V::transpose(r);
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
-    const int pixel = i / 4 * 8 + i % 4 + (kHigh ? 4 : 0);
-    if (pixel < n) _mm512_storeu_ps(dst + pixel, r[i]);
+    const int column = i / 4 * 8 + i % 4 + (kHigh ? 4 : 0);
+    if (column < from.columns) _mm512_mask_storeu_epi16(dst + column * dst_pitch, stored, _mm512_castps_si512(r[i]));
   }
+}
+CONV2D_INLINE void transpose_words(const WordRows& from, BFloat16* dst, int64_t dst_pitch, int64_t width) {
+  transpose_half<false>(from, dst, dst_pitch, width);
+  if (from.columns > 4) transpose_half<true>(from, dst, dst_pitch, width);
 }
 
 // `count` pixels, `step` apart, of `channels` planes as blocks.
@@ -39,8 +48,7 @@ inline void transpose_planes(const BFloat16* src, int64_t step, int64_t count, i
                              BFloat16Block* dst) {
   if (step == 1) {
     for (int64_t x = 0; x < count; x += 32) {
-      transpose_pixels<false>(src + x, plane, channels, min64(count - x, 32), dst + x);
-      if (count - x > 4) transpose_pixels<true>(src + x, plane, channels, min64(count - x, 32), dst + x);
+      transpose_words({src + x, plane, channels, min64(count - x, 32)}, dst[x].channel, kBlockChannels, kBlockChannels);
     }
     return;
   }

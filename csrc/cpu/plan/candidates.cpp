@@ -248,6 +248,12 @@ void visit_grad_weight(const Tasks& tasks) {
     task.rows = &rows;
     return tasks.visitor(task);
   }
+  if (tasks.isa.has_amx || tasks.isa.no_amx != nullptr) {
+    const char* const refusal = takes_amx_weight(call.problem) ? nullptr : "few channels, or one output pixel";
+    if (tasks.takes(Driver::kWeightAmx, tasks.isa.has_amx ? refusal : tasks.isa.no_amx)) {
+      return tasks.visit(Driver::kWeightAmx);
+    }
+  }
   if (tasks.takes(Driver::kWeightDepthwise, refuse_weight_depthwise(call, vector))) {
     return tasks.visit(Driver::kWeightDepthwise);
   }
@@ -270,6 +276,7 @@ const char* name_of(Driver driver) {
     case Driver::kPhases:
       return "implicit GEMM, the phases of the stride together";
     case Driver::kAmx:
+    case Driver::kWeightAmx:
       return "implicit GEMM, AMX tiles of bfloat16";
     case Driver::kPairs:
       return "implicit GEMM, vectors over result channels, bfloat16 products in pairs";

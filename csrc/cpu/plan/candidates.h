@@ -2,7 +2,7 @@
 //
 // A call becomes a sequence of tasks (for_each_task). A candidate is a driver that could run a task. Candidates are
 // asked in a fixed order; the first that accepts takes the task, the others say why not, for explain to print. The
-// choice changes no bit, except for kDot, kAmx and kPairs, whose sums have an order of their own (summation_order.h).
+// choice changes no bit, except for kDot, kPairs and those of AMX, whose sums have an order of their own (summation_order.h).
 #pragma once
 
 #include <vector>
@@ -28,6 +28,7 @@ enum class Driver : int {
   kPlanes,           // drivers/planes.h: 1x1 from many planes to few
   kPixels,           // drivers/pixels.h: vectors over pixels
   kGemm,             // drivers/gemm.h, vectors over result channels
+  kWeightAmx,        // drivers/grad_weight.h with AMX tiles of bfloat16
   kWeightDepthwise,  // drivers/grad_weight.h: vectors over groups as they lie in memory
   kWeightGroups,     // vectors over groups
   kWeightGemm,       // vectors over output channels

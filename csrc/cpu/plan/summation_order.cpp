@@ -111,6 +111,11 @@ bool takes_amx(const ImageGemm& gemm) {
          gemm.result_taps == 1;
 }
 
+bool takes_amx_weight(const Conv2dProblem& p) {
+  return p.out_channels_per_group() >= kLeastAmxChannels &&
+         saturating_mul(p.in_channels_per_group(), p.taps()) >= kLeastAmxChannels && p.out_pixels() > 1;
+}
+
 bool is_patch_layer(const KernelSteps& k) {
   // With fewer taps in a row, planes written with gaps cost less than pieces of rows so short.
   constexpr int64_t kLeastTapsOfRow = 4;

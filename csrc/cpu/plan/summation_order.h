@@ -51,8 +51,9 @@ constexpr ChainLimits kPairLimits{/*products=*/144, /*short_gradient=*/144, /*pi
 
 // AMX tiles of bfloat16, of which a step of a sum takes 32 channels at one tap. A step is a chain of its own for even
 // and for odd channels. The sum goes on in the tile from segment to segment of a chunk, so that only chunks show in
-// bits; a segment of up to 72 steps is all of K in most layers.
-constexpr ChainLimits kAmxLimits{/*products=*/1, /*short_gradient=*/1, /*pixels=*/0, /*segment=*/72};
+// bits; a segment of up to 72 steps is all of K in most layers. In grad_weight a step is 32 pixels of a segment, in
+// their order there, even and odd ones apart.
+constexpr ChainLimits kAmxLimits{/*products=*/1, /*short_gradient=*/1, /*pixels=*/32, /*segment=*/72};
 
 // Segments in a chunk. A chunk is summed from zero, and its sum added to those of the chunks before it, with what that
 // addition loses kept beside the total (add_chunk, pack/store.h): one after the other, the chains of a long sum whose
@@ -85,6 +86,7 @@ bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector);
 
 // Whether a bfloat16 problem goes to the kernels for AMX tiles, on a CPU that has them.
 bool takes_amx(const ImageGemm& gemm);
+bool takes_amx_weight(const Conv2dProblem& problem);
 
 // The canonical cut of K = (c, i, j), c slowest, in products or steps of several. Up to 256 taps: segments of whole
 // channels. More: each channel's taps are cut into rectangles, one segment each. A segment is summed in chains of

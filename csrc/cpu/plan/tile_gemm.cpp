@@ -1,5 +1,7 @@
 #include "tile_gemm.h"
 
+#include <limits>
+
 #include "../base/limits.h"
 #include "../base/numeric.h"
 
@@ -119,6 +121,11 @@ struct ConvTiler {
   }
 };
 
+// The pixels of a segment as a row of AMX tiles.
+int64_t row_bytes(const PixelBlocking& pixels) {
+  return round_up(pixels.images * pixels.rows * pixels.cols, kBlockChannels) * int64_t(sizeof(BFloat16));
+}
+
 struct WeightTiler {
   const Conv2dProblem& problem;
   const PixelBlocking& pixels;
@@ -172,7 +179,7 @@ struct WeightTiler {
     t.block_channels = 1;
     if (tile_taps == taps) {
       const int64_t fit_patch = limit::kPatchBytes / vector.element_size / max64(plane(t), 1);
-      const int64_t fit_tile = elements / (t.chunk_vectors * tile_taps);
+      const int64_t fit_tile = min64(elements / t.chunk_vectors, most_rows()) / tile_taps;
       t.block_channels = even_piece(channels, max64(1, min64(fit_patch, fit_tile)));
     }
     t.blocks_c = div_up(channels, t.block_channels);
@@ -198,6 +205,13 @@ struct WeightTiler {
   }
 
  private:
+  // Weight elements of a tile whose pixels AMX takes as rows, which lie in scratch beside the patch.
+  int64_t most_rows() const {
+    return vector.operand_bytes == 0 || vector.operand_bytes == vector.element_size
+               ? std::numeric_limits<int64_t>::max()
+               : limit::kAmxRowBytes / row_bytes(pixels);
+  }
+
   // Elements of a channel's patch, of all images of a segment.
   int64_t plane(const WeightTiling& t) const {
     const int64_t patch_lanes = lanes == WeightLanes::kChannels ? 1
@@ -280,8 +294,15 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   s.element_offsets = layout.take_offsets(tiling.max_elements());
   s.pixel_offsets = layout.take_offsets(segment_pixels);
   s.zeros = layout.take(vector.max_vectors * vector.lanes * size);
-  s.panel = layout.take(segment_pixels * width * size);
-  s.patch = layout.take(tiling.patch_elements * size);
+  if (vector.operand_size() == size) {
+    s.panel = layout.take(segment_pixels * width * size);
+    s.patch = layout.take(tiling.patch_elements * size);
+    s.rows = s.patch;
+  } else {
+    s.panel = layout.take(row_bytes(pixels) * width);
+    s.patch = layout.take(tiling.patch_elements * int64_t(sizeof(BFloat16)));
+    s.rows = layout.take(row_bytes(pixels) * tiling.max_elements());
+  }
   if (tiling.slots == 1) {
     s.tile = layout.take(tile_bytes);
     s.total = pixels.chunks() > 1 ? layout.take(tile_bytes) : s.tile;

@@ -8,6 +8,9 @@
 #if defined(CONV2D_BFLOAT16_PAIRS)
 #include "pairs.h"
 #endif
+#if defined(CONV2D_AMX)
+#include "amx.h"
+#endif
 
 namespace parts {
 
@@ -17,6 +20,14 @@ void check_pair_parts() {
 #if defined(CONV2D_BFLOAT16_PAIRS)
   check_gemm<Float>();
   check_pairs();
+  check_convert<BFloat16>();
+#endif
+}
+
+// What the engines of AMX have of their own.
+inline void check_amx_parts() {
+#if defined(CONV2D_AMX)
+  check_amx();
   check_convert<BFloat16>();
 #endif
 }
@@ -96,6 +107,8 @@ template <class Float>
 void check_all() {
   if constexpr (kTakesPairs<Float>) {
     check_pair_parts<Float>();
+  } else if constexpr (kTakesBlocks<Float>) {
+    check_amx_parts();
   } else {
     check_general_parts<Float>();
     check_native_parts<Float>();
