@@ -282,7 +282,8 @@ class TaskExplainer {
     const ConvTiling t = tile_conv(g, k, vector_, task_.driver == Driver::kGroups, threads_);
     name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups), lay_out_scratch(t, k, vector_).bytes);
+    set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups),
+             lay_out_scratch(t, k, vector_).bytes + div_up(t.shared_bytes, threads_));
   }
 
   void explain_weight(WeightLanes lanes) {

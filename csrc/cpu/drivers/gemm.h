@@ -51,6 +51,7 @@ struct ConvCall {
   const ConvScratch layout;
   const bool bias_first;
   const bool in_place;  // the source is read where it lies
+  Operand<T>* shared = nullptr;  // all weights, packed (AMX)
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
@@ -120,6 +121,27 @@ struct ConvCall {
     return item;
   }
 
+  // Packs the weights of L result channels for all items: [group][vector][step], segment after segment.
+  static void share(void* context, int64_t number) {
+    const ConvCall& call = *static_cast<const ConvCall*>(context);
+    const ConvGemm& gemm = call.gemm;
+    const int64_t vectors = div_up(gemm.m, L), group = number / vectors, m = number % vectors * L;
+    const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m * gemm.weight_m;
+    for_each_block(gemm, call.k, call.k.segment_channels, [&](const KBlock& segment) {
+      const WeightSegment<S> columns{weight + segment.weight_offset(gemm), gemm.weight_m,    min64(L, gemm.m - m),
+                                     segment.channels,                     segment.tap_rows, segment.tap_cols};
+      call.pack_blocks(segment, columns, call.shared + number * shared_blocks(gemm) + call.blocks_before(segment));
+    });
+  }
+  int64_t shares() const { return tiling.shared_bytes == 0 ? 0 : gemm.groups * div_up(gemm.m, L); }
+  int64_t blocks_before(const KBlock& segment) const {
+    return (segment.channel * gemm.taps() + segment.tap_row * gemm.taps_w + segment.tap_rows * segment.tap_col) * L;
+  }
+  void pack_blocks(const KBlock& segment, const WeightSegment<S>& columns, Operand<T>* dst) const {
+    const bool last = segment.channel + segment.channels == gemm.channels;
+    pack_weight_blocks(gemm, columns, last ? gemm.missing : 0, dst);
+  }
+
   static void run(void* context, int64_t item) { static_cast<const ConvCall*>(context)->work(item); }
 
   void work(int64_t number) const {
@@ -171,7 +193,7 @@ struct ConvCall {
     if (tiling.one_block || bias_first) load_bias_panel(item.piece, m, vectors, item.bias);
     for (int64_t s = 0; s < block.channels; s += k.segment_channels) {
       const KBlock segment = block.segment(s, k);
-      pack_panel(item, segment, m, vectors);
+      if (shared == nullptr) pack_panel(item, segment, m, vectors);
       const int64_t number = k.segment_at(segment.channel, segment.tap_row, segment.tap_col);
       const bool begins = c.begin(number, pixels * width);
       const bool last = tiling.one_block && segment.channel + segment.channels == gemm.channels;
@@ -180,6 +202,10 @@ struct ConvCall {
       operands.chain = k.chain;
       operands.a = item.panel;
       operands.a_pitch = kTakesBlocks<T> ? operands.depth * L : width;
+      if (shared != nullptr) {
+        operands.a_pitch = shared_blocks(gemm);
+        operands.a = shared + (item.piece.group * div_up(gemm.m, L) + m / L) * operands.a_pitch + blocks_before(segment);
+      }
       operands.b = operand + s * patch.channel_pitch;
       operands.j_offset = item.position_offsets;
       operands.k_offset = item.tap_offsets;
@@ -255,12 +281,11 @@ struct ConvCall {
       const bool lone = gemm.missing != 0 && segment.channel + segment.channels == gemm.channels;
       pack_weight_pairs(gemm, weight, lone, {item.panel, width, width});
     } else if constexpr (kTakesBlocks<T>) {
-      const int64_t missing = segment.channel + segment.channels == gemm.channels ? gemm.missing : 0;
       for (int64_t v = 0; v < vectors; ++v) {
         WeightSegment<S> columns = weight;
         columns.data += v * L * gemm.weight_m;
         columns.lanes = min64(lanes - v * L, L);
-        pack_weight_blocks(gemm, columns, missing, item.panel + v * segment.channels * segment.taps() * L);
+        pack_blocks(segment, columns, item.panel + v * segment.channels * segment.taps() * L);
       }
     } else if (gemm.result_taps() > 1) {
       pack_weight_of_taps(gemm, all, m, lanes, segment.channels, Panel<T>{item.panel, width, width});

@@ -14,8 +14,13 @@ inline void run_task(DType, const Task& task, const Executor& executor) {
   if (task.driver == Driver::kWeightAmx) {
     return run_grad_weight<BFloat16, float, WeightLanes::kChannels>(*task.call, executor);
   }
-  ConvCall<BFloat16, float, false> call(*task.gemm, executor.num_threads);
-  run_items(executor, call.items(), &call, &ConvCall<BFloat16, float, false>::run);
+  using Call = ConvCall<BFloat16, float, false>;
+  Call call(*task.gemm, executor.num_threads);
+  if (call.shares() == 0) return run_items(executor, call.items(), &call, &Call::run);
+  const CallWorkspace workspace(call.tiling.shared_bytes);
+  call.shared = static_cast<BFloat16Block*>(workspace.data());
+  run_items(executor, call.shares(), &call, &Call::share);
+  run_items(executor, call.items(), &call, &Call::run);
 }
 inline IsaShape shape_of(DType) {
   IsaShape shape{};

@@ -48,6 +48,8 @@ inline void transpose_planes(const BFloat16* src, int64_t step, int64_t count, i
                              BFloat16Block* dst) {
   if (step == 1) {
     for (int64_t x = 0; x < count; x += 32) {
+      // More planes than hardware prefetchers follow.
+      for (int64_t c = 0; c < channels && x + 32 < count; ++c) __builtin_prefetch(src + x + 32 + c * plane);
       transpose_words({src + x, plane, channels, min64(count - x, 32)}, dst[x].channel, kBlockChannels, kBlockChannels);
     }
     return;

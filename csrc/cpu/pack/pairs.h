@@ -184,9 +184,16 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
     __m512i index = _mm512_loadu_si512(words);
     const BFloat16* const block = weight + tap_offset(t0);
     const bool adjacent = second > 0 && second + span <= 32;
+    // As in pack_weight: the lines of later channels, which lie far apart.
+    const int64_t last_ahead = pair_step >= 32 ? pairs - kStepsAhead / 2 : 0;
     if (adjacent) index = _mm512_add_epi32(index, _mm512_set1_epi32(int(second << 16)));
     for (int64_t c = 0; c < pairs; ++c) {
       const BFloat16* const src = block + c * pair_step;
+      if (c < last_ahead) {
+        const BFloat16* const ahead = src + kStepsAhead / 2 * pair_step;
+        prefetch_lanes(ahead, lane_step, lanes);
+        if (!adjacent) prefetch_lanes(ahead + second, lane_step, lanes);
+      }
       const bool alone = lone && c == pairs - 1;
       if (adjacent || alone) {
         const __mmask32 mask = word_mask(alone ? span : second + span), halves = alone ? 0x55555555u : ~0u;

@@ -133,7 +133,7 @@ struct Tasks {
     if (isa.has_amx || isa.no_amx != nullptr) {
       const char* const refusal = takes_amx(gemm.geometry()) ? nullptr : "few channels, a patch layer, or one pixel";
       if (takes(Driver::kAmx, isa.has_amx ? refusal : isa.no_amx)) {
-        return visit(Driver::kAmx, in_steps(gemm, kBlockChannels));
+        return visit(Driver::kAmx, in_steps(join_rows_of_planes(gemm), kBlockChannels));
       }
     }
     if (isa.has_pairs) {

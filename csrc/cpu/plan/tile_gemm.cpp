@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "../base/limits.h"
-#include "../base/numeric.h"
 
 namespace conv2d_ext::cpu {
 
@@ -99,6 +98,17 @@ struct ConvTiler {
       t.chunk_vectors = div_up(t.chunk_vectors, 2);
     }
     t.chunks_m = div_up(vectors, t.chunk_vectors);
+  }
+
+  // AMX multiplies so fast that packing weights anew for each tile of pixels shows. Those that fit the call's workspace
+  // are packed once.
+  void share_weights(ConvTiling& t) const {
+    t.shared_bytes = 0;
+    if (gemm.per_step != kBlockChannels || t.tiles() < 2) return;
+    const int64_t blocks = saturating_mul(gemm.groups, div_up(gemm.m, vector.lanes), gemm.channels * gemm.taps(),
+                                          kBlockChannels / 2);
+    const int64_t bytes = saturating_mul(blocks, vector.operand_size());
+    if (bytes <= num_threads * limit::kPartialBytes) t.shared_bytes = bytes;
   }
 
  private:
@@ -245,6 +255,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
     if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
+  tiler.share_weights(t);
   return t;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "../base/numeric.h"
 #include "../base/scratch.h"
 #include "conv_gemm.h"
 #include "patch_axis.h"
@@ -19,8 +20,11 @@ struct ConvTiling : TileGrid {
   int64_t patch_elements;           // scratch for the patch
   int64_t row_elements;             // and for a row that is packed to several places of it (AMX)
   bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
+  int64_t shared_bytes;             // of the call: all weights, packed once for all tiles (AMX); or 0
   bool interleaved;                 // lanes are groups, and all result channels of them are stored together
 };
+// Blocks of a weight of result channels that AMX takes together (a tile's columns).
+inline int64_t shared_blocks(const ConvGemm& gemm) { return gemm.channels * gemm.taps() * (kBlockChannels / 2); }
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
                      int num_threads);
 
