@@ -122,7 +122,8 @@ RULES = {
         f"tiling: {driver}"
         for driver in (
             "dot", "rows", "strided", "phases", "amx", "pairs", "depthwise", "groups", "planes",
-            "pixels", "gemm", "weight_amx", "weight_depthwise", "weight_groups", "weight_gemm", "padding",
+            "pixels", "gemm", "weight_amx", "weight_depthwise", "weight_groups", "weight_gemm",
+            "padding",
         )
     ),
 }  # fmt: skip

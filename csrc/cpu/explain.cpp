@@ -82,7 +82,9 @@ class TaskExplainer {
         amx_(task.driver == Driver::kAmx || task.driver == Driver::kWeightAmx),
         native_(amx_ || task.driver == Driver::kPairs),
         engine_(engine_for(dtype_, task)),
-        vector_(amx_ ? isa.amx : native_ ? isa.pairs : isa.vector),
+        vector_(amx_      ? isa.amx
+                : native_ ? isa.pairs
+                          : isa.vector),
         dot_(isa.dot),
         threads_(num_threads) {}
 

@@ -34,10 +34,10 @@ Engine made_up(const char* isa) {
 }
 }  // namespace
 
-#define CONV2D_MADE_UP(isa)                      \
-  const Engine* isa##_engine() {                 \
-    static const Engine engine = made_up(#isa);  \
-    return &engine;                              \
+#define CONV2D_MADE_UP(isa)                     \
+  const Engine* isa##_engine() {                \
+    static const Engine engine = made_up(#isa); \
+    return &engine;                             \
   }
 CONV2D_MADE_UP(portable)
 CONV2D_MADE_UP(avx2)

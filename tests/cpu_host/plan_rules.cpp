@@ -301,9 +301,10 @@ void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, Weig
 }
 
 const char* short_name(Driver driver) {
-  static const char* const kNames[] = {
-      "dot",    "rows", "strided",    "phases",           "amx",           "pairs",       "depthwise", "groups", "planes",
-      "pixels", "gemm", "weight_amx", "weight_depthwise", "weight_groups", "weight_gemm", "padding"};
+  static const char* const kNames[] = {"dot",    "rows",       "strided",          "phases",        "amx",
+                                       "pairs",  "depthwise",  "groups",           "planes",        "pixels",
+                                       "gemm",   "weight_amx", "weight_depthwise", "weight_groups", "weight_gemm",
+                                       "padding"};
   return kNames[int(driver)];
 }
 

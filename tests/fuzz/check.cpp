@@ -165,8 +165,8 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
   const bool pairs = c.isa == 3 && dtype == DType::kBFloat16, amx = c.isa > 3 && dtype == DType::kBFloat16;
   const bool directed = c.rounding != 0, flushes = c.flush != 0 || pairs || amx;
   // An operand of the result's last addition could be any: what rounds, and how often, on an element's way.
-  const double steps =
-      std::min(k + 2, 176 + k / (amx ? 16 : 2048)) * (directed ? 2 : 1) * (compute.fraction == 23 && c.isa == 0 ? 2 : 1);
+  const double steps = std::min(k + 2, 176 + k / (amx ? 16 : 2048)) * (directed ? 2 : 1) *
+                       (compute.fraction == 23 && c.isa == 0 ? 2 : 1);
   double largest = 1;
   for (const Numbers* x : {&operands.a, &operands.b}) {
     const int64_t parts = int64_t(x->bytes.size()) / storage.bytes;

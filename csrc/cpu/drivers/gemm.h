@@ -12,6 +12,9 @@
 //
 // Where groups have few channels, vectors run over groups instead (G): an item then takes a block of `lanes` groups,
 // and a panel NV result channels of each. The bits are the same either way.
+//
+// With operands of pairs or blocks (AMX) a step of k takes several channels; all of the above is the same. Weights in
+// blocks may be packed once for all items (share).
 #pragma once
 
 #include "../kernels/gemm.h"
@@ -43,23 +46,23 @@ struct ConvCall {
   static constexpr int L = Vec<T>::kLanes;
   // Channels in a step of k.
   static constexpr int kPerStep = kTakesBlocks<T> ? int(kBlockChannels) : kTakesPairs<T> ? 2 : 1;
-  static constexpr int kPerVector = G ? 1 : L;             // result channels in a vector: L, or one of each of L groups
+  static constexpr int kPerVector = G ? 1 : L;  // result channels in a vector: L, or one of each of L groups
   const ConvGemm& gemm;
   const KBlocking k;
   const ConvTiling tiling;
   const PatchOrder order;
   const ConvScratch layout;
   const bool bias_first;
-  const bool in_place;  // the source is read where it lies
+  const bool in_place;           // the source is read where it lies
   Operand<T>* shared = nullptr;  // all weights, packed (AMX)
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         k(block_k(g.geometry(), vector_shape<T>().limits)),
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
-        order(kTakesBlocks<T> ? PatchOrder::kBlocks
-                              : patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col,
-                                            g.source_w)),
+        order(kTakesBlocks<T>
+                  ? PatchOrder::kBlocks
+                  : patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
         bias_first(starts_from_bias(g)),
         in_place(source_is_patch()) {}
@@ -128,8 +131,12 @@ struct ConvCall {
     const int64_t vectors = div_up(gemm.m, L), group = number / vectors, m = number % vectors * L;
     const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m * gemm.weight_m;
     for_each_block(gemm, call.k, call.k.segment_channels, [&](const KBlock& segment) {
-      const WeightSegment<S> columns{weight + segment.weight_offset(gemm), gemm.weight_m,    min64(L, gemm.m - m),
-                                     segment.channels,                     segment.tap_rows, segment.tap_cols};
+      const WeightSegment<S> columns{weight + segment.weight_offset(gemm),
+                                     gemm.weight_m,
+                                     min64(L, gemm.m - m),
+                                     segment.channels,
+                                     segment.tap_rows,
+                                     segment.tap_cols};
       call.pack_blocks(segment, columns, call.shared + number * shared_blocks(gemm) + call.blocks_before(segment));
     });
   }
@@ -204,7 +211,8 @@ struct ConvCall {
       operands.a_pitch = kTakesBlocks<T> ? operands.depth * L : width;
       if (shared != nullptr) {
         operands.a_pitch = shared_blocks(gemm);
-        operands.a = shared + (item.piece.group * div_up(gemm.m, L) + m / L) * operands.a_pitch + blocks_before(segment);
+        operands.a =
+            shared + (item.piece.group * div_up(gemm.m, L) + m / L) * operands.a_pitch + blocks_before(segment);
       }
       operands.b = operand + s * patch.channel_pitch;
       operands.j_offset = item.position_offsets;

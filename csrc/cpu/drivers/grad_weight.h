@@ -256,9 +256,7 @@ struct GradWeightCall {
       gemm_panel<G, T>(t.elements(), vectors, operands);
     }
   }
-  Panels panels_of(const WeightTile& t) const {
-    return cut_panels(div_up(t.channels_m, kPerVector), kPanelVectors<T>);
-  }
+  Panels panels_of(const WeightTile& t) const { return cut_panels(div_up(t.channels_m, kPerVector), kPanelVectors<T>); }
 
   // A panel of a segment's pixels: [pixel][lane], from the tile's output channel m on.
   CONV2D_INLINE void pack_grad_output(const WeightTile& t, const Tile& segment, int64_t m, int64_t vectors,

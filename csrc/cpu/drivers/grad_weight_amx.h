@@ -1,8 +1,8 @@
 // What drivers/grad_weight.h does with a chunk of pixels where AMX multiplies tiles of bfloat16.
 //
-// A step of a sum is 32 pixels of a segment, numbered through its images, rows and columns, the last step filled up with
-// zeros. A weight element (c, i, j) is a row of tiles: the input's values at the segment's pixels. grad_output's pixels
-// are packed in pairs, 16 output channels to a tile, as weights are in the forward.
+// A step of a sum is 32 pixels of a segment, numbered through its images, rows and columns, the last step filled up
+// with zeros. A weight element (c, i, j) is a row of tiles: the input's values at the segment's pixels. grad_output's
+// pixels are packed in pairs, 16 output channels to a tile, as weights are in the forward.
 #pragma once
 
 #include "../kernels/amx.h"
@@ -27,9 +27,9 @@ void sum_chunk_in_tiles(const Call& call, const typename Call::WeightTile& t, in
   for (int64_t number = first; number < last; ++number) {
     const Tile segment = call.segment_at(number);
     const int64_t steps = div_up(segment.pixels(), kBlockChannels);
-    const PixelPatch patch = lay_out_pixel_patch(
-        make_patch_axis(p.rows(), segment.row, segment.rows, t.i0, t.tap_rows),
-        make_patch_axis(p.cols(), segment.col, segment.cols, t.j0, t.tap_cols), segment.images, t.channels);
+    const PixelPatch patch = lay_out_pixel_patch(make_patch_axis(p.rows(), segment.row, segment.rows, t.i0, t.tap_rows),
+                                                 make_patch_axis(p.cols(), segment.col, segment.cols, t.j0, t.tap_cols),
+                                                 segment.images, t.channels);
     const int64_t* const in = call.input.stride;
     pack_pixel_patch(patch, {call.input_at(t, segment), in[0], in[1], in[2], in[3], p.in_h, p.in_w}, patch_data);
     copy_pixel_rows(patch, segment, {t.tap_rows, t.tap_cols}, patch_data, steps, rows);

@@ -31,8 +31,8 @@ bool machine_has(const char* isa) {
 bool machine_prefers([[maybe_unused]] const char* isa) {
 #if defined(__x86_64__)
   // Intel's VDPBF16PS has half the rate of its multiply-adds, so that it takes as long as they for as many products,
-  // and pairs cost more to pack: float16, which is widened, was 1.4 times as fast on Sapphire Rapids. AMD's has the full
-  // rate.
+  // and pairs cost more to pack: float16, which is widened, was 1.4 times as fast on Sapphire Rapids. AMD's has the
+  // full rate.
   if (std::strcmp(isa, "avx512_bf16") == 0) return !__builtin_cpu_is("intel");
   if (std::strcmp(isa, "amx_emulated") == 0) return false;  // for tests
 #endif

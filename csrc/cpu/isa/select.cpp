@@ -13,8 +13,8 @@ namespace {
 const char* const kIsaVariable = "CONV2D_EXT_CPU_ISA";
 
 const Engine& choose_isa() {
-  const Engine* const engines[] = {amx_engine(),    avx512_bf16_engine(), avx512_engine(),
-                                   avx2_engine(),   portable_engine(),    amx_emulated_engine()};
+  const Engine* const engines[] = {amx_engine(),  avx512_bf16_engine(), avx512_engine(),
+                                   avx2_engine(), portable_engine(),    amx_emulated_engine()};
   const char* const wanted = std::getenv(kIsaVariable);
   const bool forced = isa_is_forced();
   for (const Engine* engine : engines) {

@@ -22,8 +22,8 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// What the elements of packed panels and patches are: T itself, or (where a step of k takes two products) a pair, or (in
-// AMX tiles, whose step takes 32) a block.
+// What the elements of packed panels and patches are: T itself, or (where a step of k takes two products) a pair, or
+// (in AMX tiles, whose step takes 32) a block.
 template <class T>
 struct OperandOf {
   using type = T;

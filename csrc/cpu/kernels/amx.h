@@ -3,8 +3,8 @@
 //   C[j][0:NR]  =  (C[j][0:NR] if accumulate) + sum over steps s and channels c of a step of
 //                      B[j_offset[j] + k_offset[s]].channel[c] * A(s, c)[0:NR]
 //
-// for 0 <= j < rows, NR = 16 or 32. A step is 32 channels at one tap, and one multiplication of tiles: isa/amx.h has its
-// order of summation. Steps are added to C one after the other.
+// for 0 <= j < rows, NR = 16 or 32. A step is 32 channels at one tap, and one multiplication of tiles: isa/amx.h has
+// its order of summation. Steps are added to C one after the other.
 //
 // A: packed weights (pack/amx.h): for each 16 columns `depth` steps of 16 blocks, a_pitch blocks from columns to
 //    columns. Row p of a step's tile holds channels 2p and 2p + 1 of its columns, in pairs.
@@ -28,9 +28,9 @@ constexpr int64_t kAmxPass = 18;
 
 // 16 or fewer rows of C: where their pixels lie, and their sums.
 struct AmxRows {
-  const BFloat16Block* data;
-  const int64_t* offset;  // of each pixel
-  int64_t count, pitch;   // pixels; the bytes between them where they are 16 at an even distance, else 0
+  const BFloat16Block* first;  // the first pixel
+  const int64_t* offset;       // of each, from B
+  int64_t count, pitch;        // pixels; the bytes between them where they are 16 at an even distance, else 0
   float* c;
 };
 
@@ -39,23 +39,29 @@ CONV2D_INLINE AmxRows amx_rows_at(const GemmOperands<float>& operands, int64_t f
   const int64_t step = count > 1 ? offset[1] - offset[0] : 0;
   int64_t uneven = count == kTileRows ? 0 : 1;
   for (int64_t i = 1; i < count; ++i) uneven |= (offset[i] - offset[i - 1]) ^ step;
-  return {operands.b, offset, count, uneven != 0 ? 0 : step * int64_t(sizeof(BFloat16Block)),
+  return {operands.b + offset[0], offset, count, uneven != 0 ? 0 : step * int64_t(sizeof(BFloat16Block)),
           operands.c + first * operands.c_pitch};
 }
 
-// Loads tile N with a step's pixels. `copy`: room for a tile of those that are not at an even distance; rows that there
-// are no pixels for keep what they hold, and their sums are dropped.
-template <int N>
-CONV2D_INLINE void load_pixels(const AmxRows& rows, int64_t k_offset, BFloat16Block* copy) {
-  if (__builtin_expect(rows.pitch != 0, 1)) return tile_load<N>(rows.data + rows.offset[0] + k_offset, rows.pitch);
-  const BFloat16Block* const data = rows.data + k_offset;
+// The pixels of a step that are not at an even distance, together. Rows that there are no pixels for keep what they
+// hold, and their sums are dropped. (Apart, for the sake of the registers of the loop that seldom calls it.)
+__attribute__((noinline)) inline void copy_pixels(const AmxRows& rows, int64_t k_offset, BFloat16Block* copy) {
+  using V = Vec<float>;
+  const BFloat16Block* const data = rows.first - rows.offset[0] + k_offset;
   for (int64_t i = 0; i < rows.count; ++i) {
-    using V = Vec<float>;
+    const float* const pixel = reinterpret_cast<const float*>(data + rows.offset[i]);
+    // Whole lines, which the load of the tile takes from the stores before it.
     for (int64_t at = 0; at < kTileColumns; at += V::kLanes) {
-      // Whole lines, which the load of the tile takes from the stores before it.
-      V::store(reinterpret_cast<float*>(copy + i) + at, V::load(reinterpret_cast<const float*>(data + rows.offset[i]) + at));
+      V::store(reinterpret_cast<float*>(copy + i) + at, V::load(pixel + at));
     }
   }
+}
+
+// Loads tile N with a step's pixels. `copy`: room for a tile.
+template <int N>
+CONV2D_INLINE void load_pixels(const AmxRows& rows, int64_t k_offset, BFloat16Block* copy) {
+  if (__builtin_expect(rows.pitch != 0, 1)) return tile_load<N>(rows.first + k_offset, rows.pitch);
+  copy_pixels(rows, k_offset, copy);
   tile_load<N>(copy, kTileBytes);
 }
 
@@ -115,15 +121,12 @@ void amx_ukernel(const GemmOperands<float>& operands, int64_t rows) {
     unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA { tile_load<6 + c()>(a + c() * a_pitch, kTileBytes); });
     unroll(RowTiles(), [&](auto r) CONV2D_INLINE_LAMBDA {
       load_pixels<4 + r() % 2>(at[r()], offset, copies[r()]);
-      unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
-        tile_multiply<r() * C + c(), 4 + r() % 2, 6 + c()>();
-      });
+      unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA { tile_multiply<r() * C + c(), 4 + r() % 2, 6 + c()>(); });
     });
   }
   unroll(RowTiles(), [&](auto r) CONV2D_INLINE_LAMBDA {
-    unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
-      store_sums<r() * C + c()>(at[r()], c() * kTileColumns, c_pitch);
-    });
+    unroll(ColumnTiles(),
+           [&](auto c) CONV2D_INLINE_LAMBDA { store_sums<r() * C + c()>(at[r()], c() * kTileColumns, c_pitch); });
   });
 }
 

@@ -153,9 +153,8 @@ inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], co
     }
     fill_zero(d, length - pixels);
   }
-  pack_transposed_pairs(lanes, length / 2, to, [&](int64_t lane, int64_t k) {
-    return _mm512_loadu_si512(planes[lane] + 2 * k);
-  });
+  pack_transposed_pairs(lanes, length / 2, to,
+                        [&](int64_t lane, int64_t k) { return _mm512_loadu_si512(planes[lane] + 2 * k); });
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

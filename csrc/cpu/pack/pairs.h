@@ -156,8 +156,8 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
     return;
   }
   if (second == 1) {
-    // Channels lie together, and so do pairs: one tap after the other, its pairs `taps` rows of the panel apart, or side
-    // by side in a block.
+    // Channels lie together, and so do pairs: one tap after the other, its pairs `taps` rows of the panel apart, or
+    // side by side in a block.
     const bool in_blocks = pairs_per_block > 1;
     const int64_t run = in_blocks ? pairs_per_block : pairs, step = in_blocks ? 1 : taps;
     for (int64_t t = 0; t < taps; ++t) {

@@ -23,7 +23,9 @@ struct ConvTiler {
   const int num_threads;
 
   // Patch and C tile stay in L2, which is larger where there is AMX.
-  int64_t most_patch_bytes() const { return gemm.per_step == kBlockChannels ? limit::kAmxPatchBytes : limit::kPatchBytes; }
+  int64_t most_patch_bytes() const {
+    return gemm.per_step == kBlockChannels ? limit::kAmxPatchBytes : limit::kPatchBytes;
+  }
 
   // Groups in an item, and items of them.
   int64_t group_lanes() const { return lanes_are_groups ? vector.lanes : 1; }
@@ -105,8 +107,8 @@ struct ConvTiler {
   void share_weights(ConvTiling& t) const {
     t.shared_bytes = 0;
     if (gemm.per_step != kBlockChannels || t.tiles() < 2) return;
-    const int64_t blocks = saturating_mul(gemm.groups, div_up(gemm.m, vector.lanes), gemm.channels * gemm.taps(),
-                                          kBlockChannels / 2);
+    const int64_t blocks =
+        saturating_mul(gemm.groups, div_up(gemm.m, vector.lanes), gemm.channels * gemm.taps(), kBlockChannels / 2);
     const int64_t bytes = saturating_mul(blocks, vector.operand_size());
     if (bytes <= num_threads * limit::kPartialBytes) t.shared_bytes = bytes;
   }

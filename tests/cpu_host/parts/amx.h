@@ -189,7 +189,8 @@ inline void check_pixel_rows() {
   for (int n = 0; n < 400; ++n) {
     int64_t p = 0, q = 0, taps_h = 0, taps_w = 0;
     Dimension d[5];
-    const GatherAxis h = any_axis(random, 4, p, taps_h, d[kRow].size), w = any_axis(random, 20, q, taps_w, d[kCol].size);
+    const GatherAxis h = any_axis(random, 4, p, taps_h, d[kRow].size),
+                     w = any_axis(random, 20, q, taps_w, d[kCol].size);
     d[kImage].size = random.between(1, 2);
     d[kGroup].size = 1;
     d[kChannel].size = random.between(1, random.once_in(3) ? 70 : 5);
@@ -201,8 +202,8 @@ inline void check_pixel_rows() {
     fill(memory, random);
     const Tile segment{0, d[kImage].size, 0, p, 0, q};
     const int64_t channels = d[kChannel].size, steps = div_up(segment.pixels(), kBlockChannels);
-    const PixelPatch patch = lay_out_pixel_patch(make_patch_axis(h, 0, p, 0, taps_h), make_patch_axis(w, 0, q, 0, taps_w),
-                                                 segment.images, channels);
+    const PixelPatch patch = lay_out_pixel_patch(make_patch_axis(h, 0, p, 0, taps_h),
+                                                 make_patch_axis(w, 0, q, 0, taps_w), segment.images, channels);
     describe("%d x %d x %d pixels of steps %d, %d, %d x %d taps, %d channels, strides %d, %d, %d, %d",
              int(segment.images), int(p), int(q), int(h.step), int(w.step), int(taps_h), int(taps_w), int(channels),
              int(d[kImage].stride), int(d[kChannel].stride), int(d[kRow].stride), int(d[kCol].stride));
@@ -255,8 +256,7 @@ inline void check_pixel_pairs() {
         const int64_t y = x / segment.cols;
         const int64_t at = before + y / segment.rows * stride[0] + lane * stride[1] + y % segment.rows * stride[2] +
                            x % segment.cols * stride[3];
-        dst.expected[size_t(x / 2)].channel[2 * lane + x % 2] =
-            x < pixels && lane < lanes ? memory[at] : BFloat16{0};
+        dst.expected[size_t(x / 2)].channel[2 * lane + x % 2] = x < pixels && lane < lanes ? memory[at] : BFloat16{0};
       }
     }
     dst.compare();

@@ -249,9 +249,9 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
       int(d[kRow].stride), int(d[kCol].stride), conj);
   Buffer<T> dst(size);
   const S* const source = memory.data() + before;
-  const Source<S> from{source,        d[kImage].stride, steps * d[kChannel].stride, d[kRow].stride, d[kCol].stride,
-                       d[kRow].size,  d[kCol].size,     d[kGroup].stride,           lanes,
-                       elements * steps - channels};
+  const Source<S> from{
+      source,       d[kImage].stride, steps * d[kChannel].stride, d[kRow].stride, d[kCol].stride,
+      d[kRow].size, d[kCol].size,     d[kGroup].stride,           lanes,          elements * steps - channels};
   pack(patch, from, conj, dst);
   for (int64_t n = 0; n < images; ++n) {
     for (int64_t c = 0; c < elements; ++c) {
