@@ -406,7 +406,8 @@ def build_config() -> dict[str, object]:
 
     version: the library's. torch: the version it was built with. compiler: of the C++ sources.
     compiled_isas: the CPU instruction sets in the build. isa: the one in use, the best of this
-    machine or a lower one named by the environment variable CONV2D_EXT_CPU_ISA.
+    machine or another named by the environment variable CONV2D_EXT_CPU_ISA ("amx_emulated" is for
+    tests: AMX's bits on a CPU without it, slowly).
     numerics: a number that rises when a change alters bits of a result on the CPU: builds of one
     number, whatever their compiler and torch, give the same bits on the same instruction set.
     cuda_architectures: as TORCH_CUDA_ARCH_LIST writes them, None in a CPU-only build.

@@ -113,7 +113,8 @@ def family(isa: str, dtype: torch.dtype) -> str | None:
     if isa == "portable":
         # Elsewhere the portable code may fuse multiplications and additions.
         return "unfused" if platform.machine() == "x86_64" else None
-    return "pairs" if (isa, dtype) == ("avx512_bf16", torch.bfloat16) else "fused"
+    of_bfloat16 = {"avx512_bf16": "pairs", "amx": "tiles", "amx_emulated": "tiles"}
+    return of_bfloat16.get(isa, "fused") if dtype == torch.bfloat16 else "fused"
 
 
 # ---- results and their digests

@@ -59,7 +59,7 @@ struct ExplainedCall {
 struct Explanation {
   std::string engine;                                      // e.g. "implicit GEMM, vectors over output channels"
   std::string micro_kernel;                                // e.g. "gemm_ukernel_f32_6x16__avx2"
-  std::string isa;                                         // "portable", "avx2", "avx512" or "avx512_bf16"
+  std::string isa;                                         // "portable", "avx2", "avx512", "avx512_bf16", "amx"
   int64_t gemm_m, gemm_n, gemm_k;                          // per group
   int64_t tile_pixels, tile_rows, tile_cols, tile_images;  // one tile of the pixel dimension
   int64_t k_segments;        // chains of multiply-adds the sum over K is made of, each from zero, added in order
@@ -77,7 +77,7 @@ Explanation explain_matmul(const MatmulSizes& size, DType dtype, ConstMatrixView
                            MatrixView result, int num_threads);
 
 // The instruction set in use: the best of this machine, or a lower one named by the environment variable
-// CONV2D_EXT_CPU_ISA ("portable", "avx2", "avx512", "avx512_bf16").
+// CONV2D_EXT_CPU_ISA ("portable", "avx2", "avx512", "avx512_bf16", "amx"; "amx_emulated" for tests).
 const char* isa_name();
 // All instruction sets compiled into this build, comma-separated.
 const char* compiled_isas();

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "conv2d_cpu.h"
+#include "base/numeric.h"
 #include "isa/engine.h"
 #include "plan/candidates.h"
 #include "plan/tile_depthwise.h"
@@ -20,7 +21,10 @@ namespace {
 // Why a 16-bit type is widened to float32 instead of multiplied as it is.
 std::string why_widened(DType dtype, const char* where) {
   const char* const reason =
-      dtype == DType::kBFloat16 && engine().pairs != nullptr
+      dtype == DType::kBFloat16 && engine().amx != nullptr
+          ? "AMX tiles take bfloat16 with 16 or more channels a group, source and result, and neither images of one "
+            "pixel nor input gradients of patch layers"
+      : dtype == DType::kBFloat16 && engine().pairs != nullptr
           ? "bfloat16 products are taken in pairs only in forward and grad_input, and there neither with few channels "
             "a group nor by the kernels for groups, for images of one pixel and for gradients of patch layers"
           : "no native 16-bit micro-kernel for this dtype and instruction set";
@@ -75,9 +79,12 @@ class TaskExplainer {
       : task_(task),
         problem_(task.call->problem),
         dtype_(task.call->dtype),
-        pairs_(task.gemm != nullptr && task.gemm->pairs),
+        amx_(task.driver == Driver::kAmx || task.driver == Driver::kWeightAmx),
+        native_(amx_ || (task.gemm != nullptr && task.gemm->per_step > 1)),
         engine_(engine_for(dtype_, task)),
-        vector_(pairs_ ? isa.pairs : isa.vector),
+        vector_(amx_      ? isa.amx
+                : native_ ? isa.pairs
+                          : isa.vector),
         dot_(isa.dot),
         threads_(num_threads) {}
 
@@ -113,6 +120,7 @@ class TaskExplainer {
         return explain_planes(*task_.gemm);
       case Driver::kPixels:
         return explain_pixels(*task_.gemm);
+      case Driver::kAmx:
       case Driver::kPairs:
       case Driver::kGemm:
         return explain_gemm(*task_.gemm, 1);
@@ -122,6 +130,7 @@ class TaskExplainer {
         return explain_weight(WeightLanes::kInnerGroups);
       case Driver::kWeightGroups:
         return explain_weight(WeightLanes::kGroups);
+      case Driver::kWeightAmx:
       case Driver::kWeightGemm:
         return explain_weight(WeightLanes::kChannels);
       case Driver::kPadding:
@@ -134,7 +143,7 @@ class TaskExplainer {
   // E.g. "gemm_ukernel_f32_6x16__avx2"; `detail`: what comes after the sizes.
   std::string ukernel(const char* family, int64_t rows, int64_t width, const std::string& detail = "") const {
     const char* const kind = is_integer(dtype_) ? "u" : is_floating(dtype_) ? "f" : "c";
-    const std::string type = pairs_ ? "bf16" : kind + std::to_string(8 * vector_.element_size);
+    const std::string type = native_ ? "bf16" : kind + std::to_string(8 * vector_.element_size);
     return std::string(family) + "_" + type + "_" + std::to_string(rows) + "x" + std::to_string(width) + detail + "__" +
            engine_.kernels;
   }
@@ -143,13 +152,13 @@ class TaskExplainer {
     e_.micro_kernel = ukernel(family, rows, width);
     if (is_integer(dtype_)) {
       e_.refused = "integers use generic vectors, of the compiler's vector extension";
-    } else if (size_of(dtype_) == 2 && !pairs_) {
+    } else if (size_of(dtype_) == 2 && !native_) {
       e_.refused = why_widened(dtype_, widened == Widened::kInPackers ? "in the packers" : "as loaded");
     }
   }
   void name_gemm_kernel(int64_t chunk_vectors, int64_t max_vectors) {
     const int64_t vectors = cut_panels(chunk_vectors, max_vectors).size(0);
-    name_kernel("gemm_ukernel", engine_.rows(dtype_, vectors), vectors * vector_.lanes);
+    name_kernel(amx_ ? "amx_ukernel" : "gemm_ukernel", engine_.rows(dtype_, vectors), vectors * vector_.lanes);
   }
 
   void set_tile(int64_t images, int64_t rows, int64_t cols) {
@@ -172,8 +181,9 @@ class TaskExplainer {
     e_.gemm_m = g.m;
     e_.gemm_n = g.batch * g.rows * g.cols;
     e_.gemm_k = g.single_channels() * g.taps();
-    e_.k_segments = count_chains(k, g);
-    e_.k_segment_length = g.pairs ? 2 * k.chain : k.chain;
+    // A tile sums its even and its odd channels apart.
+    e_.k_segments = (amx_ ? 2 : 1) * count_chains(k, g);
+    e_.k_segment_length = (amx_ ? g.per_step / 2 : g.per_step) * k.chain;
     set_tile(1, 1, 1);
   }
 
@@ -188,8 +198,8 @@ class TaskExplainer {
     e_.gemm_m = p.out_channels_per_group();
     e_.gemm_n = p.gemm_k();
     e_.gemm_k = p.gemm_n();
-    e_.k_segments = count_chains(pixels, p);
-    e_.k_segment_length = pixels.chain;
+    e_.k_segments = (amx_ ? 2 : 1) * count_chains(pixels, p);
+    e_.k_segment_length = amx_ ? kBlockChannels / 2 : pixels.chain;
     set_tile(pixels.images, pixels.rows, pixels.cols);
   }
 
@@ -282,7 +292,8 @@ class TaskExplainer {
     const ConvTiling t = tile_conv(g, k, vector_, task_.driver == Driver::kGroups, threads_);
     name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups), lay_out_scratch(t, k, vector_).bytes);
+    set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups),
+             lay_out_scratch(t, k, vector_).bytes + div_up(t.shared_bytes, threads_));
   }
 
   void explain_weight(WeightLanes lanes) {
@@ -302,7 +313,8 @@ class TaskExplainer {
   const Task& task_;
   const Conv2dProblem& problem_;
   const DType dtype_;
-  const bool pairs_;  // products of bfloat16 pairs
+  const bool amx_;     // AMX tiles of bfloat16
+  const bool native_;  // these, or pairs: bfloat16 as it is
   const Engine& engine_;
   const VectorShape vector_;
   const DotKernelShape& dot_;

@@ -301,9 +301,10 @@ void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, Weig
 }
 
 const char* short_name(Driver driver) {
-  static const char* const kNames[] = {
-      "dot",    "rows",   "columns", "strided",          "phases",        "pairs",       "depthwise", "groups",
-      "planes", "pixels", "gemm",    "weight_depthwise", "weight_groups", "weight_gemm", "padding"};
+  static const char* const kNames[] = {"dot",         "rows",   "columns",    "strided",          "phases",
+                                       "amx",         "pairs",  "depthwise",  "groups",           "planes",
+                                       "pixels",      "gemm",   "weight_amx", "weight_depthwise", "weight_groups",
+                                       "weight_gemm", "padding"};
   return kNames[int(driver)];
 }
 
@@ -370,6 +371,8 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       expect_cut(div_up(task.phases->gemm[0].m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
       return expect_scratch(lay_out_scratch(t, *task.phases, vector).bytes);
     }
+    case Driver::kAmx:
+      return check_conv_tiling(*g, isa.amx, false, threads);
     case Driver::kPairs:
       return check_conv_tiling(*g, isa.pairs, false, threads);
     case Driver::kGroups:
@@ -398,6 +401,8 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       expect_cut(g->m, t.chunk_m, t.chunks_m, "result channels");
       return expect_scratch(lay_out_scratch(t, k, vector).bytes);
     }
+    case Driver::kWeightAmx:
+      return check_weight_tiling(p, isa.amx, WeightLanes::kChannels, threads);
     case Driver::kWeightDepthwise:
       return check_weight_tiling(p, vector, WeightLanes::kInnerGroups, threads);
     case Driver::kWeightGroups:
@@ -469,7 +474,10 @@ void check_tilings() {
                bytes == 64   ? 4
                : bytes == 32 ? 2
                              : 1};
-    isa.has_pairs = dtype == DType::kBFloat16 && bytes == 64;
+    const bool has_amx = bytes == 64 && random.once_in(2);
+    isa.has_pairs = dtype == DType::kBFloat16 && bytes == 64 && !has_amx;
+    isa.has_amx = dtype == DType::kBFloat16 && has_amx;
+    isa.amx = {16, 2, 4, true, kAmxLimits, 64};
     isa.pairs = isa.vector;
     isa.pairs.limits = kPairLimits;
     const int threads = int(random.once_in(2) ? random.between(1, 4) : random.between(1, 64));

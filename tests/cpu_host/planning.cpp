@@ -44,8 +44,14 @@ struct Draw {
   Strides input, weight, output, grad_input, grad_weight;
 };
 
-// What the instruction sets have; the last takes bfloat16 in pairs.
-IsaShape shapes_of(DType dtype, int vector_bytes) {
+// What the instruction sets have; the last two take bfloat16 in pairs and in AMX tiles.
+struct Isa {
+  int vector_bytes;
+  bool has_pairs, has_amx;
+};
+constexpr Isa kIsas[] = {{16, false, false}, {32, false, false}, {64, true, false}, {64, false, true}};
+IsaShape shapes_of(DType dtype, const Isa& isa) {
+  int vector_bytes = isa.vector_bytes;
   const int64_t storage = size_of(dtype);
   const bool narrow = dtype == DType::kBFloat16 || dtype == DType::kFloat16;
   const bool native = narrow || dtype == DType::kFloat32 || dtype == DType::kFloat64;
@@ -59,9 +65,11 @@ IsaShape shapes_of(DType dtype, int vector_bytes) {
   shape.vector = vector;
   shape.dot = {
       vector.lanes, 64 / element, element, storage, single, rows, vector_bytes == 64 ? 4 : vector_bytes == 32 ? 2 : 1};
-  shape.has_pairs = dtype == DType::kBFloat16 && vector_bytes == 64;
+  shape.has_pairs = dtype == DType::kBFloat16 && isa.has_pairs;
   shape.pairs = vector;
   shape.pairs.limits = kPairLimits;
+  shape.has_amx = dtype == DType::kBFloat16 && isa.has_amx;
+  shape.amx = {16, 2, 4, true, kAmxLimits, 64};
   return shape;
 }
 
@@ -275,6 +283,8 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
       const PhasesTiling t = tile_phases(*task.phases, vector, d.threads);
       return check_scratch("phases", lay_out_scratch(t, *task.phases, vector).bytes);
     }
+    case Driver::kAmx:
+      return plan_gemm("conv, amx", *task.gemm, false, d, isa.amx);
     case Driver::kPairs:
       return plan_gemm("conv, pairs", *task.gemm, false, d, isa.pairs);
     case Driver::kDepthwise: {
@@ -294,6 +304,8 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
     }
     case Driver::kGemm:
       return plan_gemm("conv", *task.gemm, false, d, vector);
+    case Driver::kWeightAmx:
+      return plan_weight(p, d, isa.amx, WeightLanes::kChannels);
     case Driver::kWeightDepthwise:
       return plan_weight(p, d, vector, WeightLanes::kInnerGroups);
     case Driver::kWeightGroups:
@@ -425,8 +437,8 @@ void plan(const Draw& d) {
                   {Direction::kGradInput, d.problem, d.dtype, view(d.output), view(d.weight), result(d.grad_input)},
                   {Direction::kGradWeight, d.problem, d.dtype, view(d.output), view(d.input), result(d.grad_weight)},
                   product_call(d)};
-  for (const int vector_bytes : {16, 32, 64}) {
-    const IsaShape isa = shapes_of(d.dtype, vector_bytes);
+  for (const Isa& set : kIsas) {
+    const IsaShape isa = shapes_of(d.dtype, set);
     for (Call call : calls) {
       if (call.direction == Direction::kGradInput && !few_phases) continue;
       if (call.direction == Direction::kForward && !few_steps) continue;

@@ -89,7 +89,7 @@ const char kMagic[] = "conv2d";
 const char* const kOps[] = {"forward", "grad_input", "grad_weight", "grad_bias", "matmul"};
 const char* const kDTypes[] = {"float32", "float64", "bfloat16", "float16", "complex64", "complex128",
                                "int8",    "uint8",   "int16",    "int32",   "int64"};
-const char* const kIsas[] = {"portable", "avx2", "avx512", "avx512_bf16"};
+const char* const kIsas[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated"};
 const char* const kRoundings[] = {"nearest", "down", "up", "zero"};
 const char* const kValueNames[] = {"normal",       "positive",    "rectified", "small_whole", "zeros", "denormal",
                                    "underflowing", "overflowing", "wild",      "infinite",    "nan"};
@@ -99,7 +99,7 @@ template <class Visit>
 void for_each_field(Case& c, Visit visit) {
   visit("op", c.op, kOps, 4);
   visit("dtype", c.dtype, kDTypes, 11);
-  visit("isa", c.isa, kIsas, 4);
+  visit("isa", c.isa, kIsas, 6);
   const auto number = [&](const std::string& name, int64_t& value) { visit(name, value, nullptr, 0); };
   number("batch", c.batch);
   number("groups", c.groups);
@@ -156,7 +156,7 @@ void clamp(Case& c) {
   for (int64_t& values : c.values) into(values, 0, kValues - 1);
   into(c.op, 0, 3);
   into(c.dtype, -1, 10);
-  into(c.isa, -1, 3);
+  into(c.isa, -1, 5);
   into(c.bias, 0, 1);
   into(c.bias_stride, 0, 3);
   into(c.threads, 1, 4);

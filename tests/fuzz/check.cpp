@@ -184,11 +184,11 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
   }
   const Format &storage = storage_format(dtype), &compute = compute_format(dtype);
   const double k = double(expected.products);
-  const bool pairs = c.isa == 3 && dtype == DType::kBFloat16;
-  const bool directed = c.rounding != 0, flushes = c.flush != 0 || pairs;
+  const bool pairs = c.isa == 3 && dtype == DType::kBFloat16, amx = c.isa > 3 && dtype == DType::kBFloat16;
+  const bool directed = c.rounding != 0, flushes = c.flush != 0 || pairs || amx;
   // An operand of the result's last addition could be any: what rounds, and how often, on an element's way.
-  const double steps =
-      std::min(k + 2, 176 + k / 2048) * (directed ? 2 : 1) * (compute.fraction == 23 && c.isa == 0 ? 2 : 1);
+  const double steps = std::min(k + 2, 176 + k / (amx ? 16 : 2048)) * (directed ? 2 : 1) *
+                       (compute.fraction == 23 && c.isa == 0 ? 2 : 1);
   double largest = 1;
   for (const Numbers* x : {&operands.a, &operands.b}) {
     const int64_t parts = int64_t(x->bytes.size()) / storage.bytes;
@@ -229,7 +229,7 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
     };
     if (!(magnitude < compute.largest / 4)) continue;  // may overflow on the way
     // Infinity times a denormal number that is taken as zero is NaN.
-    if (!std::isfinite(wanted) && (c.flush == 2 || pairs)) {
+    if (!std::isfinite(wanted) && (c.flush == 2 || pairs || amx)) {
       if (std::isfinite(got)) return wrong("expected");
       continue;
     }
@@ -322,8 +322,9 @@ void compare_batches(const Case& c, const Conv2dProblem& p, const Operands& oper
 
 bool agree(int64_t a, int64_t b, const Case& c) {
   if (a == 0 || b == 0) return false;
-  return DType(c.dtype) != DType::kBFloat16 || (a != 3 && b != 3) || Op(c.op) == Op::kGradWeight ||
-         Op(c.op) == Op::kGradBias;
+  if (DType(c.dtype) != DType::kBFloat16 || Op(c.op) == Op::kGradBias) return true;
+  if (a > 3 || b > 3) return a > 3 && b > 3;  // AMX's tiles, and their emulation
+  return (a != 3 && b != 3) || Op(c.op) == Op::kGradWeight;
 }
 
 // ---- explain --------------------------------------------------------------------------------------------------------
@@ -331,6 +332,7 @@ bool agree(int64_t a, int64_t b, const Case& c) {
 // A driver's name, of what ran and of what is explained.
 std::string kind_of_run(const Run& run) {
   const std::string& name = driver_of(run.body);
+  if (name.find("amx") == 0) return name.find("GradWeightCall<") != std::string::npos ? "weight, amx" : "amx";
   static constexpr const char* kKinds[][2] = {
       {"PixelCall<", "pixels"},
       {"FewPlanesCall<", "few planes"},
@@ -359,6 +361,7 @@ std::string isa_of_run(const Run& run) {
 
 std::string kind_of_explanation(const cpu::Explanation& e, Op op) {
   const auto has = [&](const char* part) { return e.engine.find(part) != std::string::npos; };
+  if (has("AMX tiles")) return op == Op::kGradWeight ? "weight, amx" : "amx";
   if (has("bfloat16 products in pairs")) return "pairs";
   if (has("plane by plane")) return "few planes";
   if (has("vectors over pixels")) return "pixels";

@@ -36,6 +36,9 @@ CONV2D_LIMIT kLeastPixelsToCopyRows = 192;
 CONV2D_LIMIT kLeastChannelsToAlign = 64;
 // Patch and C tile together stay below a usual L2.
 CONV2D_LIMIT kPatchBytes = 300 * 1024;
+// The same of AMX tiles, on CPUs with 2 MiB of L2: their patch holds the columns of a kernel once for each of its taps.
+CONV2D_LIMIT kAmxTilePixels = 600;
+CONV2D_LIMIT kAmxPatchBytes = 896 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
@@ -46,6 +49,8 @@ CONV2D_LIMIT kSumBytes = 384 * 1024;
 CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 144;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
+// With AMX tiles: the input's pixels at each weight element of a tile.
+CONV2D_LIMIT kAmxRowBytes = 512 * 1024;
 // Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
 CONV2D_LIMIT kInnerGroupsBytes = 256;
 CONV2D_LIMIT kInnerPatchBytes = 256 * 1024;

@@ -7,6 +7,7 @@
 #define CONV2D_NATIVE_VEC "vec_avx512.h"
 #define CONV2D_TARGET "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #define CONV2D_BFLOAT16_PAIRS
+#define CONV2D_NARROWS_BFLOAT16
 #include "target_begin.h"
 
 #include "../drivers/columns.h"

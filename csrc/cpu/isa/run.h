@@ -129,6 +129,8 @@ void run_task_of(const Task& task, const Executor& executor) {
     case Driver::kWeightGemm:
       run_grad_weight<S, T, WeightLanes::kChannels>(*task.call, executor);
       return;
+    case Driver::kAmx:  // Engine::amx runs it
+    case Driver::kWeightAmx:
     case Driver::kPairs:    // Engine::pairs runs it
     case Driver::kPadding:  // no instruction set's
       return;

@@ -13,6 +13,10 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 #if defined(CONV2D_BFLOAT16_PAIRS)
 constexpr const char* kIsaName = "avx512_bf16";
+#elif defined(CONV2D_AMX_EMULATED)
+constexpr const char* kIsaName = "amx_emulated";
+#elif defined(CONV2D_AMX)
+constexpr const char* kIsaName = "amx";
 #else
 constexpr const char* kIsaName = "avx512";
 #endif
@@ -212,7 +216,7 @@ CONV2D_INLINE void narrow(Float16* p, __m512 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 CONV2D_INLINE __m256i narrow_to_bfloat16(__m512 v) {
-#if defined(CONV2D_BFLOAT16_PAIRS)
+#if defined(CONV2D_NARROWS_BFLOAT16)
   // The instruction would flush denormal numbers.
   constexpr int kDenormal = 0x20;
   if (__builtin_expect(_mm512_fpclass_ps_mask(v, kDenormal) == 0, 1)) return __m256i(_mm512_cvtneps_pbh(v));

@@ -23,7 +23,8 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// What the elements of packed panels and patches are: T itself, or (where a step of k takes two products) a pair.
+// What the elements of packed panels and patches are: T itself, or (where a step of k takes two products) a pair, or
+// (in AMX tiles, whose step takes 32) a block.
 template <class T>
 struct OperandOf {
   using type = T;
@@ -34,10 +35,18 @@ struct OperandOf<float> {
   using type = BFloat16Pair;
 };
 #endif
+#if defined(CONV2D_AMX)
+template <>
+struct OperandOf<float> {
+  using type = BFloat16Block;
+};
+#endif
 template <class T>
 using Operand = typename OperandOf<T>::type;
 template <class T>
 constexpr bool kTakesPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
+template <class T>
+constexpr bool kTakesBlocks = std::is_same_v<Operand<T>, BFloat16Block>;
 
 #if !defined(CONV2D_NATIVE_VEC)
 constexpr const char* kIsaName = "portable";

@@ -1,6 +1,7 @@
 #include "candidates.h"
 
 #include "../base/limits.h"
+#include "../base/numeric.h"
 #include "tile_depthwise.h"
 #include "tile_planes.h"
 
@@ -38,9 +39,8 @@ const char* refuse_few_rows(const ConvGemm& g, DType dtype, const VectorShape& v
 
 const char* refuse_columns(const ConvGemm& g, DType dtype, const VectorShape& vector) {
   if (const char* const reason = refuse_few_rows(g, dtype, vector, kMostColumnRows)) return reason;
-  if (g.lone) return "an odd number of products, which are taken in pairs";
-  const int64_t step = g.pairs ? 2 : 1;
-  return g.weight_c == step && (!g.pairs || g.source_c % 2 == 0) ? nullptr : "the other factor doesn't lie along k";
+  if (g.missing != 0) return "an odd number of products, which are taken in pairs";
+  return g.weight_c == g.per_step && g.source_c % g.per_step == 0 ? nullptr : "the other factor doesn't lie along k";
 }
 
 const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vector) {
@@ -154,13 +154,20 @@ struct Tasks {
  private:
   void give(const ConvGemm& gemm) const {
     const bool pairs = isa.has_pairs && takes_pairs(gemm.geometry(), isa.vector);
-    const bool has_rows = !pairs && (gemm.is_gradient || gemm.is_matmul);
+    const bool amx = isa.has_amx && takes_amx(gemm.geometry());
+    const bool has_rows = !pairs && !amx && (gemm.is_gradient || gemm.is_matmul);
     if (has_rows && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
       return visit_rows(Driver::kRows, gemm, isa.vector.limits);
     }
-    const ConvGemm operands = pairs ? in_pairs(gemm) : gemm;
-    if (gemm.is_matmul && takes(Driver::kColumns, refuse_columns(operands, call.dtype, isa.vector))) {
+    const ConvGemm operands = pairs ? in_steps(gemm, 2) : gemm;
+    if (gemm.is_matmul && !amx && takes(Driver::kColumns, refuse_columns(operands, call.dtype, isa.vector))) {
       return visit_rows(Driver::kColumns, operands, pairs ? isa.pairs.limits : isa.vector.limits);
+    }
+    if (isa.has_amx || isa.no_amx != nullptr) {
+      const char* const refusal = amx ? nullptr : "few channels, a patch layer, or one pixel";
+      if (takes(Driver::kAmx, isa.has_amx ? refusal : isa.no_amx)) {
+        return visit(Driver::kAmx, in_steps(join_rows_of_planes(gemm), kBlockChannels));
+      }
     }
     if (isa.has_pairs) {
       if (takes(Driver::kPairs, pairs ? nullptr : "few channels, a patch layer, one pixel, or vectors over groups")) {
@@ -220,9 +227,10 @@ void visit_grad_input(const Tasks& tasks) {
     return tasks.visit(Driver::kStrided);
   }
   JoinedPhases phases;
-  // Products in pairs have an order of their own.
-  const char* const refusal =
-      tasks.isa.has_pairs ? "bfloat16 products are taken in pairs" : join_phases(call, vector, phases);
+  // Products in pairs and tiles have an order of their own.
+  const char* const refusal = tasks.isa.has_pairs ? "bfloat16 products are taken in pairs"
+                              : tasks.isa.has_amx ? "bfloat16 products are taken in AMX tiles"
+                                                  : join_phases(call, vector, phases);
   if (tasks.takes(Driver::kPhases, refusal)) {
     Task task{Driver::kPhases, &call};
     task.phases = &phases;
@@ -272,6 +280,12 @@ void visit_grad_weight(const Tasks& tasks) {
     task.rows = &rows;
     return tasks.visitor(task);
   }
+  if (tasks.isa.has_amx || tasks.isa.no_amx != nullptr) {
+    const char* const refusal = takes_amx_weight(call.problem) ? nullptr : "few channels, or one output pixel";
+    if (tasks.takes(Driver::kWeightAmx, tasks.isa.has_amx ? refusal : tasks.isa.no_amx)) {
+      return tasks.visit(Driver::kWeightAmx);
+    }
+  }
   if (tasks.takes(Driver::kWeightDepthwise, refuse_weight_depthwise(call, vector))) {
     return tasks.visit(Driver::kWeightDepthwise);
   }
@@ -295,6 +309,9 @@ const char* name_of(Driver driver) {
       return "depthwise, vectors over the pixels of two phases";
     case Driver::kPhases:
       return "implicit GEMM, the phases of the stride together";
+    case Driver::kAmx:
+    case Driver::kWeightAmx:
+      return "implicit GEMM, AMX tiles of bfloat16";
     case Driver::kPairs:
       return "implicit GEMM, vectors over result channels, bfloat16 products in pairs";
     case Driver::kDepthwise:

@@ -49,6 +49,12 @@ constexpr ChainLimits chain_limits(bool fused) {
 // a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel).
 constexpr ChainLimits kPairLimits{/*products=*/144, /*short_gradient=*/144, /*pixels=*/0, /*segment=*/144};
 
+// AMX tiles of bfloat16, of which a step of a sum takes 32 channels at one tap. A step is a chain of its own for even
+// and for odd channels. The sum goes on in the tile from segment to segment of a chunk, so that only chunks show in
+// bits; a segment of up to 72 steps is all of K in most layers. In grad_weight a step is 32 pixels of a segment, in
+// their order there, even and odd ones apart.
+constexpr ChainLimits kAmxLimits{/*products=*/1, /*short_gradient=*/1, /*pixels=*/32, /*segment=*/72};
+
 // Segments in a chunk. A chunk is summed from zero, and its sum added to those of the chunks before it, with what that
 // addition loses kept beside the total (add_chunk, pack/store.h): one after the other, the chains of a long sum whose
 // products have a mean would lose a bit with every fourfold length.
@@ -66,6 +72,8 @@ struct VectorShape {
   int64_t element_size;  // bytes of the compute type
   bool interleaves;      // has interleave.h's stores
   ChainLimits limits;
+  int64_t operand_bytes = 0;  // of an element of a patch or panel, where it is not one of the compute type
+  int64_t operand_size() const { return operand_bytes != 0 ? operand_bytes : element_size; }
 };
 
 // Whether vectors should run over groups instead of over one group's result channels (m of them, from `channels`). A
@@ -76,7 +84,11 @@ bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorS
 // kernels that do not.
 bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector);
 
-// The canonical cut of K = (c, i, j), c slowest, in products or pairs of them. Up to 256 taps: segments of whole
+// Whether a bfloat16 problem goes to the kernels for AMX tiles, on a CPU that has them.
+bool takes_amx(const ImageGemm& gemm);
+bool takes_amx_weight(const Conv2dProblem& problem);
+
+// The canonical cut of K = (c, i, j), c slowest, in products or steps of several. Up to 256 taps: segments of whole
 // channels. More: each channel's taps are cut into rectangles, one segment each. A segment is summed in chains of
 // `chain` products; chains are added in order within a chunk of kSegmentsPerChunk segments, chunk sums in order.
 struct KBlocking {

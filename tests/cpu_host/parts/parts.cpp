@@ -9,6 +9,9 @@
 #if defined(CONV2D_BFLOAT16_PAIRS)
 #include "pairs.h"
 #endif
+#if defined(CONV2D_AMX)
+#include "amx.h"
+#endif
 
 namespace parts {
 
@@ -19,6 +22,14 @@ void check_pair_parts() {
   check_gemm<Float>();
   check_pairs();
   check_columns<BFloat16, Float>();
+  check_convert<BFloat16>();
+#endif
+}
+
+// What the engines of AMX have of their own.
+inline void check_amx_parts() {
+#if defined(CONV2D_AMX)
+  check_amx();
   check_convert<BFloat16>();
 #endif
 }
@@ -101,6 +112,8 @@ template <class Float>
 void check_all() {
   if constexpr (kTakesPairs<Float>) {
     check_pair_parts<Float>();
+  } else if constexpr (kTakesBlocks<Float>) {
+    check_amx_parts();
   } else {
     check_general_parts<Float>();
     check_native_parts<Float>();
