@@ -3,6 +3,7 @@
 #include "../base/limits.h"
 #include "tile_depthwise.h"
 #include "tile_planes.h"
+#include "tile_winograd.h"
 
 namespace conv2d_ext::cpu {
 
@@ -135,6 +136,9 @@ struct Tasks {
         return visit(Driver::kPairs, in_pairs(gemm));
       }
     }
+    if (call.allow_winograd && takes(Driver::kWinograd, refuse_winograd(gemm, call.dtype))) {
+      return visit(Driver::kWinograd, gemm);
+    }
     const ConvGemm joined = join_rows_of_planes(gemm);
     for (const GemmCandidate& candidate : kGemmCandidates) {
       if (takes(candidate.driver, candidate.refuse(joined, call.dtype, isa.vector))) {
@@ -263,6 +267,8 @@ const char* name_of(Driver driver) {
       return "implicit GEMM, the phases of the stride together";
     case Driver::kPairs:
       return "implicit GEMM, vectors over result channels, bfloat16 products in pairs";
+    case Driver::kWinograd:
+      return "Winograd F(2x2, 3x3), vectors over result channels";
     case Driver::kDepthwise:
     case Driver::kWeightDepthwise:
       return "depthwise, vectors over groups as they lie in memory";

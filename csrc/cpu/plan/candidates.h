@@ -2,7 +2,7 @@
 //
 // A call becomes a sequence of tasks (for_each_task). A candidate is a driver that could run a task. Candidates are
 // asked in a fixed order; the first that accepts takes the task, the others say why not, for explain to print. The
-// choice changes no bit, except for kDot and kPairs, whose sums have an order of their own (summation_order.h).
+// choice changes no bit, except for kDot, kPairs and kWinograd, whose sums have an order of their own (summation_order.h).
 #pragma once
 
 #include <vector>
@@ -22,6 +22,7 @@ enum class Driver : int {
   kStrided,          // drivers/strided.h: depthwise grad_input, the phases of a stride of 2 together
   kPhases,           // drivers/phases.h: grad_input, the phases of a stride together
   kPairs,            // drivers/gemm.h with products of bfloat16 pairs
+  kWinograd,         // drivers/winograd.h, where it is asked for
   kDepthwise,        // drivers/depthwise.h
   kGroups,           // drivers/gemm.h, vectors over groups
   kPlanes,           // drivers/planes.h: 1x1 from many planes to few
