@@ -27,6 +27,7 @@
 #include "invariance.h"
 #include "matmul.h"
 #include "numerics.h"
+#include "winograd_setting.h"
 #if defined(CONV2D_EXT_WITH_CUDA)
 #include "cuda/conv2d_cuda_ops.h"
 #include "cuda/float32_math.h"
@@ -91,7 +92,7 @@ PyObject* python_conv2d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
                                                         : params_from_pairs(stride, {c10::SymInt(0)}, dilation, groups);
     }
     const py::gil_scoped_release no_gil;
-    return conv2d(input, weight, bias, params);
+    return conv2d(input, weight, bias, params, allows_winograd());
   });
 }
 
@@ -192,7 +193,7 @@ Tensor forward(const Tensor& im, const Tensor& kernel, const std::optional<Tenso
   check_forward(im, kernel, bias);
   const bool is_column = bias.has_value() && bias->dim() == 2;
   static const SymConv2dParams params{{1, 1}, {0, 0, 0, 0}, {1, 1}, 1};
-  return conv2d(im, kernel.transpose(0, 1), is_column ? bias->squeeze(1) : bias, params);
+  return conv2d(im, kernel.transpose(0, 1), is_column ? bias->squeeze(1) : bias, params, allows_winograd());
 }
 
 Tensor forward_unfold(const Tensor& im, const Tensor& kernel, const std::optional<Tensor>& bias) {
@@ -257,6 +258,7 @@ py::dict explain_on_cpu(const Conv2dProblem& problem, const Tensor& input, const
                  [](const c10::SymInt& stride) { return stride.expect_int(); });
   call.channels_last = output_is_channels_last(input, weight);
   call.num_threads = at::get_num_threads();
+  call.allow_winograd = allows_winograd();
   const auto describe_direction = [&](cpu::Direction direction) {
     call.direction = direction;
     return describe(cpu::explain(call));
@@ -429,6 +431,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("disable_batch_invariant", &disable_batch_invariant);
   m.def("is_batch_invariant", &is_batch_invariant);
   m.def("is_enabled", &is_enabled);
+  m.def("allows_winograd", &allows_winograd);
+  m.def("set_allow_winograd", &set_allow_winograd);
   m.def("forward", &forward, py::arg("im"), py::arg("kernel"), py::arg("bias"),
         py::call_guard<py::gil_scoped_release>());
   m.def("forward_unfold", &forward_unfold, py::arg("im"), py::arg("kernel"), py::arg("bias"),

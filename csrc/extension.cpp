@@ -25,3 +25,4 @@
 #include "pointwise_ops.cpp"
 #include "softmax.cpp"
 #include "sum.cpp"
+#include "winograd_setting.cpp"

@@ -23,6 +23,7 @@
 #include "../pack/weights.h"
 #include "../plan/tile_winograd.h"
 #include "parts.h"
+#include "winograd_again.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -132,6 +133,7 @@ struct WinogradCall {
     CONV2D_EXT_ASSERT(descends_h == descends_w);
     for (int64_t c = 0; c < channels; c += tiling.staged_channels) {
       const int64_t now = min64(tiling.staged_channels, channels - c);
+      prefetch_weights(weight + (c + now) * gemm.weight_c, lanes, min64(now, gemm.channels - first - c - now));
       pack_weight(gemm, WeightSegment<S>{weight + c * gemm.weight_c, gemm.weight_m, lanes, now, 3, 3},
                   Panel<T>{item.staged, width, width});
       for (int64_t s = 0; s < now; ++s) {
@@ -139,6 +141,17 @@ struct WinogradCall {
           transform_weight<T>(taps + s * 9 * width + v, step, to + (c + s) * width + v, layout.weight_pitch);
         }
       }
+    }
+  }
+
+  // Asks for the weights of the next channels, where a lane's taps lie together: lanes are too many streams for
+  // hardware prefetchers. (Lanes that lie together are few.)
+  CONV2D_INLINE void prefetch_weights(const S* weight, int64_t lanes, int64_t channels) const {
+    constexpr int64_t kLine = 64 / sizeof(S);
+    if (gemm.weight_c > 9 || gemm.weight_m < kLine) return;
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      const S* const first = weight + lane * gemm.weight_m;
+      for (int64_t x = 0; x < channels * gemm.weight_c; x += kLine) __builtin_prefetch(first + x, 0, 2);
     }
   }
 
@@ -205,11 +218,26 @@ struct WinogradCall {
         operands.c = item.sums + f * layout.sums_pitch;
         operands.c_pitch = panel.width();
         operands.accumulate = c > 0;
+        prefetch_source(item, f + 1 < kWinogradProducts ? f + 1 : 0, f + 1 < kWinogradProducts ? c : c + channels, squares);
         gemm_panel<false, T>(squares, panel.vectors, operands);
       }
     });
+    fill_zero(item.bias, panel.width());
     load_bias<S>(gemm, item.piece.group, panel.m, min64(panel.width(), gemm.m - panel.m), item.bias);
     if (!finish(item, panel)) compute_again(item, panel);
+  }
+
+  // Asks for the transformed source of the next product, which may lie beyond L2, line by line: its rows are read a few
+  // elements at a time, which hardware prefetchers follow badly.
+  CONV2D_INLINE void prefetch_source(const Item& item, int64_t f, int64_t c, int64_t squares) const {
+    if (c >= gemm.channels) return;
+    constexpr int64_t kLine = 64 / sizeof(T);
+    const int64_t channels = min64(tiling.block_channels, gemm.channels - c);
+    const T* const first = item.source + f * layout.source_pitch + c * (is_planar() ? squares : 1);
+    const int64_t runs = is_planar() ? 1 : squares, length = is_planar() ? channels * squares : channels;
+    for (int64_t run = 0; run < runs; ++run) {
+      for (int64_t x = 0; x < length; x += kLine) __builtin_prefetch(first + run * layout.channel_pitch + x, 0, 2);
+    }
   }
 
   // Row of squares after row of squares. Whether all results are finite.
@@ -261,7 +289,29 @@ struct WinogradCall {
     }
   }
 
-  void compute_again(const Item&, const Panel_&) const {}
+  // The sums are still there: which squares they are, and their results, is found by transforming them once more.
+  void compute_again(const Item& item, const Panel_& panel) const {
+    const Tile& tile = item.piece.tile;
+    const int64_t squares_h = winograd_squares(tile.rows), squares_w = winograd_squares(tile.cols);
+    WinogradAgain<S, T> again(gemm, layout, item.piece, panel.m, panel.vectors, item.bias, item.zeros);
+    const T* sums = item.sums;
+    for (int64_t n = 0; n < tile.images; ++n) {
+      for (int64_t i = 0; i < squares_h; ++i) {
+        for (int64_t j = 0; j < squares_w; ++j, sums += panel.width()) {
+          T results[4 * kMaxWidth];
+          for (int64_t v = 0; v < panel.width(); v += L) {
+            typename Vec<T>::reg y[2][2];
+            transform_sums<T>(sums + v, layout.sums_pitch, y);
+            for (int pixel = 0; pixel < 4; ++pixel) {
+              Vec<T>::store(results + pixel * panel.width() + v, y[pixel / 2][pixel % 2]);
+            }
+          }
+          again.add(tile.image + n, tile.row + 2 * i, tile.col + 2 * j, results);
+        }
+      }
+    }
+    again.flush();
+  }
 };
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
