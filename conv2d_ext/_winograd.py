@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from types import TracebackType
 
-import torch
-
 from conv2d_ext import _C
 
-_set_in_graph = torch.ops.conv2d_ext.set_allow_winograd.default
-# Nothing uses its result, so torch.fx would take it for dead code.
-torch.fx.node.has_side_effect(_set_in_graph)
+_VARIABLE = "CONV2D_EXT_ALLOW_WINOGRAD"
+
+
+def _environment_allows() -> bool:
+    value = os.environ.get(_VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{_VARIABLE}={value}: expected 0 or 1")
+    return value == "1"
+
+
+_FIRST = _environment_allows()
 
 
 class _Setting(threading.local):
-    """The thread's setting, as functions under torch.compile see it; _C has its own.
+    """A thread's setting, which begins as the environment says.
 
-    An attribute of Python's, since torch.compile guards what it reads of those: a function is
-    compiled anew where the setting has changed.
+    torch.compile guards what it reads of Python's attributes: a function is compiled anew where
+    this one has changed. The compiled module reads it, too.
     """
 
     def __init__(self) -> None:
-        self.allowed = _C.allows_winograd()
+        self.allowed = _FIRST
 
 
 setting = _Setting()
-
-
-def _set(allow: bool) -> None:
-    setting.allowed = allow
-    if torch.compiler.is_compiling():
-        _set_in_graph(allow)
-    else:
-        _C.set_allow_winograd(allow)
+_C.use_winograd_setting(setting)
 
 
 class allow_winograd:
@@ -69,10 +69,10 @@ class allow_winograd:
             raise TypeError(f"allow_winograd(): mode must be bool, not {type(mode).__name__}")
         self.mode = mode
         self._before = setting.allowed
-        _set(mode)
+        setting.allowed = mode
 
     def __enter__(self) -> allow_winograd:
-        _set(self.mode)
+        setting.allowed = self.mode
         return self
 
     def __exit__(
@@ -81,4 +81,4 @@ class allow_winograd:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _set(self._before)
+        setting.allowed = self._before

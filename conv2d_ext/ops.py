@@ -227,9 +227,7 @@ def _conv2d_vmap(
         if input_dim is not None:
             input = _fold_activation(input, fold, groups)
     folded_groups = groups * batch if fold is _Fold.GROUPS else groups
-    output = conv2d(
-        input, weight, bias, stride, padding, dilation, folded_groups, allow_winograd
-    )
+    output = conv2d(input, weight, bias, stride, padding, dilation, folded_groups, allow_winograd)
     if input_dim is not None or weight_dim is not None:
         output = _unfold_activation(output, fold, groups, batch, n)
     if late_bias is not None:

@@ -25,4 +25,3 @@
 #include "pointwise_ops.cpp"
 #include "softmax.cpp"
 #include "sum.cpp"
-#include "winograd_setting.cpp"

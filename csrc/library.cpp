@@ -12,8 +12,7 @@
 //   conv2d_add_bias     output + bias, for those that conv2d_grad_input computes; its derivative is conv2d_grad_bias
 //
 // channels_last is the memory format of the result; weight_stride its strides. allow_winograd: Winograd's F(2 x 2,
-// 3 x 3) where the CPU has it (winograd_setting.h); all who call conv2d for a user pass the setting on, and derivatives
-// pass on what they were given.
+// 3 x 3) where the CPU takes it. What a user calls passes the thread's setting on, derivatives what they were given.
 //
 // Pointwise functions (the table in cpu/pointwise/pointwise.h names them and their parameters), of any sizes and
 // strides; grad_output has the input's sizes and dtype, and results have the input's strides where it is dense:
@@ -53,7 +52,6 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("copy_as(Tensor input, bool channels_last, bool grad_channels_last) -> Tensor", tags);
   m.def("enter_batch_invariant() -> ()", tags);
   m.def("leave_batch_invariant() -> ()", tags);
-  m.def("set_allow_winograd(bool allow) -> ()", tags);
   m.def("linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor", tags);
   m.def("conv2d_add_bias(Tensor output, Tensor bias) -> Tensor", tags);
 

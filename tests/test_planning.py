@@ -21,6 +21,7 @@ UNITS = sorted((ROOT / "csrc" / "cpu" / "plan").glob("*.cpp"))
 DRIVERS = (
     "bands", "conv", "conv, groups", "conv, pairs", "depthwise", "dots", "few planes",
     "grad_weight", "partials", "phases", "pixels", "rows", "strided",
+    "winograd",
 )  # fmt: skip
 
 

@@ -27,14 +27,14 @@ struct Arithmetic {
 };
 
 // Every function writes all elements of its result, and nothing else. Results must not overlap inputs.
-void forward(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView input, ConstTensorView weight, Bias bias,
-             TensorView output, const Executor& executor);
+void forward(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView input, ConstTensorView weight,
+             Bias bias, TensorView output, const Executor& executor);
 
 // grad_input[n, ic, ih, iw] = sum over (oc, kh, kw) with rows().source(oh, kh) == ih and
 // cols().source(ow, kw) == iw of
 //     grad_output[n, oc, oh, ow] * conj(weight[oc, ic, kh, kw])
-void grad_input(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView grad_output, ConstTensorView weight,
-                TensorView grad_input, const Executor& executor);
+void grad_input(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView grad_output,
+                ConstTensorView weight, TensorView grad_input, const Executor& executor);
 
 // grad_weight[oc, ic, kh, kw] = sum over (n, oh, ow) of
 //     grad_output[n, oc, oh, ow] * conj(input[n, ic, rows().source(oh, kh), cols().source(ow, kw)])

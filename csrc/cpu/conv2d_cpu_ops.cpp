@@ -76,8 +76,8 @@ struct Cpu {
   static void grad_input(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& weight,
                          const Tensor& result, bool allow_winograd) {
     with_memory_errors([&] {
-      cpu::grad_input(problem, {to_dtype(weight.scalar_type()), allow_winograd}, view(grad_output), view(weight), mutable_view(result),
-                      executor());
+      cpu::grad_input(problem, {to_dtype(weight.scalar_type()), allow_winograd}, view(grad_output), view(weight),
+                      mutable_view(result), executor());
     });
   }
 

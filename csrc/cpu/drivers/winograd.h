@@ -2,14 +2,15 @@
 //
 // A work item is (group, chunk of result channels, run of tiles). For each tile, of whole squares of 2 x 2 results:
 //
-//   for all source channels                 copy the tile's zero-padded patch into scratch, a few at a time; transform it
+//   for all source channels                 copy the tile's zero-padded patch into scratch, a few at a time; transform
+//   it
 //     for each panel of result channels
 //       for each block of source channels   pack its weights, transform them (or take what the item has kept);
 //                                           16 times: run the GEMM micro-kernel over the tile's squares
 //       transform the sums; store them      with the bias, as drivers/gemm.h stores its own
 //
-// Order of summation: channels in chains of ChainLimits::winograd, of near-equal length, each from zero, added in order;
-// then the transformation's own sums, and the bias. A square belongs to one image, so nothing follows the batch.
+// Order of summation: channels in chains of ChainLimits::winograd, of near-equal length, each from zero, added in
+// order; then the transformation's own sums, and the bias. A square belongs to one image, so nothing follows the batch.
 //
 // A square of a result channel with a result that is not finite (before the bias is added, and before it is rounded to
 // 16 bits) is computed again, all of it that lies in the image, by the sums of drivers/gemm.h, bit for bit. Otherwise
@@ -218,7 +219,8 @@ struct WinogradCall {
         operands.c = item.sums + f * layout.sums_pitch;
         operands.c_pitch = panel.width();
         operands.accumulate = c > 0;
-        prefetch_source(item, f + 1 < kWinogradProducts ? f + 1 : 0, f + 1 < kWinogradProducts ? c : c + channels, squares);
+        prefetch_source(item, f + 1 < kWinogradProducts ? f + 1 : 0, f + 1 < kWinogradProducts ? c : c + channels,
+                        squares);
         gemm_panel<false, T>(squares, panel.vectors, operands);
       }
     });

@@ -113,8 +113,8 @@ CONV2D_INLINE void load_even_odd(const T* p, typename Vec<T>::reg& even, typenam
   }
 }
 
-// A row of squares of a plane, a vector of squares at a time. It reads up to 2 * kLanes + 1 elements beyond the row, and
-// writes up to kLanes - 1 squares beyond the last one, whatever they hold.
+// A row of squares of a plane, a vector of squares at a time. It reads up to 2 * kLanes + 1 elements beyond the row,
+// and writes up to kLanes - 1 squares beyond the last one, whatever they hold.
 template <class T>
 void transform_planar_squares(const T* from, int64_t row, int64_t count, T* to, int64_t pitch) {
   using V = Vec<T>;

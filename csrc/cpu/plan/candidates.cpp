@@ -136,8 +136,11 @@ struct Tasks {
         return visit(Driver::kPairs, in_pairs(gemm));
       }
     }
-    if (call.allow_winograd && takes(Driver::kWinograd, refuse_winograd(gemm, call.dtype))) {
-      return visit(Driver::kWinograd, gemm);
+    const char* const refusal = refuse_winograd(gemm, call.dtype);
+    if (call.allow_winograd) {
+      if (takes(Driver::kWinograd, refusal)) return visit(Driver::kWinograd, gemm);
+    } else if (refusal == nullptr) {
+      takes(Driver::kWinograd, "not asked for: conv2d_ext.allow_winograd");
     }
     const ConvGemm joined = join_rows_of_planes(gemm);
     for (const GemmCandidate& candidate : kGemmCandidates) {

@@ -75,7 +75,8 @@ struct WinogradTiler {
 
   // Tiles that an item takes one after the other, so that its weights are transformed once.
   void cut_runs(WinogradTiling& t) const {
-    const int64_t weights = saturating_mul(kWinogradProducts, gemm.channels, t.chunk_vectors * vector.lanes * vector.element_size);
+    const int64_t weights =
+        saturating_mul(kWinogradProducts, gemm.channels, t.chunk_vectors * vector.lanes * vector.element_size);
     t.keeps_weights = weights <= limit::kKeptWeightBytes;
     t.run = 1;
     if (t.keeps_weights) {
@@ -97,7 +98,7 @@ WinogradTiling tile_winograd(const ConvGemm& gemm, const VectorShape& vector, in
   t.staged_channels = min64(gemm.channels, limit::kStagedChannels);
   const int64_t square_bytes = kWinogradProducts * gemm.channels * vector.element_size;
   int64_t target = min64(limit::kSquares, max64(8, limit::kSourceBytes / square_bytes));
-  for (;; target /= 2) {
+  for (;; target = target * 3 / 4) {
     tiler.cut_positions(max64(target, 1), t);
     tiler.cut_result_channels(t);
     tiler.cut_runs(t);
