@@ -202,6 +202,7 @@ namespace d = cpu::limits::depthwise;
 namespace p = cpu::limits::phases;
 namespace f = cpu::limits::few_planes;
 namespace o = cpu::limits::one_pixel;
+namespace w = cpu::limits::winograd;
 
 int64_t* const kLimits[] = {
     &t::kTilePixels,
@@ -243,6 +244,12 @@ int64_t* const kLimits[] = {
     &o::kMaxRowImages,
     &o::kMaxRowImagesFar,
     &o::kFarWeights,
+    &w::kSquares,
+    &w::kSourceBytes,
+    &w::kKeptWeightBytes,
+    &w::kItemsPerThread,
+    &w::kBlockChannels,
+    &w::kStagedChannels,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -128,10 +128,10 @@ struct WinogradCall {
     const S* const weight = static_cast<const S*>(gemm.weight) + item.piece.group * gemm.weight_g +
                             panel.m * gemm.weight_m + first * gemm.weight_c;
     // Taps that descend are read from the last one on.
-    const bool descends_h = gemm.axis_h.tap < 0, descends_w = gemm.axis_w.tap < 0;
-    const T* const taps = item.staged + (descends_h ? 8 : 0) * width;
-    const int64_t step = (descends_h ? -1 : 1) * width;
-    CONV2D_EXT_ASSERT(descends_h == descends_w);
+    const bool descends = gemm.axis_h.tap < 0;
+    CONV2D_EXT_ASSERT(descends == (gemm.axis_w.tap < 0));
+    const T* const taps = item.staged + (descends ? 8 : 0) * width;
+    const int64_t step = (descends ? -1 : 1) * width;
     for (int64_t c = 0; c < channels; c += tiling.staged_channels) {
       const int64_t now = min64(tiling.staged_channels, channels - c);
       prefetch_weights(weight + (c + now) * gemm.weight_c, lanes, min64(now, gemm.channels - first - c - now));
@@ -145,14 +145,20 @@ struct WinogradCall {
     }
   }
 
-  // Asks for the weights of the next channels, where a lane's taps lie together: lanes are too many streams for
-  // hardware prefetchers. (Lanes that lie together are few.)
+  // Asks for the weights of the next channels: too many streams for hardware prefetchers. Runs of what lies together
+  // are those of lanes or of channels, whichever are the nearer neighbours, with all taps where these lie between them.
   CONV2D_INLINE void prefetch_weights(const S* weight, int64_t lanes, int64_t channels) const {
     constexpr int64_t kLine = 64 / sizeof(S);
-    if (gemm.weight_c > 9 || gemm.weight_m < kLine) return;
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      const S* const first = weight + lane * gemm.weight_m;
-      for (int64_t x = 0; x < channels * gemm.weight_c; x += kLine) __builtin_prefetch(first + x, 0, 2);
+    const bool over_lanes = gemm.weight_m < gemm.weight_c;
+    const int64_t near = over_lanes ? gemm.weight_m : gemm.weight_c, far = over_lanes ? gemm.weight_c : gemm.weight_m;
+    const int64_t length = (over_lanes ? lanes : channels) * near, runs = over_lanes ? channels : lanes;
+    const bool taps_between = near >= gemm.weight_i * 2 + gemm.weight_j * 2;
+    if (near < 1 || near > kLine || far < kLine) return;
+    for (int64_t run = 0; run < runs; ++run) {
+      for (int tap = 0; tap < (taps_between ? 1 : 9); ++tap) {
+        const S* const first = weight + run * far + tap / 3 * gemm.weight_i + tap % 3 * gemm.weight_j;
+        for (int64_t x = 0; x < length; x += kLine) __builtin_prefetch(first + x, 0, 2);
+      }
     }
   }
 

@@ -29,48 +29,58 @@ struct WinogradTiler {
 
   int64_t vectors() const { return div_up(gemm.m, vector.lanes); }
 
-  // Tiles of about `target` squares.
-  void cut_positions(int64_t target, WinogradTiling& t) const {
+  // Tiles of about `target` squares, and the result channels of a work item: of the numbers of rows near the target,
+  // and of channels, those that take the threads the shortest.
+  void cut(int64_t target, WinogradTiling& best) const {
     const int64_t rows = winograd_squares(gemm.rows), cols = winograd_squares(gemm.cols);
     const int64_t tile_cols = even_piece(cols, target);
-    int64_t tile_rows = 1;
+    WinogradTiling t = best;
     t.tile_images = 1;
-    if (tile_cols == cols) {
-      const int64_t most_rows = max64(1, target * 5 / 4 / cols);
-      tile_rows = even_piece(rows, most_rows);
-      if (tile_rows == rows) {
+    t.tile_cols = min64(2 * tile_cols, gemm.cols);
+    const int64_t most_rows = tile_cols < cols ? 1 : max64(1, target * 5 / 4 / cols);
+    double least = 1e300;
+    for (int64_t tile_rows = min64(most_rows, rows); tile_rows > most_rows / 2 || tile_rows == rows; --tile_rows) {
+      if (tile_rows == 0) break;
+      if (tile_rows != even_piece(rows, tile_rows)) continue;
+      if (tile_rows == rows && tile_cols == cols) {
         t.tile_images = even_piece(gemm.batch, max64(1, target * 5 / 4 / (rows * cols)));
         // No fewer tiles than threads while there are images.
         if (div_up(gemm.batch, t.tile_images) * gemm.groups < num_threads) {
           t.tile_images = even_piece(gemm.batch, max64(1, gemm.batch * gemm.groups / num_threads));
         }
+      } else {
+        t.tile_images = 1;
+      }
+      t.tile_rows = min64(2 * tile_rows, gemm.rows);
+      t.squares = t.tile_images * tile_rows * tile_cols;
+      t.count_tiles(gemm);
+      const double cost = cut_result_channels(t);
+      if (cost < least * 0.97) {
+        least = cost;
+        best = t;
       }
     }
-    t.tile_rows = min64(2 * tile_rows, gemm.rows);
-    t.tile_cols = min64(2 * tile_cols, gemm.cols);
-    t.squares = t.tile_images * tile_rows * tile_cols;
-    t.count_tiles(gemm);
   }
 
-  // Result channels of a work item: all, or fewer where threads would idle.
-  void cut_result_channels(WinogradTiling& t) const {
-    int64_t chunks = 1;
+  // All result channels, or fewer where threads would idle. Returns about what the call takes, in squares of an item.
+  double cut_result_channels(WinogradTiling& t) const {
+    // What transforming the weights takes, and, of all squares, what transforming the source does.
+    constexpr double kWeights = 10, kSource = 0.05;
     const int64_t tiles = gemm.groups * t.tiles();
-    if (threads_would_idle(tiles, num_threads)) {
-      // Rounds of the threads over the items, weighted by an item's share, and by what each item does again.
-      double best_cost = 1e300;
-      for (int64_t c = 1; c <= min64(vectors(), 2 * num_threads); ++c) {
-        const int64_t per_chunk = div_up(vectors(), c);
-        const double rounds = double(div_up(tiles * div_up(vectors(), per_chunk), num_threads));
-        const double cost = rounds * (double(per_chunk) + 0.4);
-        if (cost < best_cost * 0.97) {
-          best_cost = cost;
-          chunks = c;
-        }
+    const int64_t most = threads_would_idle(tiles, num_threads) ? min64(vectors(), 2 * num_threads) : 1;
+    double least = 1e300;
+    for (int64_t chunks = 1; chunks <= most; ++chunks) {
+      const int64_t per_chunk = div_up(vectors(), chunks), count = div_up(vectors(), per_chunk);
+      const double share = double(per_chunk) / double(vectors());
+      const double item = share * (double(t.squares) + kWeights) + kSource * double(t.squares);
+      const double cost = double(div_up(tiles * count, num_threads)) * item;
+      if (cost < least * 0.97) {
+        least = cost;
+        t.chunk_vectors = per_chunk;
+        t.chunks_m = count;
       }
     }
-    t.chunk_vectors = div_up(vectors(), chunks);
-    t.chunks_m = div_up(vectors(), t.chunk_vectors);
+    return least;
   }
 
   // Tiles that an item takes one after the other, so that its weights are transformed once.
@@ -95,12 +105,11 @@ WinogradTiling tile_winograd(const ConvGemm& gemm, const VectorShape& vector, in
   WinogradTiling t{};
   t.chain = even_piece(gemm.channels, vector.limits.winograd);
   t.block_channels = min64(gemm.channels, t.chain * max64(1, limit::kBlockChannels / t.chain));
-  t.staged_channels = min64(gemm.channels, limit::kStagedChannels);
+  t.staged_channels = min64(gemm.channels, round_up(limit::kStagedChannels, vector.lanes));
   const int64_t square_bytes = kWinogradProducts * gemm.channels * vector.element_size;
   int64_t target = min64(limit::kSquares, max64(8, limit::kSourceBytes / square_bytes));
   for (;; target = target * 3 / 4) {
-    tiler.cut_positions(max64(target, 1), t);
-    tiler.cut_result_channels(t);
+    tiler.cut(max64(target, 1), t);
     tiler.cut_runs(t);
     if (lay_out_scratch(t, gemm, vector).bytes <= limits::kMaxScratchBytes || target <= 1) break;
   }

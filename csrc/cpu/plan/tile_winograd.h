@@ -32,7 +32,7 @@ struct WinogradTiling : TileGrid {
   int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
   int64_t chain;                    // products in a chain
   int64_t block_channels;           // channels whose weights are transformed at once: whole chains
-  int64_t staged_channels;          // channels that wait in scratch to be transformed
+  int64_t staged_channels;          // channels that wait in scratch to be transformed: whole vectors, or all
   bool keeps_weights;               // all transformed weights of an item stay in scratch
   int64_t items(int64_t groups) const { return groups * chunks_m * runs; }
 };
