@@ -23,6 +23,7 @@ def enable_batch_invariant() -> None: ...
 def disable_batch_invariant() -> None: ...
 def is_batch_invariant() -> bool: ...  # in this thread
 def is_enabled() -> bool: ...  # in the process
+def use_winograd_setting(setting: object) -> None: ...  # whose `allowed` says what calls may do
 def conv1d(
     input: Tensor,
     weight: Tensor,

@@ -32,6 +32,7 @@ _check_torch_version(_build_info.TORCH_VERSION, torch.__version__)
 
 # What loads _C comes after the check: under another torch it would end in an undefined symbol.
 from conv2d_ext import ops, reference  # noqa: E402
+from conv2d_ext._winograd import allow_winograd  # noqa: E402
 from conv2d_ext.certify import Certificate, certify  # noqa: E402
 from conv2d_ext.functional import (  # noqa: E402
     CudaDirectionExplanation,
@@ -70,6 +71,7 @@ __all__ = [
     "DirectionExplanation",
     "Explanation",
     "Linear",
+    "allow_winograd",
     "batch_invariant",
     "build_config",
     "certify",

@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _C, _build_info
 from . import ops as ops  # registers the ops' vmap rules
+from ._winograd import setting as winograd_setting
 
 
 def conv2d(
@@ -41,7 +42,7 @@ def conv2d(
     The output is channels_last where F.conv2d's is: where input or weight suggests it. An image's
     output has the same bits whatever the run, the thread count, the batch and the memory formats.
     Differentiable to any order, in reverse and forward mode, under torch.func, torch.compile and
-    autocast.
+    autocast. `allow_winograd` lets 3x3 kernels multiply less, for other bits.
 
     Raises TypeError for arguments of a wrong type, NotImplementedError (on CUDA RuntimeError) for
     other dtypes, and RuntimeError for ranks, sizes, dtypes, devices and hyper-parameters that don't
@@ -50,7 +51,11 @@ def conv2d(
     if is_compiling():
         # The graph gets the op itself: the compiled module's Python function would break it.
         return torch.ops.conv2d_ext.conv2d(
-            input, weight, bias, *_hyper_parameters(weight, stride, padding, dilation, groups)
+            input,
+            weight,
+            bias,
+            *_hyper_parameters(weight, stride, padding, dilation, groups),
+            winograd_setting.allowed,
         )
     return _C.conv2d(input, weight, bias, stride, padding, dilation, groups)
 

@@ -5,14 +5,15 @@ padding is (top, bottom, left, right). Registered for the CPU, for CUDA in build
 fake tensors, which get the real strides. Without bias the first three are linear in each tensor and
 the derivatives of each are the other two, so every op has derivatives of every order:
 
-    conv2d(input, weight, bias, stride, padding, dilation, groups) -> output
+    conv2d(input, weight, bias, stride, padding, dilation, groups, allow_winograd=False) -> output
         output[n, oc, oh, ow] = bias[oc] + the sum over (ic, kh, kw) of
             weight[oc, ic, kh, kw] * input[n, g * C/groups + ic, ih, iw]
         with g the group of oc, ih = oh * stride - top + kh * dilation, iw alike, and zeros in the
         padding.
     conv2d_grad_input(grad_output, weight, input_size, stride, padding, dilation, groups,
-                      channels_last) -> grad_input
+                      channels_last, allow_winograd=False) -> grad_input
         The sum of grad_output * conj(weight), of input_size, channels_last or contiguous.
+        allow_winograd: as conv2d_ext.allow_winograd says; derivatives take what the call took.
     conv2d_grad_weight(grad_output, input, weight_size, weight_stride, stride, padding, dilation,
                        groups) -> grad_weight
         The sum of grad_output * conj(input), of weight_size, with the strides weight_stride, which
@@ -186,6 +187,7 @@ def _conv2d_vmap(
     padding: list[int],
     dilation: list[int],
     groups: int,
+    allow_winograd: bool = False,
 ) -> tuple[Tensor, int]:
     batch = info.batch_size
     input_dim, weight_dim, bias_dim = in_dims[:3]
@@ -225,7 +227,7 @@ def _conv2d_vmap(
         if input_dim is not None:
             input = _fold_activation(input, fold, groups)
     folded_groups = groups * batch if fold is _Fold.GROUPS else groups
-    output = conv2d(input, weight, bias, stride, padding, dilation, folded_groups)
+    output = conv2d(input, weight, bias, stride, padding, dilation, folded_groups, allow_winograd)
     if input_dim is not None or weight_dim is not None:
         output = _unfold_activation(output, fold, groups, batch, n)
     if late_bias is not None:
@@ -244,6 +246,7 @@ def _conv2d_grad_input_vmap(
     dilation: list[int],
     groups: int,
     channels_last: bool,
+    allow_winograd: bool = False,
 ) -> tuple[Tensor, int]:
     batch = info.batch_size
     grad_output_dim, weight_dim = in_dims[:2]
@@ -274,7 +277,15 @@ def _conv2d_grad_input_vmap(
     size = [batch * n, c, h, w] if fold is _Fold.BATCH else [n, batch * c, h, w]
     folded_groups = groups * batch if fold is _Fold.GROUPS else groups
     grad_input = conv2d_grad_input(
-        grad_output, weight, size, stride, padding, dilation, folded_groups, channels_last
+        grad_output,
+        weight,
+        size,
+        stride,
+        padding,
+        dilation,
+        folded_groups,
+        channels_last,
+        allow_winograd,
     )
     grad_input = _unfold_activation(grad_input, fold, groups, batch, n)
     return grad_input.squeeze(1) if unbatched else grad_input, 0

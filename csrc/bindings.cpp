@@ -39,6 +39,29 @@ namespace {
 using at::Tensor;
 namespace py = pybind11;
 
+// ---- whether Winograd's F(2 x 2, 3 x 3) may be taken: an attribute of a thread-local object of Python's, which guards
+// of torch.compile can read (conv2d_ext/_winograd.py)
+
+PyObject* winograd_setting = nullptr;  // as long as the process
+
+void use_winograd_setting(const py::object& setting) {
+  Py_XDECREF(winograd_setting);
+  winograd_setting = setting.inc_ref().ptr();
+}
+
+// Of this thread, which holds the GIL.
+bool allows_winograd() {
+  if (winograd_setting == nullptr) {
+    return false;
+  }
+  static PyObject* const name = PyUnicode_InternFromString("allowed");
+  const auto allowed = py::reinterpret_steal<py::object>(PyObject_GetAttr(winograd_setting, name));
+  if (!allowed) {
+    throw python_error();
+  }
+  return allowed.ptr() == Py_True;
+}
+
 // ---- the convolutions and linear, with the arguments of torch.nn.functional. Written without pybind11, whose argument
 // conversion would be a fifth of the time of a tiny convolution; PyTorch's own parser also gives its TypeErrors,
 // SymInts and
@@ -90,8 +113,9 @@ PyObject* python_conv2d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
       params = is_same_padding(arguments.stringView(4)) ? params_for_same_padding(weight, stride, dilation, groups)
                                                         : params_from_pairs(stride, {c10::SymInt(0)}, dilation, groups);
     }
+    const bool allow_winograd = allows_winograd();
     const py::gil_scoped_release no_gil;
-    return conv2d(input, weight, bias, params);
+    return conv2d(input, weight, bias, params, allow_winograd);
   });
 }
 
@@ -192,7 +216,9 @@ Tensor forward(const Tensor& im, const Tensor& kernel, const std::optional<Tenso
   check_forward(im, kernel, bias);
   const bool is_column = bias.has_value() && bias->dim() == 2;
   static const SymConv2dParams params{{1, 1}, {0, 0, 0, 0}, {1, 1}, 1};
-  return conv2d(im, kernel.transpose(0, 1), is_column ? bias->squeeze(1) : bias, params);
+  const bool allow_winograd = allows_winograd();
+  const py::gil_scoped_release no_gil;
+  return conv2d(im, kernel.transpose(0, 1), is_column ? bias->squeeze(1) : bias, params, allow_winograd);
 }
 
 Tensor forward_unfold(const Tensor& im, const Tensor& kernel, const std::optional<Tensor>& bias) {
@@ -257,6 +283,7 @@ py::dict explain_on_cpu(const Conv2dProblem& problem, const Tensor& input, const
                  [](const c10::SymInt& stride) { return stride.expect_int(); });
   call.channels_last = output_is_channels_last(input, weight);
   call.num_threads = at::get_num_threads();
+  call.allow_winograd = allows_winograd();
   const auto describe_direction = [&](cpu::Direction direction) {
     call.direction = direction;
     return describe(cpu::explain(call));
@@ -451,8 +478,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("disable_batch_invariant", &disable_batch_invariant);
   m.def("is_batch_invariant", &is_batch_invariant);
   m.def("is_enabled", &is_enabled);
-  m.def("forward", &forward, py::arg("im"), py::arg("kernel"), py::arg("bias"),
-        py::call_guard<py::gil_scoped_release>());
+  m.def("use_winograd_setting", &use_winograd_setting);
+  m.def("forward", &forward, py::arg("im"), py::arg("kernel"), py::arg("bias"));
   m.def("forward_unfold", &forward_unfold, py::arg("im"), py::arg("kernel"), py::arg("bias"),
         py::call_guard<py::gil_scoped_release>());
   m.def("explain", &explain, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"),

@@ -11,7 +11,8 @@
 //   conv2d_grad_bias    sum of grad_output
 //   conv2d_add_bias     output + bias, for those that conv2d_grad_input computes; its derivative is conv2d_grad_bias
 //
-// channels_last is the memory format of the result; weight_stride its strides.
+// channels_last is the memory format of the result; weight_stride its strides. allow_winograd: Winograd's F(2 x 2,
+// 3 x 3) where the CPU takes it. What a user calls passes the thread's setting on, derivatives what they were given.
 //
 // Pointwise functions (the table in cpu/pointwise/pointwise.h names them and their parameters), of any sizes and
 // strides; grad_output has the input's sizes and dtype, and results have the input's strides where it is dense:
@@ -32,11 +33,12 @@ TORCH_LIBRARY(conv2d_ext, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   m.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias, SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, "
-      "SymInt groups) -> Tensor",
+      "SymInt groups, bool allow_winograd=False) -> Tensor",
       tags);
   m.def(
       "conv2d_grad_input(Tensor grad_output, Tensor weight, SymInt[] input_size, SymInt[2] stride, "
-      "SymInt[4] padding, SymInt[2] dilation, SymInt groups, bool channels_last) -> Tensor",
+      "SymInt[4] padding, SymInt[2] dilation, SymInt groups, bool channels_last, "
+      "bool allow_winograd=False) -> Tensor",
       tags);
   m.def(
       "conv2d_grad_weight(Tensor grad_output, Tensor input, SymInt[] weight_size, SymInt[] weight_stride, "
@@ -133,7 +135,7 @@ using c10::SymIntArrayRef;
 // ---- fake kernels: the results' sizes, dtypes and real strides, for tracing and the meta device
 
 Tensor conv2d_meta(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
-                   SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups) {
+                   SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups, bool /*allow_winograd*/) {
   const auto problem =
       check_conv2d<SymInt>(input, weight, bias, make_params<SymInt>(stride, padding, dilation, groups));
   return empty_activation<SymInt>(problem.batch, result_channels<SymInt>(problem), problem.out_h, problem.out_w,
@@ -142,7 +144,7 @@ Tensor conv2d_meta(const Tensor& input, const Tensor& weight, const std::optiona
 
 Tensor conv2d_grad_input_meta(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,
                               SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups,
-                              bool channels_last) {
+                              bool channels_last, bool /*allow_winograd*/) {
   const auto problem = check_conv2d_grad_input<SymInt>(grad_output, weight, input_size,
                                                        make_params<SymInt>(stride, padding, dilation, groups));
   return empty_activation<SymInt>(problem.batch, problem.in_channels, problem.in_h, problem.in_w,

@@ -88,6 +88,10 @@ _GENERAL = (
     | _parts("pack_weight, pack_weight_of_taps", "float32, bfloat16, complex64")
     | _parts("store_lanes", "float32, bfloat16")
     | _parts("add_chunk", "float32, float64")
+    | _parts(
+        "transform_weight, transform_inner_squares, transform_planar_squares, transform_sums",
+        "float32",
+    )
 )
 _INTEGERS = _parts(f"{_GEMM}, pack_patch, store_tile, add_chunk", "int16") | {
     f"{part}, groups" for part in _parts(_GEMM, "int16")
@@ -121,9 +125,9 @@ RULES = {
     *(
         f"tiling: {driver}"
         for driver in (
-            "dot", "rows", "columns", "strided", "phases", "amx", "pairs", "depthwise", "groups",
-            "planes", "pixels", "gemm", "weight_amx", "weight_depthwise", "weight_groups",
-            "weight_gemm", "padding",
+            "dot", "rows", "columns", "strided", "phases", "amx", "pairs", "winograd", "depthwise",
+            "groups", "planes", "pixels", "gemm", "weight_amx", "weight_depthwise",
+            "weight_groups", "weight_gemm", "padding",
         )
     ),
 }  # fmt: skip

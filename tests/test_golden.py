@@ -87,6 +87,15 @@ def _engines(problem: Problem, dtype: torch.dtype) -> dict[str, set[str]]:
     return found
 
 
+def test_winograd_has_digests():
+    for problem in golden.WINOGRAD:
+        assert problem not in golden.PROBLEMS
+        with conv2d_ext.allow_winograd(True):
+            for direction in ("forward", "grad_input"):
+                for engine in _engines(problem, torch.float32)[direction]:
+                    assert engine.startswith("Winograd"), (problem, direction)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_every_driver_has_digests(dtype):
     reached = {direction: set() for direction in ENGINES}

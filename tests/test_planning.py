@@ -22,6 +22,7 @@ DRIVERS = (
     "bands", "columns", "conv", "conv, amx", "conv, groups", "conv, pairs", "depthwise", "dots",
     "few planes",
     "grad_weight", "partials", "phases", "pixels", "rows", "strided",
+    "winograd",
 )  # fmt: skip
 
 

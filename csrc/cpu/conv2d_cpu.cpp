@@ -51,14 +51,18 @@ struct Products {
 
 }  // namespace
 
-void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, Bias bias,
-             TensorView output, const Executor& executor) {
-  run({Direction::kForward, problem, dtype, input, weight, output, bias}, executor);
+void forward(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView input, ConstTensorView weight,
+             Bias bias, TensorView output, const Executor& executor) {
+  Call call{Direction::kForward, problem, arithmetic.dtype, input, weight, output, bias};
+  call.allow_winograd = arithmetic.allow_winograd;
+  run(call, executor);
 }
 
-void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
-                TensorView grad_input, const Executor& executor) {
-  run({Direction::kGradInput, problem, dtype, grad_output, weight, grad_input}, executor);
+void grad_input(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView grad_output,
+                ConstTensorView weight, TensorView grad_input, const Executor& executor) {
+  Call call{Direction::kGradInput, problem, arithmetic.dtype, grad_output, weight, grad_input};
+  call.allow_winograd = arithmetic.allow_winograd;
+  run(call, executor);
 }
 
 void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,

@@ -18,15 +18,23 @@ struct Bias {
   int64_t stride;
 };
 
+// How a call computes.
+struct Arithmetic {
+  Arithmetic(DType type, bool winograd = false)  // NOLINT(google-explicit-constructor): a dtype's usual one
+      : dtype(type), allow_winograd(winograd) {}
+  DType dtype;
+  bool allow_winograd;  // Winograd's F(2 x 2, 3 x 3) where it applies: other bits, and another error
+};
+
 // Every function writes all elements of its result, and nothing else. Results must not overlap inputs.
-void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, Bias bias,
-             TensorView output, const Executor& executor);
+void forward(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView input, ConstTensorView weight,
+             Bias bias, TensorView output, const Executor& executor);
 
 // grad_input[n, ic, ih, iw] = sum over (oc, kh, kw) with rows().source(oh, kh) == ih and
 // cols().source(ow, kw) == iw of
 //     grad_output[n, oc, oh, ow] * conj(weight[oc, ic, kh, kw])
-void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
-                TensorView grad_input, const Executor& executor);
+void grad_input(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView grad_output,
+                ConstTensorView weight, TensorView grad_input, const Executor& executor);
 
 // grad_weight[oc, ic, kh, kw] = sum over (n, oh, ow) of
 //     grad_output[n, oc, oh, ow] * conj(input[n, ic, rows().source(oh, kh), cols().source(ow, kw)])
@@ -53,6 +61,7 @@ struct ExplainedCall {
   int64_t grad_weight_stride[4];
   bool channels_last;  // output, grad_output and grad_input are, or else contiguous
   int num_threads;
+  bool allow_winograd = false;
 };
 
 // What a call will do; the source of conv2d_ext.explain.

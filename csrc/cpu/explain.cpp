@@ -13,6 +13,7 @@
 #include "plan/tile_phases.h"
 #include "plan/tile_pixels.h"
 #include "plan/tile_planes.h"
+#include "plan/tile_winograd.h"
 
 namespace conv2d_ext::cpu {
 
@@ -114,6 +115,8 @@ class TaskExplainer {
         return explain_strided();
       case Driver::kPhases:
         return explain_phases(*task_.phases);
+      case Driver::kWinograd:
+        return explain_winograd(*task_.gemm);
       case Driver::kDepthwise:
         return explain_depthwise(*task_.gemm);
       case Driver::kPlanes:
@@ -256,6 +259,16 @@ class TaskExplainer {
     set_work(t.items(phases), lay_out_scratch(t, phases, vector_).bytes);
   }
 
+  void explain_winograd(const ConvGemm& g) {
+    const WinogradTiling t = tile_winograd(g, vector_, threads_);
+    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
+    // Of each of the 16 matrix products.
+    e_.k_segments = div_up(g.channels, t.chain);
+    e_.k_segment_length = t.chain;
+    set_tile(t.tile_images, t.tile_rows, t.tile_cols);
+    set_work(t.items(g.groups), lay_out_scratch(t, g, vector_).bytes);
+  }
+
   void explain_depthwise(const ConvGemm& g) {
     const DepthwiseTiling t = tile_depthwise(g, vector_, threads_);
     name_gemm_kernel(1, vector_.max_vectors);
@@ -347,6 +360,7 @@ Call call_of(const ExplainedCall& explained) {
   call.direction = explained.direction;
   call.problem = p;
   call.dtype = explained.dtype;
+  call.allow_winograd = explained.allow_winograd;
   call.a = explained.input;
   call.b = explained.weight;
   const TensorSizes input{p.batch, p.in_channels, p.in_h, p.in_w}, output{p.batch, p.out_channels, p.out_h, p.out_w};

@@ -141,6 +141,62 @@ M = Mutation
 PAIRS = {"dtype": "bfloat16", "isas": ("avx512_bf16",)}
 
 MUTATIONS = (
+    # ---- Winograd
+    M(
+        "kernels/winograd.h",
+        "a transformed row of weights has another sign",
+        "t[2] = outer - inner;",
+        "t[2] = outer + inner;",
+    ),
+    M(
+        "drivers/winograd.h",
+        "a later block of channels overwrites the sums",
+        "operands.accumulate = c > 0;",
+        "operands.accumulate = false;",
+    ),
+    M(
+        "drivers/winograd.h",
+        "chains follow the blocks of channels",
+        "operands.chain = tiling.chain;",
+        "operands.chain = channels;",
+    ),
+    M(
+        "drivers/winograd.h",
+        "taps that descend are read from the first on",
+        "const int64_t step = (descends ? -1 : 1) * width;",
+        "const int64_t step = width;",
+    ),
+    M(
+        "drivers/winograd.h",
+        "both columns of a square are the first",
+        "V::store(pixels + width + v, y[0][1]);",
+        "V::store(pixels + width + v, y[0][0]);",
+    ),
+    M(
+        "drivers/winograd.h",
+        "squares that are not finite stay as they are",
+        "if (!finish(item, panel)) compute_again(item, panel);",
+        "finish(item, panel);",
+    ),
+    M(
+        "drivers/winograd_again.h",
+        "a panel's other channels are computed again, too",
+        "if (square.again[l]) to[l * gemm_.destination_m]",
+        "to[l * gemm_.destination_m]",
+        isas=("avx2", "avx512"),
+    ),
+    M(
+        "plan/tile_winograd.cpp",
+        "tiles begin within squares",
+        "t.tile_rows = min64(2 * tile_rows, gemm.rows);",
+        "t.tile_rows = min64(max64(2 * tile_rows - 1, 1), gemm.rows);",
+    ),
+    M(
+        "plan/tile_winograd.cpp",
+        "channels are staged in parts of vectors",
+        "round_up(limit::kStagedChannels, vector.lanes)",
+        "limit::kStagedChannels",
+    ),
     # ---- kernels
     M(
         "kernels/gemm.h",

@@ -14,6 +14,7 @@
 #include "../../csrc/cpu/plan/tile_phases.h"
 #include "../../csrc/cpu/plan/tile_pixels.h"
 #include "../../csrc/cpu/plan/tile_planes.h"
+#include "../../csrc/cpu/plan/tile_winograd.h"
 #include "parts/check.h"
 
 namespace {
@@ -301,10 +302,10 @@ void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, Weig
 }
 
 const char* short_name(Driver driver) {
-  static const char* const kNames[] = {"dot",         "rows",   "columns",    "strided",          "phases",
-                                       "amx",         "pairs",  "depthwise",  "groups",           "planes",
-                                       "pixels",      "gemm",   "weight_amx", "weight_depthwise", "weight_groups",
-                                       "weight_gemm", "padding"};
+  static const char* const kNames[] = {"dot",           "rows",        "columns",  "strided",    "phases",
+                                       "amx",           "pairs",       "winograd", "depthwise",  "groups",
+                                       "planes",        "pixels",      "gemm",     "weight_amx", "weight_depthwise",
+                                       "weight_groups", "weight_gemm", "padding"};
   return kNames[int(driver)];
 }
 
@@ -375,6 +376,23 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       return check_conv_tiling(*g, isa.amx, false, threads);
     case Driver::kPairs:
       return check_conv_tiling(*g, isa.pairs, false, threads);
+    case Driver::kWinograd: {
+      const WinogradTiling t = tile_winograd(*g, vector, threads);
+      expect_cut(g->batch, t.tile_images, t.tiles_n, "images");
+      expect_cut(g->rows, t.tile_rows, t.tiles_h, "rows");
+      expect_cut(g->cols, t.tile_cols, t.tiles_w, "columns");
+      expect_cut(t.tiles(), t.run, t.runs, "runs of tiles");
+      expect_cut(div_up(g->m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
+      expect((t.tile_rows % 2 == 0 || t.tiles_h == 1) && (t.tile_cols % 2 == 0 || t.tiles_w == 1), "whole squares");
+      expect(t.tile_images == 1 || (t.tiles_h == 1 && t.tiles_w == 1), "only whole images together");
+      const int64_t squares = t.tile_images * ((t.tile_rows + 1) / 2) * ((t.tile_cols + 1) / 2);
+      expect(t.squares == squares, "squares of a tile");
+      const int64_t chains = pieces_of(g->channels, vector.limits.products == 64 ? 32 : 16);
+      expect(t.chain == pieces_of(g->channels, chains), "chains of near-equal length");
+      expect(t.block_channels == g->channels || t.block_channels % t.chain == 0, "blocks of whole chains");
+      expect(t.staged_channels == g->channels || t.staged_channels % vector.lanes == 0, "whole vectors of channels");
+      return expect_scratch(lay_out_scratch(t, *g, vector).bytes);
+    }
     case Driver::kGroups:
       return check_conv_tiling(*g, vector, true, threads);
     case Driver::kGemm:
@@ -434,6 +452,8 @@ void check_tilings() {
     p.stride_w = pointwise ? 1 : random.between(1, 3);
     p.dilation_h = random.once_in(5) ? random.between(1, 9) : 1;
     p.dilation_w = random.once_in(5) ? random.between(1, 9) : 1;
+    const bool winograd = !pointwise && !depthwise && random.once_in(6);
+    if (winograd) p.kernel_h = p.kernel_w = 3, p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
     if (!pointwise) p.pad_top = p.pad_bottom = random.between(0, 2), p.pad_left = p.pad_right = random.between(0, 2);
     const int64_t reach_h = (p.kernel_h - 1) * p.dilation_h + 1, reach_w = (p.kernel_w - 1) * p.dilation_w + 1;
     const int64_t extent = few_planes || random.once_in(4) ? 250 : 30;
@@ -490,6 +510,7 @@ void check_tilings() {
           int(p.stride_h), int(p.stride_w), threads, int(bytes));
       const std::string now = report().now;
       normalize(call);
+      call.allow_winograd = winograd;
       for_each_task(call, isa, [&](const Task& task) {
         report().now = now;
         check_task(task, isa, threads);

@@ -22,6 +22,7 @@
 #include "../../csrc/cpu/plan/tile_phases.h"
 #include "../../csrc/cpu/plan/tile_pixels.h"
 #include "../../csrc/cpu/plan/tile_planes.h"
+#include "../../csrc/cpu/plan/tile_winograd.h"
 
 namespace {
 
@@ -41,6 +42,7 @@ struct Draw {
   Conv2dProblem problem;
   DType dtype;
   int threads;
+  bool winograd;
   Strides input, weight, output, grad_input, grad_weight;
 };
 
@@ -89,7 +91,7 @@ class Random {
 };
 
 // Kinds of problems that drivers of their own take.
-enum class Style { kAny, kPointwise, kOnePixel, kFarRow, kStrided };
+enum class Style { kAny, kPointwise, kOnePixel, kFarRow, kStrided, kWinograd };
 
 // One axis: false where it makes no convolution.
 bool draw_axis(Random& random, Style style, bool is_row, int64_t& in, int64_t& out, int64_t& kernel, int64_t& stride,
@@ -104,6 +106,13 @@ bool draw_axis(Random& random, Style style, bool is_row, int64_t& in, int64_t& o
       kernel = is_row ? random.between(150, 256) : random.between(1, 2) % 2 + 1;
       dilation = is_row ? random.between(1, 200) : 1;
       in = (kernel - 1) * dilation + random.between(1, 30000);
+    } else if (style == Style::kWinograd) {
+      kernel = 3;
+      in = random.once_in(8) ? random.between(1, 100000) : random.between(3, 200);
+      before = random.between(0, 3);
+      after = random.between(0, 3);
+      out = in + before + after - 2;
+      return out > 0;
     } else {  // the phases of columns together
       kernel = is_row ? random.between(2, 20) : random.once_in(8) ? random.between(1, 100000) : random.between(1, 8);
       stride = is_row ? 2 : kernel;
@@ -179,10 +188,14 @@ bool draw(Random& random, Draw& d) {
                       : random.once_in(12) ? Style::kOnePixel
                       : random.once_in(30) ? Style::kFarRow
                       : random.once_in(30) ? Style::kStrided
+                      : random.once_in(30) ? Style::kWinograd
                                            : Style::kAny;
-  const bool depthwise = random.once_in(2) || style == Style::kFarRow || style == Style::kStrided;
-  const int64_t in_channels = depthwise ? 1 : count(random.once_in(2) ? 600 : 5);
-  const int64_t out_channels = depthwise ? 1 : count(random.once_in(2) ? 600 : 5);
+  const bool depthwise =
+      (random.once_in(2) && style != Style::kWinograd) || style == Style::kFarRow || style == Style::kStrided;
+  const bool many = style == Style::kWinograd;
+  const int64_t in_channels = depthwise ? 1 : count(many ? 2100 : random.once_in(2) ? 600 : 5);
+  const int64_t out_channels = depthwise ? 1 : count(many || random.once_in(2) ? 600 : 5);
+  d.winograd = many || random.once_in(2);
   if (Wide(p.groups) * in_channels > kHuge || Wide(p.groups) * out_channels > kHuge) return false;
   p.in_channels = p.groups * in_channels;
   p.out_channels = p.groups * out_channels;
@@ -287,6 +300,10 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
       return plan_gemm("conv, amx", *task.gemm, false, d, isa.amx);
     case Driver::kPairs:
       return plan_gemm("conv, pairs", *task.gemm, false, d, isa.pairs);
+    case Driver::kWinograd: {
+      const WinogradTiling t = tile_winograd(*task.gemm, vector, d.threads);
+      return check_scratch("winograd", lay_out_scratch(t, *task.gemm, vector).bytes);
+    }
     case Driver::kDepthwise: {
       const DepthwiseTiling t = tile_depthwise(*task.gemm, vector, d.threads);
       return check_scratch("depthwise", lay_out_scratch(t, *task.gemm, vector).bytes);
@@ -443,6 +460,7 @@ void plan(const Draw& d) {
       if (call.direction == Direction::kGradInput && !few_phases) continue;
       if (call.direction == Direction::kForward && !few_steps) continue;
       normalize(call);
+      call.allow_winograd = d.winograd;
       struct Enough {};
       int tasks = 0;
       try {

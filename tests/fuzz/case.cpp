@@ -137,6 +137,7 @@ void for_each_field(Case& c, Visit visit) {
   number("flush", c.flush);
   number("limits", c.limits);
   number("variants", c.variants);
+  number("winograd", c.winograd);
   number("plan", c.plan);
 }
 
@@ -163,6 +164,7 @@ void clamp(Case& c) {
   into(c.schedule, 0, 3);
   into(c.rounding, 0, 3);
   into(c.flush, 0, 2);
+  into(c.winograd, 0, 1);
 }
 
 }  // namespace

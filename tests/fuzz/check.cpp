@@ -128,7 +128,7 @@ std::vector<uint8_t> call(const Case& c, const Conv2dProblem& p, const Operands&
     const Environment environment(c.rounding, c.flush);
     switch (op) {
       case Op::kForward:
-        cpu::forward(p, dtype, a.view(), b.view(),
+        cpu::forward(p, {dtype, c.winograd != 0}, a.view(), b.view(),
                      {operands.has_bias ? bias.view().data : nullptr, bias.view().stride[3]}, result.view(), threads);
         break;
       case Op::kMatmul:
@@ -136,7 +136,7 @@ std::vector<uint8_t> call(const Case& c, const Conv2dProblem& p, const Operands&
                  {operands.has_bias ? bias.view().data : nullptr, bias.view().stride[3]}, way.one_matrix, threads);
         break;
       case Op::kGradInput:
-        cpu::grad_input(p, dtype, a.view(), b.view(), result.view(), threads);
+        cpu::grad_input(p, {dtype, c.winograd != 0}, a.view(), b.view(), result.view(), threads);
         break;
       case Op::kGradWeight:
         cpu::grad_weight(p, dtype, a.view(), b.view(), result.view(), threads);
@@ -168,6 +168,25 @@ bool is_whole(int64_t values) { return values == int64_t(Values::kSmallWhole) ||
 // allows where F.conv2d sums a long sum of non-zero mean (an error of 1.8 in the mean, 6.2 at most).
 constexpr double kMeanError = 4.6, kLargestError = 13.4;
 
+// The largest finite number of both operands, 1 at least.
+double largest_operand(const Operands& operands, const Format& storage) {
+  double largest = 1;
+  for (const Numbers* x : {&operands.a, &operands.b}) {
+    const int64_t parts = int64_t(x->bytes.size()) / storage.bytes;
+    for (int64_t i = 0; i < parts; ++i) {
+      const double size = std::fabs(decode(storage, x->bytes.data() + i * storage.bytes));
+      if (std::isfinite(size) && size > largest) largest = size;
+    }
+  }
+  return largest;
+}
+
+// Whether Winograd's F(2 x 2, 3 x 3) may compute some of it, whose errors follow from an element's neighbours, too.
+bool may_take_winograd(const Case& c, const Conv2dProblem& p) {
+  return c.winograd != 0 && p.kernel_h == 3 && p.kernel_w == 3 && storage_format(DType(c.dtype)).bytes <= 4 &&
+         (Op(c.op) == Op::kForward || Op(c.op) == Op::kGradInput);
+}
+
 void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& operands,
                          const std::vector<uint8_t>& numbers) {
   const Op op = Op(c.op);
@@ -189,15 +208,12 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
   // An operand of the result's last addition could be any: what rounds, and how often, on an element's way.
   const double steps = std::min(k + 2, 176 + k / (amx ? 16 : 2048)) * (directed ? 2 : 1) *
                        (compute.fraction == 23 && c.isa == 0 ? 2 : 1);
-  double largest = 1;
-  for (const Numbers* x : {&operands.a, &operands.b}) {
-    const int64_t parts = int64_t(x->bytes.size()) / storage.bytes;
-    for (int64_t i = 0; i < parts; ++i) {
-      const double size = std::fabs(decode(storage, x->bytes.data() + i * storage.bytes));
-      if (std::isfinite(size) && size > largest) largest = size;
-    }
-  }
+  const double largest = largest_operand(operands, storage);
+  const bool winograd = may_take_winograd(c, p);
+  // 16 products of a channel, whose factors are sums of four operands and halves of denormal numbers.
+  const double spread = winograd ? 16 * k * largest * largest : 0;
   double floor = (2 * k + 4) * (flushes ? compute.least_normal : compute.least_denormal);
+  if (winograd) floor *= 64 * largest;
   if (flushes) floor += (2 * k + 4) * compute.least_normal * largest;
   floor += flushes && storage.least == compute.least ? storage.least_normal : 2 * storage.least_denormal;
   const bool whole = is_whole(c.values[0]) && (op == Op::kGradBias || is_whole(c.values[1])) &&
@@ -242,7 +258,7 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
       continue;
     }
     if (got == 0 && std::signbit(got) && no_negative_zeros) return wrong("sign of zero, expected");
-    const double sizes = exact ? 0 : steps * compute.unit * magnitude;
+    const double sizes = exact ? 0 : steps * compute.unit * (magnitude + spread);
     const double narrowing = (storage.bytes == compute.bytes ? (exact ? 0 : compute.unit) : storage.unit) *
                              (directed ? 2 : 1) * (std::fabs(double(wanted)) + sizes);
     const double tolerance = sizes + narrowing + (exact ? 0 : floor);
@@ -261,7 +277,8 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
   const bool repeated = (c.layout[0].expanded | c.layout[1].expanded | c.layout[2].expanded) != 0;
   if (smooth && !repeated && !directed && !flushes && storage.bytes == compute.bytes && measured >= 32) {
     const double mean = std::sqrt(squares / double(measured));
-    if (mean > kMeanError || most > kLargestError) {
+    // Winograd's may be large where a neighbour's sum is, beside a small one of its own.
+    if (mean > kMeanError || (most > kLargestError && !winograd)) {
       fail("accuracy: error of " + number(mean) + " roundoffs in the mean, " + number(most) + " at most");
     }
   }
@@ -335,6 +352,7 @@ std::string kind_of_run(const Run& run) {
   if (name.find("amx") == 0) return name.find("GradWeightCall<") != std::string::npos ? "weight, amx" : "amx";
   static constexpr const char* kKinds[][2] = {
       {"PixelCall<", "pixels"},
+      {"WinogradCall<", "winograd"},
       {"FewPlanesCall<", "few planes"},
       {"DepthwiseCall<", "depthwise"},
       {"StridedCall<", "strided"},
@@ -363,6 +381,7 @@ std::string kind_of_explanation(const cpu::Explanation& e, Op op) {
   const auto has = [&](const char* part) { return e.engine.find(part) != std::string::npos; };
   if (has("AMX tiles")) return op == Op::kGradWeight ? "weight, amx" : "amx";
   if (has("bfloat16 products in pairs")) return "pairs";
+  if (has("Winograd")) return "winograd";
   if (has("plane by plane")) return "few planes";
   if (has("vectors over pixels")) return "pixels";
   if (has("as they lie in memory")) return op == Op::kGradWeight ? "depthwise weight" : "depthwise";
@@ -405,6 +424,7 @@ cpu::Explanation explain(const Case& c, const Conv2dProblem& p, const Way& way, 
   std::copy(std::begin(call.weight.stride), std::end(call.weight.stride), call.grad_weight_stride);
   call.channels_last = channels_last;
   call.num_threads = int(way.threads);
+  call.allow_winograd = c.winograd != 0;
   return cpu::explain(call);
 }
 

@@ -100,6 +100,7 @@ enum class Kind {
   kWideRows,
   kExtreme,
   kExpanded,
+  kWinograd,
 };
 
 Layout draw_layout(Bytes& bytes, bool may_expand, bool dense) {
@@ -155,6 +156,7 @@ void fit(Kind kind, Case& c, Axis& h, Axis& w, double most) {
     keep[3] = (kind == Kind::kLongSum && c.op == int64_t(Op::kGradInput)) || kind == Kind::kDepthwise;
     keep[6] = keep[7] = kind == Kind::kLargeKernel || kind == Kind::kLongKernel;
     keep[2] = kind == Kind::kWideRows;
+    for (int i = 1; kind == Kind::kWinograd && i < 8; ++i) keep[i] = i != 5;
     int largest = -1;
     for (int i = 0; i < 8; ++i) {
       if (!keep[i] && *sizes[i] > 1 && (largest < 0 || *sizes[i] > *sizes[largest])) largest = i;
@@ -252,7 +254,7 @@ Case decode(const uint8_t* data, size_t size) {
     return c;
   }
 
-  const Kind kind = Kind(bytes.below(16));
+  const Kind kind = Kind(bytes.below(17));
   Axis h, w;
   c.batch = bytes.from(1, bytes.one_in(3) ? 9 : 3);
   if (bytes.one_in(24)) c.batch = bytes.from(1, 80);
@@ -343,12 +345,25 @@ Case decode(const uint8_t* data, size_t size) {
       c.in = bytes.from(1, 20);
       c.out = bytes.from(1, 20);
       break;
+    case Kind::kWinograd:
+      c.winograd = 1;
+      c.groups = bytes.from(1, 2);
+      c.in = bytes.from(15, 24);
+      c.out = bytes.from(15, 24);
+      if (bytes.one_in(4)) (bytes.one_in(2) ? c.in : c.out) += bytes.from(1, 50);
+      h = w = Axis();
+      h.kernel = w.kernel = 3;
+      h.out = bytes.from(6, 10);
+      w.out = bytes.from(6, 20);
+      most = 1e6;
+      break;
     default:
       break;
   }
   if (c.op == int64_t(Op::kMatmul)) draw_product(bytes, kind, c, h, w);
   fit(kind, c, h, w, most);
-  if (most > 20e3) c.limits = 0;  // weights are packed for every tile: small ones would take long
+  // Weights are packed for every tile: small ones would take long.
+  if (most > 20e3 && kind != Kind::kWinograd) c.limits = 0;
   if (c.op != int64_t(Op::kMatmul)) {
     h.draw_padding(bytes);
     w.draw_padding(bytes);

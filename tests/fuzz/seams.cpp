@@ -206,6 +206,7 @@ namespace d = cpu::limits::depthwise;
 namespace p = cpu::limits::phases;
 namespace f = cpu::limits::few_planes;
 namespace o = cpu::limits::one_pixel;
+namespace w = cpu::limits::winograd;
 
 int64_t* const kLimits[] = {
     &t::kTilePixels,           &t::kPanelBytes,        &t::kFarRowsBytes,    &t::kLeastPixelsToCopyRows,
@@ -218,7 +219,9 @@ int64_t* const kLimits[] = {
     &f::kLeastRunBytes,        &f::kLeastSourceBytes,  &f::kLeastPlaneBytes, &f::kLeastWidenedPlaneBytes,
     &o::kDotResults,           &o::kDotImages,         &o::kDotStreamBytes,  &o::kDotBlockBytes,
     &o::kThreadProducts,       &o::kSmallProducts,     &o::kRowLanes,        &o::kMaxRowImages,
-    &o::kMaxRowImagesFar,      &o::kFarWeights,
+    &o::kMaxRowImagesFar,      &o::kFarWeights,        &o::kMostProductRows, &o::kMostColumnRows,
+    &o::kFarColumnsBytes,      &w::kSquares,           &w::kSourceBytes,     &w::kKeptWeightBytes,
+    &w::kItemsPerThread,       &w::kBlockChannels,     &w::kStagedChannels,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

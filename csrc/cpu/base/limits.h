@@ -57,6 +57,21 @@ CONV2D_LIMIT kInnerPatchBytes = 256 * 1024;
 
 }  // namespace tiling
 
+namespace winograd {
+
+// Squares of a tile: enough that transforming a block of weights once a tile costs little, few enough that what is
+// transformed stays in L2.
+CONV2D_LIMIT kSquares = 96;
+// The transformed source of a tile, and transformed weights that an item keeps.
+CONV2D_LIMIT kSourceBytes = 1792 * 1024;
+CONV2D_LIMIT kKeptWeightBytes = 640 * 1024;
+CONV2D_LIMIT kItemsPerThread = 4;
+// Channels whose weights are transformed together, about, and channels that wait for it: L1 holds those.
+CONV2D_LIMIT kBlockChannels = 64;
+CONV2D_LIMIT kStagedChannels = 16;
+
+}  // namespace winograd
+
 namespace depthwise {
 
 // Bytes of a pixel's groups that a work item takes: enough for hardware to stream them.

@@ -12,6 +12,7 @@
 #include "../drivers/planes.h"
 #include "../drivers/rows.h"
 #include "../drivers/strided.h"
+#include "../drivers/winograd.h"
 #include "engine.h"
 #include "../kernels/vector_shape.h"
 
@@ -104,6 +105,9 @@ void run_task_of(const Task& task, const Executor& executor) {
       return;
     case Driver::kPhases:
       if constexpr (kNative) run_all(PhasesCall<S, T>(*task.phases, threads), executor);
+      return;
+    case Driver::kWinograd:
+      if constexpr (std::is_same_v<T, float>) run_all(WinogradCall<S, T>(*task.gemm, threads), executor);
       return;
     case Driver::kDepthwise:
       if constexpr (kNative) run_all(DepthwiseCall<S, T>(*task.gemm, threads), executor);

@@ -17,6 +17,7 @@ struct Call {
   Bias bias{};
   // A forward that multiplies matrices: the pixels of one row are the rows of mat1, its channels run along k.
   bool is_matmul = false;
+  bool allow_winograd = false;
 };
 
 // The product of a batch of matrices with one mat2 (its batch_stride is 0, or there is no other), as a call.

@@ -4,6 +4,7 @@
 #include "../base/numeric.h"
 #include "tile_depthwise.h"
 #include "tile_planes.h"
+#include "tile_winograd.h"
 
 namespace conv2d_ext::cpu {
 
@@ -174,6 +175,12 @@ struct Tasks {
         return visit(Driver::kPairs, operands);
       }
     }
+    const char* const refusal = refuse_winograd(gemm, call.dtype);
+    if (call.allow_winograd) {
+      if (takes(Driver::kWinograd, refusal)) return visit(Driver::kWinograd, gemm);
+    } else if (refusal == nullptr) {
+      takes(Driver::kWinograd, "not asked for: conv2d_ext.allow_winograd");
+    }
     const ConvGemm joined = join_rows_of_planes(gemm);
     for (const GemmCandidate& candidate : kGemmCandidates) {
       if (takes(candidate.driver, candidate.refuse(joined, call.dtype, isa.vector))) {
@@ -314,6 +321,8 @@ const char* name_of(Driver driver) {
       return "implicit GEMM, AMX tiles of bfloat16";
     case Driver::kPairs:
       return "implicit GEMM, vectors over result channels, bfloat16 products in pairs";
+    case Driver::kWinograd:
+      return "Winograd F(2x2, 3x3), vectors over result channels";
     case Driver::kDepthwise:
     case Driver::kWeightDepthwise:
       return "depthwise, vectors over groups as they lie in memory";

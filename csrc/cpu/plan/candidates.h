@@ -2,7 +2,7 @@
 //
 // A call becomes a sequence of tasks (for_each_task). A candidate is a driver that could run a task. Candidates are
 // asked in a fixed order; the first that accepts takes the task, the others say why not, for explain to print. The
-// choice changes no bit, except for kDot, kPairs and those of AMX, whose sums have an order of their own
+// choice changes no bit, except for kDot, kPairs, kWinograd and those of AMX, whose sums have an order of their own
 // (summation_order.h).
 #pragma once
 
@@ -25,6 +25,7 @@ enum class Driver : int {
   kPhases,           // drivers/phases.h: grad_input, the phases of a stride together
   kAmx,              // drivers/gemm.h with AMX tiles of bfloat16
   kPairs,            // drivers/gemm.h with products of bfloat16 pairs
+  kWinograd,         // drivers/winograd.h, where it is asked for
   kDepthwise,        // drivers/depthwise.h
   kGroups,           // drivers/gemm.h, vectors over groups
   kPlanes,           // drivers/planes.h: 1x1 from many planes to few

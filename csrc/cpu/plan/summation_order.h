@@ -38,16 +38,18 @@ struct ChainLimits {
   int64_t short_gradient;         // grad_input's sums of up to `products`: F.conv2d, which they must be as accurate
                                   // as, has a chain for each tap there
   int64_t pixels;                 // grad_weight, whose long sums other libraries keep in many short chains
+  int64_t winograd;               // sums of transformed products, which the last transformation adds up again
   int64_t segment = kMaxSegment;  // forward, grad_input
 };
 // Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
 constexpr ChainLimits chain_limits(bool fused) {
-  return fused ? ChainLimits{/*products=*/64, /*short_gradient=*/32, /*pixels=*/32}
-               : ChainLimits{/*products=*/32, /*short_gradient=*/16, /*pixels=*/16};
+  return fused ? ChainLimits{/*products=*/64, /*short_gradient=*/32, /*pixels=*/32, /*winograd=*/32}
+               : ChainLimits{/*products=*/32, /*short_gradient=*/16, /*pixels=*/16, /*winograd=*/16};
 }
 // Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
 // a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel).
-constexpr ChainLimits kPairLimits{/*products=*/144, /*short_gradient=*/144, /*pixels=*/0, /*segment=*/144};
+constexpr ChainLimits kPairLimits{/*products=*/144, /*short_gradient=*/144, /*pixels=*/0, /*winograd=*/0,
+                                  /*segment=*/144};
 
 // AMX tiles of bfloat16, of which a step of a sum takes 32 channels at one tap. A step is a chain of its own for even
 // and for odd channels. The sum goes on in the tile from segment to segment of a chunk, so that only chunks show in
@@ -134,6 +136,10 @@ struct DotBlocking {
   int64_t products, steps, chain;
 };
 DotBlocking block_dot(const ImageGemm& gemm, int64_t width, const ChainLimits& limits);
+
+// Winograd's F(2 x 2, 3 x 3), where it is asked for: at least 16 result channels and source channels a group, so that
+// the transformations pay, and at most as many source channels as are summed in one chunk.
+constexpr int64_t kWinogradLeastChannels = 16, kWinogradMostChannels = 2048, kWinogradLeastSide = 7;
 
 // Whether the input gradient is one GEMM with a result channel for every (channel, tap), as in patch layers, whose taps
 // meet nowhere; else it has a GEMM for each phase of the stride. Phases multiply infinite weights by the zeros beyond

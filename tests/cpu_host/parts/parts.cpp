@@ -6,6 +6,7 @@
 #include "packing.h"
 #include "rows.h"
 #include "store.h"
+#include "winograd.h"
 #if defined(CONV2D_BFLOAT16_PAIRS)
 #include "pairs.h"
 #endif
@@ -68,6 +69,7 @@ void check_general_parts() {
   check_store_tile<Complex<float>>();
   check_store_lanes<Float>();
   check_store_lanes<BFloat16>();
+  check_winograd<Float>();
   check_chunks<Float>();
   check_chunks<double>();
   if constexpr (kHasIntegers) {
