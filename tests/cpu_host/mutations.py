@@ -55,7 +55,12 @@ class Mutation:
         flags = set()
         with contextlib.suppress(OSError):
             flags = set(pathlib.Path("/proc/cpuinfo").read_text().split())
-        needed = {"avx2": "avx2", "avx512": "avx512bw", "avx512_bf16": "avx512_bf16"}
+        needed = {
+            "avx2": "avx2",
+            "avx512": "avx512bw",
+            "avx512_bf16": "avx512_bf16",
+            "amx_emulated": "avx512bw",
+        }
         return "avx2" in flags and all(
             isa == "portable" or needed[isa] in flags for isa in self.instruction_sets()
         )
@@ -139,6 +144,7 @@ def run_mutant(mutation: Mutation, seconds: float = SECONDS, seed: int = SEED) -
 
 M = Mutation
 PAIRS = {"dtype": "bfloat16", "isas": ("avx512_bf16",)}
+AMX = {"dtype": "bfloat16", "isas": ("amx_emulated",)}
 
 MUTATIONS = (
     # ---- Winograd
@@ -196,6 +202,63 @@ MUTATIONS = (
         "channels are staged in parts of vectors",
         "round_up(limit::kStagedChannels, vector.lanes)",
         "limit::kStagedChannels",
+    ),
+    # ---- AMX
+    M(
+        "kernels/amx.h",
+        "a later pass overwrites the sums of the first",
+        "now.accumulate = operands.accumulate || s > 0;",
+        "now.accumulate = operands.accumulate;",
+        **AMX,
+    ),
+    M(
+        "kernels/amx.h",
+        "pixels at uneven distances are taken as even",
+        "uneven != 0 ? 0 : step",
+        "count != kTileRows ? 0 : step",
+        **AMX,
+    ),
+    M(
+        "kernels/amx.h",
+        "rows that a rest lacks are stored",
+        "if (rows.count == kTileRows) return tile_store<N>",
+        "return tile_store<N>",
+        **AMX,
+    ),
+    M(
+        "pack/amx.h",
+        "weights of channels that the last block lacks are not cleared",
+        "if (present == 0) return;",
+        "return;",
+        **AMX,
+    ),
+    M(
+        "pack/amx.h",
+        "the last block of a patch reads channels beyond the last",
+        "kBlockChannels - (last ? source_.missing : 0)",
+        "kBlockChannels",
+        **AMX,
+    ),
+    M(
+        "pack/amx_pixels.h",
+        "the last step of a segment's pixels is not filled up",
+        "fill_zero(to + filled, length - filled);",
+        "",
+        **AMX,
+    ),
+    M(
+        "drivers/gemm.h",
+        "shared weights of a kernel in pieces lie one upon the other",
+        " + segment.tap_rows * segment.tap_col) * L",
+        ") * L",
+        **AMX,
+    ),
+    M(
+        "drivers/grad_weight_amx.h",
+        "tiles are not configured",
+        "const AmxScope tiles;",
+        "",
+        **AMX,
     ),
     # ---- kernels
     M(
@@ -391,8 +454,9 @@ MUTATIONS = (
     M(
         "pack/patch.h",
         "all images lie on the first one",
-        "patch.image_pitch = channels * patch.channel_pitch;",
-        "patch.image_pitch = 0;",
+        "rows.size * patch.row_pitch, element_size);\n"
+        "    patch.image_pitch = channels * patch.channel_pitch;",
+        "rows.size * patch.row_pitch, element_size);\n    patch.image_pitch = 0;",
     ),
     M(
         "pack/lanes.h",
@@ -903,7 +967,7 @@ MUTATIONS = (
     M(
         "plan/conv_gemm.cpp",
         "an odd last channel has a partner",
-        "paired.lone = gemm.channels % 2 != 0;",
+        "stepped.missing = stepped.channels * channels - gemm.channels;",
         "",
         **PAIRS,
     ),
@@ -941,8 +1005,8 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.cpp",
         "room for a panel of one vector",
-        "s.panel = layout.take(k.max_depth() * width * size);",
-        "s.panel = layout.take(k.max_depth() * vector.lanes * size);",
+        "s.panel = layout.take(k.max_depth() * width * vector.operand_size());",
+        "s.panel = layout.take(k.max_depth() * vector.lanes * vector.operand_size());",
     ),
     M(
         "plan/tile_gemm.cpp",

@@ -24,7 +24,7 @@ const char* find_refusal() {
   constexpr unsigned kTiles = 1u << 24, kBFloat16 = 1u << 22, kOsXsave = 1u << 27;
   constexpr uint64_t kTileState = uint64_t{3} << 17;  // their configuration and their data
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  const char* const kAbsent = "this CPU has no AMX tiles of bfloat16";
+  const char* const kAbsent = "it has no AMX tiles of bfloat16";
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kOsXsave) == 0) return kAbsent;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTiles) == 0 || (edx & kBFloat16) == 0) {
     return kAbsent;
@@ -32,7 +32,7 @@ const char* find_refusal() {
   // Palette 1, the one that kernels are written for: 8 tiles of 16 rows of 64 bytes.
   if (__get_cpuid_count(0x1d, 1, &eax, &ebx, &ecx, &edx) == 0 || ebx >> 16 < 8 || (ebx & 0xffff) != 64 ||
       (ecx & 0xffff) != 16) {
-    return "this CPU's AMX tiles have other sizes";
+    return "its AMX tiles have other sizes";
   }
   if ((saved_state() & kTileState) != kTileState) return "the operating system does not keep AMX's registers";
   // Of a process, for all of its threads. (arch/x86/include/uapi/asm/prctl.h)

@@ -22,7 +22,9 @@ const Engine& choose_isa() {
     if (machine_has(engine->isa) && (forced || machine_prefers(engine->isa))) return *engine;
     if (forced) {
       std::string reason = "this CPU lacks that instruction set";
-      if (std::strcmp(wanted, "amx") == 0 && why_no_amx() != nullptr) reason = why_no_amx();
+      if (std::strcmp(wanted, "amx") == 0 && why_no_amx() != nullptr) {
+        reason = std::string("this CPU can't use that instruction set: ") + why_no_amx();
+      }
       throw std::runtime_error(std::string(kIsaVariable) + "=" + wanted + ": " + reason);
     }
   }
