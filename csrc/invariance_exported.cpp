@@ -116,14 +116,7 @@ constexpr const char* kComposites[] = {
     "hinge_embedding_loss",
     "margin_ranking_loss",
     "triplet_margin_loss",
-    // samples of images
     "grid_sampler",
-    "upsample_linear1d.vec",
-    "upsample_bilinear2d.vec",
-    "upsample_bicubic2d.vec",
-    "upsample_trilinear3d.vec",
-    "_upsample_bilinear2d_aa.vec",
-    "_upsample_bicubic2d_aa.vec",
 };
 
 void take_apart_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
