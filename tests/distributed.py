@@ -6,7 +6,6 @@ import datetime
 import importlib
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
