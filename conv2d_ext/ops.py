@@ -64,6 +64,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -73,6 +74,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _C as _C  # defines the ops
+from ._on_import import when_imported
 
 conv2d = torch.ops.conv2d_ext.conv2d
 conv2d_grad_input = torch.ops.conv2d_ext.conv2d_grad_input
@@ -537,3 +539,13 @@ def _matmul_flops(
     mat1: list[int], mat2: list[int], *_args: Any, out_shape: list[int], **_kwargs: Any
 ) -> int:
     return 2 * math.prod(out_shape) * mat1[-1]
+
+
+# DTensor's rules, when there is a DTensor: importing it takes as long as importing torch.
+
+
+def _register_dtensor_rules() -> None:
+    importlib.import_module("conv2d_ext._dtensor").register()
+
+
+when_imported("torch.distributed.tensor", _register_dtensor_rules)

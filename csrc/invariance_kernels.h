@@ -22,6 +22,9 @@ using c10::SymIntArrayRef;
 
 const DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kInvarianceKey);
 
+// Whether a graph is traced, in which this call, a function of PyTorch's made of others, is to be taken apart.
+bool is_taken_apart(DispatchKeySet keys);
+
 // Whether this thread followed a process that has left the mode, and is in no context: it leaves as well.
 bool has_left();
 
@@ -36,6 +39,17 @@ bool leaves(DispatchKeySet keys) {
     }
   }
   return has_left();
+}
+
+// The kernel below of a function that PyTorch makes of others.
+template <class Op, class... Arguments>
+Tensor redispatch_composite(DispatchKeySet keys, const Arguments&... arguments) {
+  if (!is_taken_apart(keys)) return Op::redispatch(keys & kBelow, arguments...);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  torch::jit::Stack stack;
+  torch::jit::push(stack, arguments...);
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  return torch::jit::pop(stack).toTensor();
 }
 
 inline bool is_dense(const Tensor& tensor) {
