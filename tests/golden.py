@@ -73,7 +73,7 @@ UNUSUAL = (
 # With allow_winograd, which 16-bit types and float32 take.
 WINOGRAD = (
     Problem("Winograd, 17 to 19 channels", 2, 17, (9, 12), 19, (3, 3), padding=(1, 1)),
-    Problem("Winograd, 70 to 40 channels, 2 groups", 1, 140, (8, 7), 80, (3, 3), groups=2),
+    Problem("Winograd, 70 to 40 channels, two groups", 1, 140, (11, 9), 80, (3, 3), groups=2),
     Problem("Winograd, 600 to 18 channels", 1, 600, (7, 9), 18, (3, 3), padding=(2, 1)),
 )
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
