@@ -41,6 +41,14 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
     softmax_grad(grad_output, output, dim, log) -> grad_input
         These three on the CPU, for float32, float64, bfloat16 and float16, in an order that the
         position along the reduced dimensions fixes.
+    attention(q, k, v, mask, causal, scale, fused_layout) -> output
+        softmax(scale * q k^T + mask) v of q (N, heads, L, E), k (N, kv_heads, S, E) and v (N,
+        kv_heads, S, Ev), none of them empty; the mask None, or of 4 dimensions that expand to (N,
+        heads, L, S), bool or added; causal: a query meets the keys up to its own number.
+    attention_grad(grad_output, q, k, v, mask, causal, scale, fused_layout, wanted) -> gradients
+        Of q, k, v and the mask; those that are not wanted have no elements. Both on the CPU, in the
+        same dtypes, with memory that grows with S beyond the results'. fused_layout: strides are
+        those of PyTorch's fused kernel, else those of its sequence of products.
 
 `conv2d_ext.conv2d` is the friendlier way to call the first, and says which dtypes they take and
 which errors they raise.
@@ -88,6 +96,8 @@ pointwise_grad = torch.ops.conv2d_ext.pointwise_grad
 sum_over = torch.ops.conv2d_ext.sum
 softmax = torch.ops.conv2d_ext.softmax
 softmax_grad = torch.ops.conv2d_ext.softmax_grad
+attention = torch.ops.conv2d_ext.attention
+attention_grad = torch.ops.conv2d_ext.attention_grad
 
 # ---- vmap: one call of the op, with vmap's dimension folded into another one
 #
@@ -471,6 +481,63 @@ def _softmax_grad_vmap(
     return result.reshape(shape), 0
 
 
+def _images(tensor: Tensor, dim: int | None, batch: int) -> Tensor:
+    """(N, ...) of each example as (batch * N, ...)."""
+    front = tensor.expand(batch, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return front.flatten(0, 1)
+
+
+def _masks(mask: Tensor | None, dim: int | None, batch: int, n: int) -> Tensor | None:
+    if mask is None or (dim is None and mask.size(0) == 1):
+        return mask
+    front = mask.expand(batch, *mask.shape) if dim is None else mask.movedim(dim, 0)
+    return front.expand(batch, n, *front.shape[2:]).flatten(0, 1)
+
+
+def _attention_vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, int]:
+    n = _example_size(q, in_dims[0])[0]
+    folded = [_images(t, d, info.batch_size) for t, d in zip((q, k, v), in_dims[:3], strict=True)]
+    masks = _masks(mask, in_dims[3], info.batch_size, n)
+    return attention(*folded, masks, *options).unflatten(0, (info.batch_size, n)), 0
+
+
+def _attention_grad_vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    grad_output: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    fused_layout: bool,
+    wanted: list[bool],
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    batch, n = info.batch_size, _example_size(q, in_dims[1])[0]
+    tensors = (grad_output, q, k, v)
+    folded = [_images(t, d, batch) for t, d in zip(tensors, in_dims[:4], strict=True)]
+    masks = _masks(mask, in_dims[4], batch, n)
+    if wanted[3]:  # each image's own gradient, which a mask for all of them is to get the sum of
+        masks = mask.unsqueeze(0) if in_dims[4] is None else mask.movedim(in_dims[4], 0)
+        masks = masks.expand(batch, n, *masks.shape[2:]).flatten(0, 1)
+    found = attention_grad(*folded, masks, causal, scale, fused_layout, wanted)
+    results = [
+        g.unflatten(0, (batch, n)) if w else g for g, w in zip(found, wanted, strict=True)
+    ]
+    if wanted[3] and n != 1 and _example_size(mask, in_dims[4])[0] == 1:
+        results[3] = sum_over(results[3], [1], True)
+    return tuple(results), tuple(0 if w else None for w in wanted)
+
+
 def _register_vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
     """A rule's own calls are none of the caller's: subclasses and modes don't see them, as they
     don't see those of PyTorch's rules, which are C++."""
@@ -494,6 +561,8 @@ _register_vmap("pointwise_grad", _pointwise_grad_vmap)
 _register_vmap("sum", _sum_vmap)
 _register_vmap("softmax", _softmax_vmap)
 _register_vmap("softmax_grad", _softmax_grad_vmap)
+_register_vmap("attention", _attention_vmap)
+_register_vmap("attention_grad", _attention_grad_vmap)
 
 
 # What torch.utils.flop_counter.FlopCounterMode counts: a multiplication and an addition for each

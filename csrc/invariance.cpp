@@ -16,6 +16,7 @@
 #include "convolution_family.h"
 #include "invariance_kernels.h"
 #include "matmul.h"
+#include "result_sizes.h"
 
 namespace conv2d_ext {
 namespace {
@@ -64,8 +65,11 @@ bool is_zero(const Scalar& scalar) { return scalar.equal(0); }
 // beta * self + alpha * product, each operation rounded by itself: a fused one is not fused everywhere in PyTorch.
 Tensor combine(const Tensor& self, const Tensor& product, const Scalar& beta, const Scalar& alpha) {
   const Tensor scaled = is_one(alpha) ? product : at::mul(product, alpha);
-  if (is_zero(beta)) {
-    return scaled;  // whatever self holds
+  if (is_zero(beta)) {  // whatever self holds
+    if (!c10::GradMode::is_enabled() || !self.requires_grad()) return scaled;
+    // Its gradient is zeros nonetheless. (-0 changes no number that it is added to.)
+    const Tensor never = at::zeros({1}, self.options().dtype(at::kBool));
+    return at::add(scaled, at::where(never, self, Scalar(-0.0)));
   }
   return at::add(scaled, is_one(beta) ? self : at::mul(self, beta));
 }
@@ -144,7 +148,7 @@ Tensor sum(const Tensor& self, const Product& product, const Scalar& beta, const
                        self.dim() == 1 && self.sym_size(0) == product.mat2.sym_size(-1);
   if (is_bias) return uncast_product(product.mat1, product.mat2, self);
   const Tensor result = uncast_product(product.mat1, product.mat2);
-  return combine(self, product.as_vector ? result.squeeze(-1) : result, beta, alpha);
+  return combine(self, product.as_vector ? without_dim(result, -1) : result, beta, alpha);
 }
 
 // How each op's arguments make a product.
@@ -215,7 +219,7 @@ struct Mv {
   using Op = at::_ops::mv;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& vec) {
     if (leaves<Op>(keys) || !takes_vector(self, vec)) return Op::redispatch(keys & kBelow, self, vec);
-    return uncast_product(self, vec.unsqueeze(-1)).squeeze(-1);
+    return without_dim(uncast_product(self, vec.unsqueeze(-1)), -1);
   }
 };
 
@@ -233,7 +237,7 @@ bool takes_dot(const Tensor& self, const Tensor& other) {
   return takes(self, other) && self.dim() == 1 && other.dim() == 1 && self.sym_size(0) == other.sym_size(0);
 }
 Tensor dot_of(const Tensor& self, const Tensor& other) {
-  return uncast_product(self.unsqueeze(0), other.unsqueeze(-1)).squeeze(-1).squeeze(0);
+  return in_sizes(uncast_product(self.unsqueeze(0), other.unsqueeze(-1)), {});
 }
 
 struct Dot {
@@ -269,7 +273,7 @@ struct AddmmActivation {
   using Op = at::_ops::_addmm_activation;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat1, const Tensor& mat2,
                      const Scalar& beta, const Scalar& alpha, bool use_gelu) {
-    if (leaves<Op>(keys) || !takes_sum(self, {mat1, mat2}, 2)) {
+    if (leaves<Op>(keys) || !are_factors(self, beta, alpha) || !takes_sum(self, {mat1, mat2}, 2)) {
       return Op::redispatch(keys & kBelow, self, mat1, mat2, beta, alpha, use_gelu);
     }
     const Tensor result = sum(self, {mat1, mat2}, beta, alpha);
@@ -296,9 +300,9 @@ struct Convolution {
   }
 };
 
-TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   cover_all<Convolution, Mm, MmOut, Bmm, BmmOut, Mv, MvOut, Dot, Vdot, Linear, AddmmActivation>(m);
   cover_all<Sum<at::_ops::addmm, of_matrices, 2>, SumInPlace<at::_ops::addmm_, of_matrices, 2>,
             SumOut<at::_ops::addmm_out, of_matrices, 2>>(m);

@@ -8,14 +8,14 @@
 //   runs;
 //   - torch.compile traces those ops, which it leaves alone, and its guards on a tensor's dispatch keys compile a
 //     function anew where the mode has changed.
-// The key is DeferredInit: PyTorch has the name and the place for it, and neither a kernel nor a use.
+// The key is TESTING_ONLY_GenericMode: PyTorch has the name and the place for it, and neither a kernel nor a use.
 #pragma once
 
 #include <c10/core/DispatchKey.h>
 
 namespace conv2d_ext {
 
-constexpr c10::DispatchKey kInvarianceKey = c10::DispatchKey::DeferredInit;
+constexpr c10::DispatchKey kInvarianceKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 // A thread's contexts are entered and left by the ops conv2d_ext::enter_batch_invariant and leave_batch_invariant. They
 // nest.

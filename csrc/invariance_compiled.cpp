@@ -179,7 +179,7 @@ TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) {
   }
 }
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   for (const char* name : kEagerOps) {
     if (find(kAten, name)) {
       m.impl(name, torch::CppFunction::makeFromBoxedFunction<&record_or_pass>());

@@ -1,5 +1,5 @@
 // What kernels of the mode (invariance.h) share: which calls they leave to PyTorch, and how they are registered. Each
-// file of kernels has its own block TORCH_LIBRARY_IMPL(aten, DeferredInit, m).
+// file of kernels has its own block TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m).
 #pragma once
 
 #include <ATen/Functions.h>

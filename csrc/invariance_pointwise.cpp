@@ -205,7 +205,7 @@ void cover_forms(torch::Library& m) {
             UnaryOut<Out, Function, Arguments...>>(m);
 }
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   namespace ops = at::_ops;
   cover_forms<Sigmoid, ops::sigmoid, ops::sigmoid_, ops::sigmoid_out>(m);
   cover_forms<Silu, ops::silu, ops::silu_, ops::silu_out>(m);

@@ -150,7 +150,9 @@ struct ReduceDimsOut {
   using Op = AtOp;
   static Tensor& call(DispatchKeySet keys, const Tensor& self, MaybeDims dim, bool keepdim, MaybeDtype dtype,
                       Tensor& out) {
-    if (!leaves<Op>(keys) && is_on_cpu(out) && !records_gradients(out, self)) {
+    // PyTorch takes no mean of integers whose result alone says what it is to be.
+    const bool has_dtype = reduce != mean_of || dtype.has_value() || self.is_floating_point();
+    if (!leaves<Op>(keys) && has_dtype && is_on_cpu(out) && !records_gradients(out, self)) {
       // Without a dtype the result's is what is asked for.
       const auto call = reduced(self, dim, dtype.value_or(out.scalar_type()));
       if (call && call->dtype == out.scalar_type()) return write(out, reduce(self, *call, keepdim));
@@ -159,7 +161,7 @@ struct ReduceDimsOut {
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   namespace ops = at::_ops;
   cover_all<Softmax<ops::_softmax, false>, Softmax<ops::_log_softmax, true>, SoftmaxOut<ops::_softmax_out, false>,
             SoftmaxOut<ops::_log_softmax_out, true>>(m);

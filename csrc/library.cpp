@@ -47,6 +47,13 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("sum(Tensor input, int[] dim, bool keepdim) -> Tensor", tags);
   m.def("softmax(Tensor input, int dim, bool log) -> Tensor", tags);
   m.def("softmax_grad(Tensor grad_output, Tensor output, int dim, bool log) -> Tensor", tags);
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool fused_layout) -> Tensor",
+      tags);
+  m.def(
+      "attention_grad(Tensor grad_output, Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, "
+      "bool fused_layout, bool[4] wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+      tags);
   m.def("copy_as(Tensor input, bool channels_last, bool grad_channels_last) -> Tensor", tags);
   m.def("enter_batch_invariant() -> ()", tags);
   m.def("leave_batch_invariant() -> ()", tags);

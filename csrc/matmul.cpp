@@ -11,6 +11,7 @@
 #include "conv2d_checks.h"
 #include "conv2d_format.h"
 #include "conv2d_ops.h"
+#include "result_sizes.h"
 
 namespace conv2d_ext {
 
@@ -163,7 +164,7 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
               weight.sym_sizes());
   const bool has_bias = bias.has_value() && bias->defined();
   if (weight.dim() == 1) {
-    const Tensor output = linear_layer(input, weight.unsqueeze(0), std::nullopt).squeeze(-1);
+    const Tensor output = without_dim(linear_layer(input, weight.unsqueeze(0), std::nullopt), -1);
     return has_bias ? output.add(*bias) : output;
   }
   // A bias of another shape is added to the product, as PyTorch expands it.
@@ -180,7 +181,7 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
     }
     const Tensor product = matrix_product(input.reshape_symint({rows, size.back()}), weight.t(), fused_bias);
     size.back() = weight.sym_size(0);
-    output = product.view_symint(size);
+    output = in_sizes(product, size);
   }
   return has_bias && !fused ? output.add(bias->expand_symint(output.sym_sizes())) : output;
 }
