@@ -35,11 +35,11 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
     linear(input, weight, bias) -> output
         torch.nn.functional.linear, made of matmul.
 
-    sum(input, dim, keepdim) -> result
+    sum, mean(input, dim, keepdim) -> result
     softmax(input, dim, log) -> output
         torch.softmax, or with log torch.log_softmax.
     softmax_grad(grad_output, output, dim, log) -> grad_input
-        These three on the CPU, for float32, float64, bfloat16 and float16, in an order that the
+        These on the CPU, for float32, float64, bfloat16 and float16, in an order that the
         position along the reduced dimensions fixes.
     attention(q, k, v, mask, causal, scale, fused_layout) -> output
         softmax(scale * q k^T + mask) v of q (N, heads, L, E), k (N, kv_heads, S, E) and v (N,
@@ -61,7 +61,10 @@ the CPU; an element's bits follow from its value alone, wherever it lies:
         grad_output has the input's sizes and dtype
     function (parameters): sigmoid, silu, gelu, gelu_tanh, tanh, exp, erf, mish, sqrt, rsqrt, sinh,
         cosh, atanh, softplus (beta, threshold), elu (alpha, scale, input_scale),
-        softshrink (lambda), pow (exponent), exp_base (base > 0: base ** input)
+        softshrink (lambda), pow (exponent), exp_base (base > 0: base ** input), logit (eps, or a
+        negative number for none)
+    pointwise_pair(first, second, function) -> f(first, second), of tensors of one size and dtype:
+        pow, atan2, logaddexp, logaddexp2; with the strides of first + second
 
 They raise ValueError for other functions and numbers of parameters, NotImplementedError for other
 dtypes, RuntimeError where grad_output doesn't fit the input. They have derivatives of every order.
@@ -93,7 +96,9 @@ conv_transpose1d = torch.ops.conv2d_ext.conv_transpose1d
 conv_transpose2d = torch.ops.conv2d_ext.conv_transpose2d
 pointwise = torch.ops.conv2d_ext.pointwise
 pointwise_grad = torch.ops.conv2d_ext.pointwise_grad
+pointwise_pair = torch.ops.conv2d_ext.pointwise_pair
 sum_over = torch.ops.conv2d_ext.sum
+mean_over = torch.ops.conv2d_ext.mean
 softmax = torch.ops.conv2d_ext.softmax
 softmax_grad = torch.ops.conv2d_ext.softmax_grad
 attention = torch.ops.conv2d_ext.attention
@@ -432,6 +437,16 @@ def _pointwise_grad_vmap(
     return pointwise_grad(grad_output, input, function, parameters), 0
 
 
+def _pointwise_pair_vmap(
+    info: Any, in_dims: tuple[int | None, ...], first: Tensor, second: Tensor, function: str
+) -> tuple[Tensor, int]:
+    first, second = (
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip((first, second), in_dims[:2], strict=True)
+    )
+    return pointwise_pair(first, second, function), 0
+
+
 def _example_dim(dim: int, dims: int) -> int:
     """A dimension of an example with so many of them, in a batch whose first one is vmap's."""
     dims = max(dims, 1)
@@ -444,13 +459,18 @@ def _example_dim(dim: int, dims: int) -> int:
 
 
 def _sum_vmap(
-    info: Any, in_dims: tuple[int | None, ...], input: Tensor, dim: list[int], keepdim: bool
+    op: Callable[..., Tensor],
+    _info: Any,
+    in_dims: tuple[int | None, ...],
+    input: Tensor,
+    dim: list[int],
+    keepdim: bool,
 ) -> tuple[Tensor, int]:
     input = input.movedim(in_dims[0], 0)
     dims = input.dim() - 1
     if dims == 0:
-        return sum_over(input, [], keepdim), 0
-    return sum_over(input, [_example_dim(d, dims) for d in dim], keepdim), 0
+        return op(input, [], keepdim), 0
+    return op(input, [_example_dim(d, dims) for d in dim], keepdim), 0
 
 
 def _softmax_vmap(
@@ -542,7 +562,6 @@ def _register_vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
     """A rule's own calls are none of the caller's: subclasses and modes don't see them, as they
     don't see those of PyTorch's rules, which are C++."""
 
-    @functools.wraps(rule)
     def unseen(*args: Any) -> tuple[Tensor, int]:
         with torch._C.DisableTorchFunction():
             return rule(*args)
@@ -558,7 +577,9 @@ _register_vmap("matmul", _matmul_vmap)
 _register_vmap("conv2d_add_bias", _conv2d_add_bias_vmap)
 _register_vmap("pointwise", _pointwise_vmap)
 _register_vmap("pointwise_grad", _pointwise_grad_vmap)
-_register_vmap("sum", _sum_vmap)
+_register_vmap("pointwise_pair", _pointwise_pair_vmap)
+_register_vmap("sum", functools.partial(_sum_vmap, sum_over))
+_register_vmap("mean", functools.partial(_sum_vmap, mean_over))
 _register_vmap("softmax", _softmax_vmap)
 _register_vmap("softmax_grad", _softmax_grad_vmap)
 _register_vmap("attention", _attention_vmap)

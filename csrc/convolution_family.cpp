@@ -236,7 +236,9 @@ Tensor conv3d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const bool channels_last = input.scalar_type() != at::kDouble && (suggests(input) || suggests(weight));
   const Tensor result = conv2d(images, weight.flatten(1, 2), bias, params);
   const SymInt channels = result.sym_size(1), height = result.sym_size(2), width = result.sym_size(3);
-  if (depth.sym_eq(1).guard_bool(__FILE__, __LINE__)) return in_sizes(result, {input.sym_size(0), channels, 1, height, width});
+  if (depth.sym_eq(1).guard_bool(__FILE__, __LINE__) || channels.sym_eq(1).guard_bool(__FILE__, __LINE__)) {
+    return in_sizes(result, {input.sym_size(0), channels, depth, height, width});
+  }
   return in_sizes(result, {input.sym_size(0), depth, channels, height, width})
       .transpose_(1, 2)
       .contiguous(channels_last ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::Contiguous);

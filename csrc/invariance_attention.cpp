@@ -67,9 +67,9 @@ struct ScaledDotProductAttention {
     options.scale =
         scale.has_value() ? *scale : 1 / std::sqrt(double(query.sym_size(-1).guard_int(__FILE__, __LINE__)));
     if (has_mask) options.mask = with_four_dims(*attn_mask);
-    // Where PyTorch's own kernel would run.
+    // Where PyTorch's own kernel would run. (Of one head both layouts are the same.)
     const auto is_dense_row = [](const Tensor& t) { return t.sym_stride(-1) == 1; };
-    options.fused_layout = query.dim() == 4 && value.sym_size(-1) == query.sym_size(-1) && is_dense_row(query) &&
+    options.fused_layout = (query.dim() == 4 || (query.dim() == 2 && query.is_contiguous())) && value.sym_size(-1) == query.sym_size(-1) && is_dense_row(query) &&
                            is_dense_row(key) && is_dense_row(value) &&
                            !(has_mask && attn_mask->requires_grad() && c10::GradMode::is_enabled());
     const Tensor result =

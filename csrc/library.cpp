@@ -18,6 +18,7 @@
 //
 //   pointwise       f(input)
 //   pointwise_grad  grad_output * f'(input)
+//   pointwise_pair  f(first, second), of tensors of the same sizes; strides as an addition's
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -45,6 +46,7 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("conv2d_grad_bias(Tensor grad_output) -> Tensor", tags);
   m.def("matmul(Tensor mat1, Tensor mat2, Tensor? bias) -> Tensor", tags);
   m.def("sum(Tensor input, int[] dim, bool keepdim) -> Tensor", tags);
+  m.def("mean(Tensor input, int[] dim, bool keepdim) -> Tensor", tags);
   m.def("softmax(Tensor input, int dim, bool log) -> Tensor", tags);
   m.def("softmax_grad(Tensor grad_output, Tensor output, int dim, bool log) -> Tensor", tags);
   m.def(
@@ -75,6 +77,7 @@ TORCH_LIBRARY(conv2d_ext, m) {
       "SymInt[2] output_padding, SymInt groups, SymInt[2] dilation) -> Tensor",
       tags);
   m.def("pointwise(Tensor input, str function, float[] parameters) -> Tensor", tags);
+  m.def("pointwise_pair(Tensor first, Tensor second, str function) -> Tensor", tags);
   m.def("pointwise_grad(Tensor grad_output, Tensor input, str function, float[] parameters) -> Tensor", tags);
 }
 
