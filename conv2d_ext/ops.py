@@ -36,6 +36,8 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
         torch.nn.functional.linear, made of matmul.
 
     sum, mean(input, dim, keepdim) -> result
+    var(input, dim, divisor, keepdim) -> result
+        The sum of squared distances from the mean, over divisor.
     softmax(input, dim, log) -> output
         torch.softmax, or with log torch.log_softmax.
     softmax_grad(grad_output, output, dim, log) -> grad_input
@@ -99,6 +101,7 @@ pointwise_grad = torch.ops.conv2d_ext.pointwise_grad
 pointwise_pair = torch.ops.conv2d_ext.pointwise_pair
 sum_over = torch.ops.conv2d_ext.sum
 mean_over = torch.ops.conv2d_ext.mean
+var_over = torch.ops.conv2d_ext.var
 softmax = torch.ops.conv2d_ext.softmax
 softmax_grad = torch.ops.conv2d_ext.softmax_grad
 attention = torch.ops.conv2d_ext.attention
@@ -464,13 +467,13 @@ def _sum_vmap(
     in_dims: tuple[int | None, ...],
     input: Tensor,
     dim: list[int],
-    keepdim: bool,
+    *options: Any,
 ) -> tuple[Tensor, int]:
     input = input.movedim(in_dims[0], 0)
     dims = input.dim() - 1
     if dims == 0:
-        return op(input, [], keepdim), 0
-    return op(input, [_example_dim(d, dims) for d in dim], keepdim), 0
+        return op(input, [], *options), 0
+    return op(input, [_example_dim(d, dims) for d in dim], *options), 0
 
 
 def _softmax_vmap(
@@ -579,6 +582,7 @@ _register_vmap("pointwise", _pointwise_vmap)
 _register_vmap("pointwise_grad", _pointwise_grad_vmap)
 _register_vmap("pointwise_pair", _pointwise_pair_vmap)
 _register_vmap("sum", functools.partial(_sum_vmap, sum_over))
+_register_vmap("var", functools.partial(_sum_vmap, var_over))
 _register_vmap("mean", functools.partial(_sum_vmap, mean_over))
 _register_vmap("softmax", _softmax_vmap)
 _register_vmap("softmax_grad", _softmax_grad_vmap)

@@ -143,6 +143,7 @@ AttentionOptions make_options(const std::optional<Tensor>& mask, bool causal, do
 
 Tensor attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, bool causal,
                      double scale, bool fused_layout) {
+  check_attention(q, k, v, mask);
   const AttentionOptions options = make_options(mask, causal, scale, fused_layout);
   const at::AutoDispatchBelowADInplaceOrView guard;
   Tensor result =
@@ -159,6 +160,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_grad_cpu(const Tensor& grad
                                                               const std::optional<Tensor>& mask, bool causal,
                                                               double scale, bool fused_layout,
                                                               AttentionWanted wanted) {
+  check_attention(q, k, v, mask);
   const AttentionOptions options = make_options(mask, causal, scale, fused_layout);
   const at::AutoDispatchBelowADInplaceOrView guard;
   // Those of queries are written once; the others are sums over blocks of queries, which are rounded at the end.

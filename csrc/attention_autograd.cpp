@@ -8,25 +8,13 @@
 #include "autograd_node.h"
 
 namespace conv2d_ext {
-namespace {
 
-using at::Tensor;
-using c10::SymInt;
-using torch::autograd::compute_requires_grad;
-using torch::autograd::isFwGradDefined;
-using torch::autograd::variable_list;
-using MaybeTensor = std::optional<Tensor>;
-
-Tensor defined_or_none(const MaybeTensor& tensor) { return tensor.value_or(Tensor()); }
-
-// ---- checks and fake kernels
-
-void check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask) {
+void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask) {
   const auto dtype = q.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(
       dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
       "conv2d_ext::attention: expected float32, float64, bfloat16 or float16, but got ", dtype);
-  const auto is = [](const SymInt& a, const SymInt& b) { return a.sym_eq(b).expect_true(__FILE__, __LINE__); };
+  const auto is = [](const c10::SymInt& a, const c10::SymInt& b) { return a.sym_eq(b).expect_true(__FILE__, __LINE__); };
   const bool fits = k.scalar_type() == dtype && v.scalar_type() == dtype && q.dim() == 4 && k.dim() == 4 &&
                     v.dim() == 4 && is(q.sym_size(0), k.sym_size(0)) && is(q.sym_size(0), v.sym_size(0)) &&
                     is(k.sym_size(1), v.sym_size(1)) && is(k.sym_size(2), v.sym_size(2)) &&
@@ -39,6 +27,19 @@ void check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Ma
   if (!mask.has_value() || !mask->defined()) return;
   TORCH_CHECK(mask->dim() == 4, "conv2d_ext::attention: expected a mask of 4 dimensions, but got ", mask->sym_sizes());
 }
+
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+using torch::autograd::compute_requires_grad;
+using torch::autograd::isFwGradDefined;
+using torch::autograd::variable_list;
+using MaybeTensor = std::optional<Tensor>;
+
+Tensor defined_or_none(const MaybeTensor& tensor) { return tensor.value_or(Tensor()); }
+
+// ---- checks and fake kernels
 
 Tensor attention_meta(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask, bool, double,
                       bool fused_layout) {

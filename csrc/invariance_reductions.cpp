@@ -163,11 +163,19 @@ struct ReduceDimsOut {
 
 using MaybeScalar = std::optional<Scalar>;
 struct Variance {
-  Tensor variance, mean;
+  Tensor input;  // in the type that is computed in: 16-bit types are rounded once
+  std::vector<int64_t> dim;
+  double divisor;
+
+  template <bool root>
+  Tensor value(bool keepdim, at::ScalarType dtype) const {
+    const Tensor variance = var_over(input, dim, divisor, keepdim);
+    return (root ? at::sqrt(variance) : variance).to(dtype);
+  }
 };
 
-// None: PyTorch's. 16-bit types are rounded once.
-std::optional<Variance> variance_of(const Tensor& self, MaybeDims dim, const MaybeScalar& correction, bool keepdim) {
+// None: PyTorch's.
+std::optional<Variance> variance_of(const Tensor& self, MaybeDims dim, const MaybeScalar& correction) {
   const auto call = reduced(self, dim, std::nullopt);
   if (!call || self.sym_numel() == 0 || (correction && correction->isComplex())) return std::nullopt;
   double count = 1;
@@ -175,11 +183,7 @@ std::optional<Variance> variance_of(const Tensor& self, MaybeDims dim, const May
   const double divisor = count - (correction ? correction->toDouble() : 1.0);
   if (divisor <= 0) return std::nullopt;  // PyTorch warns
   const bool is_short = call->dtype == at::kBFloat16 || call->dtype == at::kHalf;
-  const Tensor x = is_short ? self.to(at::kFloat) : self;
-  const Tensor mean = mean_over(x, call->dim, /*keepdim=*/true);
-  const Tensor apart = at::sub(x, mean);
-  const Tensor variance = at::div(sum_over(at::mul(apart, apart), call->dim, keepdim), divisor);
-  return Variance{variance, keepdim ? mean : mean_over(x, call->dim, /*keepdim=*/false)};
+  return Variance{is_short ? self.to(at::kFloat) : self, call->dim, divisor};
 }
 
 template <class AtOp, bool root>
@@ -188,8 +192,8 @@ struct Var {
   static Tensor call(DispatchKeySet keys, const Tensor& self, MaybeDims dim, const MaybeScalar& correction,
                      bool keepdim) {
     if (!leaves<Op>(keys)) {
-      if (const auto found = variance_of(self, dim, correction, keepdim)) {
-        return (root ? at::sqrt(found->variance) : found->variance).to(self.scalar_type());
+      if (const auto found = variance_of(self, dim, correction)) {
+        return found->template value<root>(keepdim, self.scalar_type());
       }
     }
     return Op::redispatch(keys & kBelow, self, dim, correction, keepdim);
@@ -202,9 +206,10 @@ struct VarMean {
   static std::tuple<Tensor, Tensor> call(DispatchKeySet keys, const Tensor& self, MaybeDims dim,
                                          const MaybeScalar& correction, bool keepdim) {
     if (!leaves<Op>(keys)) {
-      if (const auto found = variance_of(self, dim, correction, keepdim)) {
+      if (const auto found = variance_of(self, dim, correction)) {
         const auto dtype = self.scalar_type();
-        return {(root ? at::sqrt(found->variance) : found->variance).to(dtype), found->mean.to(dtype)};
+        const Tensor mean = mean_over(found->input, found->dim, keepdim);
+        return {found->template value<root>(keepdim, dtype), mean.to(dtype)};
       }
     }
     return Op::redispatch(keys & kBelow, self, dim, correction, keepdim);

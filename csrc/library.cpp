@@ -46,6 +46,7 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("conv2d_grad_bias(Tensor grad_output) -> Tensor", tags);
   m.def("matmul(Tensor mat1, Tensor mat2, Tensor? bias) -> Tensor", tags);
   m.def("sum(Tensor input, int[] dim, bool keepdim) -> Tensor", tags);
+  m.def("var(Tensor input, int[] dim, float divisor, bool keepdim) -> Tensor", tags);
   m.def("mean(Tensor input, int[] dim, bool keepdim) -> Tensor", tags);
   m.def("softmax(Tensor input, int dim, bool log) -> Tensor", tags);
   m.def("softmax_grad(Tensor grad_output, Tensor output, int dim, bool log) -> Tensor", tags);

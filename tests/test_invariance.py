@@ -522,6 +522,32 @@ class TestCompile:
                 assert same_bits(compiled(self.x[part]), whole[part])
 
 
+def test_an_exported_program_keeps_the_bits(tmp_path):
+    """The context lies in what is exported; the program runs in it, saved and loaded, outside."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(3, 16, 3), nn.Linear(16, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with conv2d_ext.batch_invariant():
+                q = F.gelu(self.conv(x)).flatten(2).mT.unflatten(-1, (2, 8)).transpose(1, 2)
+                y = F.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2)
+                return torch.sigmoid(self.last(y.mean(1)))
+
+    model, x = Model().eval(), torch.randn(6, 3, 9, 9)
+    sizes = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
+    program = torch.export.export(model, (x,), dynamic_shapes=sizes)
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    with torch.no_grad():
+        expected = model(x)
+        assert same_bits(loaded(x), expected)
+        assert same_bits(loaded(x[2:5]), expected[2:5])
+    assert not _C.is_batch_invariant()
+
+
 class TestAsPyTorch:
     """What a call gives and refuses is PyTorch's, but for the bits."""
 
