@@ -24,6 +24,11 @@ def disable_batch_invariant() -> None: ...
 def is_batch_invariant() -> bool: ...  # in this thread
 def is_enabled() -> bool: ...  # in the process
 def use_winograd_setting(setting: object) -> None: ...  # whose `allowed` says what calls may do
+def swap_invariance_state(
+    contexts: int,  # that this thread is in
+    joined: bool,  # it follows the process
+    kept_out: bool,  # it does not
+) -> tuple[int, bool, bool]: ...  # what they were
 def conv1d(
     input: Tensor,
     weight: Tensor,

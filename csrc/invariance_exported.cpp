@@ -127,7 +127,7 @@ void take_apart_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   }
 }
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   for (const std::string name : kComposites) {
     const size_t dot = std::min(name.find('.'), name.size());
     const auto op = c10::Dispatcher::singleton().findSchema(

@@ -1,5 +1,5 @@
 // What kernels of the mode (invariance.h) share: which calls they leave to PyTorch, and how they are registered. Each
-// file of kernels has its own block TORCH_LIBRARY_IMPL(aten, DeferredInit, m).
+// file of kernels has its own block TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m).
 #pragma once
 
 #include <ATen/Functions.h>
@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <string>
+#include <vector>
 
 #include "invariance.h"
 #include "matmul.h"
@@ -97,10 +98,15 @@ inline Tensor& write(Tensor& out, const Tensor& result) {
   return out.copy_(result);
 }
 
+// The names of all ops that the mode has kernels for, as in "aten::mm.out".
+std::vector<std::string>& covered_ops();
+
 template <class Kernel>
 void cover(torch::Library& m) {
   const std::string name = Kernel::Op::name, overload = Kernel::Op::overload_name;
-  m.impl((overload.empty() ? name : name + "." + overload).c_str(), TORCH_FN(Kernel::call));
+  const std::string full_name = overload.empty() ? name : name + "." + overload;
+  covered_ops().push_back(full_name);
+  m.impl(full_name.c_str(), TORCH_FN(Kernel::call));
 }
 
 template <class... Kernels>

@@ -64,7 +64,7 @@ struct BatchNorm {
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) { cover_all<GroupNorm, InstanceNorm, BatchNorm>(m); }
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover_all<GroupNorm, InstanceNorm, BatchNorm>(m); }
 
 }  // namespace
 }  // namespace conv2d_ext

@@ -71,7 +71,7 @@ struct Lstm {
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) { cover<Lstm>(m); }
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover<Lstm>(m); }
 
 }  // namespace
 }  // namespace conv2d_ext

@@ -19,6 +19,7 @@
 //
 //   pointwise       f(input)
 //   pointwise_grad  grad_output * f'(input)
+//   pointwise_pair  f(first, second), of tensors of the same sizes; strides as an addition's
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -47,8 +48,17 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("conv2d_grad_bias(Tensor grad_output) -> Tensor", tags);
   m.def("matmul(Tensor mat1, Tensor mat2, Tensor? bias) -> Tensor", tags);
   m.def("sum(Tensor input, int[] dim, bool keepdim) -> Tensor", tags);
+  m.def("var(Tensor input, int[] dim, float divisor, bool keepdim) -> Tensor", tags);
+  m.def("mean(Tensor input, int[] dim, bool keepdim) -> Tensor", tags);
   m.def("softmax(Tensor input, int dim, bool log) -> Tensor", tags);
   m.def("softmax_grad(Tensor grad_output, Tensor output, int dim, bool log) -> Tensor", tags);
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool fused_layout) -> Tensor",
+      tags);
+  m.def(
+      "attention_grad(Tensor grad_output, Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, "
+      "bool fused_layout, bool[4] wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+      tags);
   m.def("copy_as(Tensor input, bool channels_last, bool grad_channels_last) -> Tensor", tags);
   m.def("enter_batch_invariant() -> ()", tags);
   m.def("leave_batch_invariant() -> ()", tags);
@@ -70,6 +80,7 @@ TORCH_LIBRARY(conv2d_ext, m) {
       "SymInt[2] output_padding, SymInt groups, SymInt[2] dilation) -> Tensor",
       tags);
   m.def("pointwise(Tensor input, str function, float[] parameters) -> Tensor", tags);
+  m.def("pointwise_pair(Tensor first, Tensor second, str function) -> Tensor", tags);
   m.def("pointwise_grad(Tensor grad_output, Tensor input, str function, float[] parameters) -> Tensor", tags);
 }
 

@@ -1,0 +1,23 @@
+// Results in other sizes, without a copy and without being views: what they would be views of is known to nobody else,
+// and PyTorch's results can be detached, resized and written to in place.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_unsafe_view.h>
+#include <c10/util/SmallVector.h>
+
+namespace conv2d_ext {
+
+inline at::Tensor in_sizes(const at::Tensor& result, c10::SymIntArrayRef size) {
+  return at::_unsafe_view_symint(result, size);
+}
+
+// Of a dimension of size 1.
+inline at::Tensor without_dim(const at::Tensor& result, int64_t dim) {
+  const auto from = result.sym_sizes();
+  c10::SmallVector<c10::SymInt, 5> size(from.begin(), from.end());
+  size.erase(size.begin() + (dim < 0 ? dim + result.dim() : dim));
+  return in_sizes(result, size);
+}
+
+}  // namespace conv2d_ext
