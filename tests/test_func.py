@@ -1,4 +1,4 @@
-"""torch.func over every public function, and over PyTorch's own inside the mode, as over F.* outside."""
+"""torch.func over every public function, and over PyTorch's inside the mode, against F.*."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import conv2d_ext
 
@@ -64,7 +64,13 @@ CALLS = [
     *_pair("linear", ((2, 2, 3), (2, 3), (2,))),
     *_pair("linear", ((1, 2, 1, 3), (2, 3), (2,))),
     *_pair("linear", ((4,), (2, 4), (2,))),
-    _mode("conv3d", lambda x, w, b: F.conv3d(x, w, b, stride=2), (1, 2, 4, 2, 2), (2, 2, 2, 2, 2), (2,)),
+    _mode(
+        "conv3d",
+        lambda x, w, b: F.conv3d(x, w, b, stride=2),
+        (1, 2, 4, 2, 2),
+        (2, 2, 2, 2, 2),
+        (2,),
+    ),
     _mode("mm", torch.mm, (2, 3), (3, 2)),
     _mode("bmm", torch.bmm, (2, 2, 3), (2, 3, 2)),
     _mode("mv", torch.mv, (2, 3), (3,)),
