@@ -243,3 +243,21 @@ def test_functional_call():
     with conv2d_ext.batch_invariant():
         close(results(plain), expected)
     close(results(conv2d_ext.convert(plain)), expected)
+
+
+def test_each_level_of_a_transform_is_in_the_mode():
+    """Gradients keep their bits in every batch. (Below torch.func's keys the mode would leave them
+    to PyTorch's formulas of convolutions and pointwise functions.)"""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(8, 3, 3, 3, generator=generator)
+    x = torch.randn(8, 3, 13, 13, generator=generator)
+
+    def loss(x: Tensor) -> Tensor:
+        y = F.gelu(F.conv2d(x, weight)).flatten(2)
+        return F.scaled_dot_product_attention(y, y, y[..., :40]).square().sum()
+
+    with conv2d_ext.batch_invariant():
+        for transform in (torch.func.grad, lambda f: lambda x: vjp(f, x)[1](torch.ones(()))[0]):
+            whole = transform(loss)(x)
+            for i in range(8):
+                assert torch.equal(transform(loss)(x[i : i + 1])[0], whole[i])
