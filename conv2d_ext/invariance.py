@@ -54,7 +54,8 @@ class batch_invariant:
 
     Inside it, in this thread, conv2d_ext computes the calls that it covers, whoever makes them.
     What was computed inside keeps its bits in a backward, too, whenever and in whichever thread
-    that runs; a checkpoint (torch.utils.checkpoint) computes its forward once more as it did. Contexts nest, and may lie around or inside of functions under torch.compile.
+    that runs; a checkpoint (torch.utils.checkpoint) computes its forward once more as it did.
+    Contexts nest, and may lie around or inside of functions under torch.compile.
 
     >>> with conv2d_ext.batch_invariant():
     ...     output = model(input)

@@ -566,9 +566,7 @@ def _attention_grad_vmap(
         masks = mask.unsqueeze(0) if in_dims[4] is None else mask.movedim(in_dims[4], 0)
         masks = masks.expand(batch, n, *masks.shape[2:]).flatten(0, 1)
     found = attention_grad(*folded, masks, causal, scale, fused_layout, wanted)
-    results = [
-        g.unflatten(0, (batch, n)) if w else g for g, w in zip(found, wanted, strict=True)
-    ]
+    results = [g.unflatten(0, (batch, n)) if w else g for g, w in zip(found, wanted, strict=True)]
     if wanted[3] and n != 1 and _example_size(mask, in_dims[4])[0] == 1:
         results[3] = sum_over(results[3], [1], True)
     return tuple(results), tuple(0 if w else None for w in wanted)

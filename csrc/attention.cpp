@@ -158,8 +158,7 @@ Tensor attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const st
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_grad_cpu(const Tensor& grad_output, const Tensor& q,
                                                               const Tensor& k, const Tensor& v,
                                                               const std::optional<Tensor>& mask, bool causal,
-                                                              double scale, bool fused_layout,
-                                                              AttentionWanted wanted) {
+                                                              double scale, bool fused_layout, AttentionWanted wanted) {
   check_attention(q, k, v, mask);
   const AttentionOptions options = make_options(mask, causal, scale, fused_layout);
   const at::AutoDispatchBelowADInplaceOrView guard;
@@ -172,21 +171,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_grad_cpu(const Tensor& grad
   Tensor gq = !wanted[0]     ? none()
               : fused_layout ? zeros_with_heads_inside(q, q.scalar_type())
                              : at::empty(q.sizes(), q.options());
-  Tensor gk = !wanted[1]     ? none()
-              : fused_layout ? zeros(k)
-                             : at::zeros({k.size(0), k.size(1), k.size(3), k.size(2)}, k.options().dtype(wide))
-                                   .transpose(2, 3);
+  Tensor gk = !wanted[1] ? none()
+              : fused_layout
+                  ? zeros(k)
+                  : at::zeros({k.size(0), k.size(1), k.size(3), k.size(2)}, k.options().dtype(wide)).transpose(2, 3);
   Tensor gv = wanted[2] ? zeros(v) : none();
   Tensor gm = wanted[3] ? at::zeros(mask->sizes(), mask->options().dtype(wide)) : none();
-  each_piece(q, k, v, options,
-             [&](const Piece& piece, const auto& part, const auto& kv_part, const auto& mask_part) {
-               const Tensor gy = matrices(part(grad_output), piece.k.sym_size(0) / piece.images);
-               const AttentionGrads some = grads_of(piece, gy, options, wanted);
-               if (wanted[0]) part(gq).copy_(some[0].view(part(gq).sizes()));
-               if (wanted[1]) kv_part(gk).add_(some[1].view(kv_part(gk).sizes()));
-               if (wanted[2]) kv_part(gv).add_(some[2].view(kv_part(gv).sizes()));
-               if (wanted[3]) mask_part(gm).add_(some[3]);
-             });
+  each_piece(q, k, v, options, [&](const Piece& piece, const auto& part, const auto& kv_part, const auto& mask_part) {
+    const Tensor gy = matrices(part(grad_output), piece.k.sym_size(0) / piece.images);
+    const AttentionGrads some = grads_of(piece, gy, options, wanted);
+    if (wanted[0]) part(gq).copy_(some[0].view(part(gq).sizes()));
+    if (wanted[1]) kv_part(gk).add_(some[1].view(kv_part(gk).sizes()));
+    if (wanted[2]) kv_part(gv).add_(some[2].view(kv_part(gv).sizes()));
+    if (wanted[3]) mask_part(gm).add_(some[3]);
+  });
   return {gq, wanted[1] ? gk.to(k.scalar_type()) : gk, wanted[2] ? gv.to(v.scalar_type()) : gv,
           wanted[3] ? gm.to(mask->scalar_type()) : gm};
 }

@@ -19,11 +19,11 @@ namespace conv2d_ext {
 // q (N, heads, L, E), k (N, kv_heads, S, E), v (N, kv_heads, S, Ev), of one dtype: float32, float64, bfloat16 or
 // float16, of which the last two are rounded once; kv_heads divides heads. No tensor is empty.
 struct AttentionOptions {
-  at::Tensor mask;           // none, or of 4 dimensions that expand to (N, heads, L, S): bool (true: counts) or added
-  bool causal = false;       // a query meets the keys up to its own number
+  at::Tensor mask;      // none, or of 4 dimensions that expand to (N, heads, L, S): bool (true: counts) or added
+  bool causal = false;  // a query meets the keys up to its own number
   double scale = 1;
-  // As PyTorch's own kernel lays out what it computes: the result as q, each gradient as (N, rows, heads, columns). Else
-  // as a sequence of products has it: contiguous but for the gradient of k, whose columns come before its rows.
+  // As PyTorch's own kernel lays out what it computes: the result as q, each gradient as (N, rows, heads, columns).
+  // Else as a sequence of products has it: contiguous but for the gradient of k, whose columns come before its rows.
   bool fused_layout = false;
 };
 // (N, heads, L, Ev)

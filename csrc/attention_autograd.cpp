@@ -9,12 +9,15 @@
 
 namespace conv2d_ext {
 
-void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask) {
+void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const std::optional<at::Tensor>& mask) {
   const auto dtype = q.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(
       dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
       "conv2d_ext::attention: expected float32, float64, bfloat16 or float16, but got ", dtype);
-  const auto is = [](const c10::SymInt& a, const c10::SymInt& b) { return a.sym_eq(b).expect_true(__FILE__, __LINE__); };
+  const auto is = [](const c10::SymInt& a, const c10::SymInt& b) {
+    return a.sym_eq(b).expect_true(__FILE__, __LINE__);
+  };
   const bool fits = k.scalar_type() == dtype && v.scalar_type() == dtype && q.dim() == 4 && k.dim() == 4 &&
                     v.dim() == 4 && is(q.sym_size(0), k.sym_size(0)) && is(q.sym_size(0), v.sym_size(0)) &&
                     is(k.sym_size(1), v.sym_size(1)) && is(k.sym_size(2), v.sym_size(2)) &&
@@ -57,8 +60,8 @@ Tensor empty_turned(const Tensor& like, int64_t first, int64_t second) {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_grad_meta(const Tensor& grad_output, const Tensor& q,
                                                                const Tensor& k, const Tensor& v,
-                                                               const MaybeTensor& mask, bool, double,
-                                                               bool fused_layout, AttentionWanted wanted) {
+                                                               const MaybeTensor& mask, bool, double, bool fused_layout,
+                                                               AttentionWanted wanted) {
   check_attention(q, k, v, mask);
   TORCH_CHECK(grad_output.dim() == 4 && grad_output.scalar_type() == q.scalar_type(),
               "conv2d_ext::attention_grad: expected grad_output of 4 dimensions and of q's dtype, but got ",
@@ -110,11 +113,10 @@ struct AttentionBackward final : torch::autograd::TraceableFunction {
     using torch::dynamo::autograd::IValuePacker;
     const auto& compiler = torch::dynamo::autograd::getPyCompilerInterface();
     const auto tensor = IValuePacker<Tensor>::packed_type();
-    static const std::string function =
-        compiler->bind_function(swap.get_py_compiler(), name(), run_packed,
-                                {tensor, tensor, tensor, tensor, IValuePacker<bool>::packed_type(),
-                                 IValuePacker<double>::packed_type(), IValuePacker<bool>::packed_type(),
-                                 IValuePacker<AttentionWanted>::packed_type()});
+    static const std::string function = compiler->bind_function(
+        swap.get_py_compiler(), name(), run_packed,
+        {tensor, tensor, tensor, tensor, IValuePacker<bool>::packed_type(), IValuePacker<double>::packed_type(),
+         IValuePacker<bool>::packed_type(), IValuePacker<AttentionWanted>::packed_type()});
     for (auto& variable : saved) swap.before(variable);
     torch::dynamo::autograd::PackedArgs args;
     for (auto& variable : saved) args.pack(Tensor(variable.unpack()));
@@ -122,10 +124,10 @@ struct AttentionBackward final : torch::autograd::TraceableFunction {
     args.pack(scale);
     args.pack(fused_layout);
     args.pack(wanted_now());
-    variable_list result = compiler->call_function(
-        swap.get_py_compiler(), "apply_functional", function, grads, args.vec(),
-        IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
-            torch::dynamo::autograd::get_input_metadata(next_edges())));
+    variable_list result =
+        compiler->call_function(swap.get_py_compiler(), "apply_functional", function, grads, args.vec(),
+                                IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+                                    torch::dynamo::autograd::get_input_metadata(next_edges())));
     for (auto& variable : saved) swap.after(variable);
     return result;
   }
@@ -178,8 +180,7 @@ Tensor attention_autograd(c10::DispatchKeySet keys, const Tensor& q, const Tenso
   Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    result =
-        attention_op().redispatch(keys & c10::after_autograd_keyset, q, k, v, mask, causal, scale, fused_layout);
+    result = attention_op().redispatch(keys & c10::after_autograd_keyset, q, k, v, mask, causal, scale, fused_layout);
   }
   if (compute_requires_grad(q, k, v, bias)) {
     auto node = new_node<AttentionBackward>();
@@ -204,8 +205,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_grad_autograd(c10::Dispatch
   if (compute_requires_grad(grad_output, q, k, v, bias) || moves(grad_output) || moves(q) || moves(k) || moves(v) ||
       moves(bias)) {
     check_attention(q, k, v, mask);
-    AttentionGrads grads =
-        attention_grads_by_calls(grad_output, q, k, v, {bias, causal, scale, fused_layout}, wanted);
+    AttentionGrads grads = attention_grads_by_calls(grad_output, q, k, v, {bias, causal, scale, fused_layout}, wanted);
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!wanted[i]) grads[i] = at::empty({0}, q.options());
     }

@@ -355,9 +355,7 @@ DispatchKeySet beyond_autograd(DispatchKeySet keys) {
   return keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
 }
 // An op that is made of others has one kernel for all keys.
-DispatchKeySet beyond_composite(DispatchKeySet keys) {
-  return keys.remove(c10::DispatchKey::AutogradFunctionality);
-}
+DispatchKeySet beyond_composite(DispatchKeySet keys) { return keys.remove(c10::DispatchKey::AutogradFunctionality); }
 
 void put_up_gates() {
   static std::once_flag once;
@@ -375,9 +373,8 @@ void put_up_gates() {
           name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.c_str() + dot + 1);
       const bool is_composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
       for (torch::Library* const m : autograd) {
-        m->impl(name.c_str(), is_composite
-                                  ? torch::CppFunction::makeFromBoxedFunction<&pass_gate<beyond_composite>>()
-                                  : torch::CppFunction::makeFromBoxedFunction<&pass_gate<beyond_autograd>>());
+        m->impl(name.c_str(), is_composite ? torch::CppFunction::makeFromBoxedFunction<&pass_gate<beyond_composite>>()
+                                           : torch::CppFunction::makeFromBoxedFunction<&pass_gate<beyond_autograd>>());
       }
       backend_select->impl(name.c_str(),
                            torch::CppFunction::makeFromBoxedFunction<&pass_gate<beyond_backend_select>>());

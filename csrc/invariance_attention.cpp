@@ -69,11 +69,11 @@ struct ScaledDotProductAttention {
     if (has_mask) options.mask = with_four_dims(*attn_mask);
     // Where PyTorch's own kernel would run. (Of one head both layouts are the same.)
     const auto is_dense_row = [](const Tensor& t) { return t.sym_stride(-1) == 1; };
-    options.fused_layout = (query.dim() == 4 || (query.dim() == 2 && query.is_contiguous())) && value.sym_size(-1) == query.sym_size(-1) && is_dense_row(query) &&
-                           is_dense_row(key) && is_dense_row(value) &&
+    options.fused_layout = (query.dim() == 4 || (query.dim() == 2 && query.is_contiguous())) &&
+                           value.sym_size(-1) == query.sym_size(-1) && is_dense_row(query) && is_dense_row(key) &&
+                           is_dense_row(value) &&
                            !(has_mask && attn_mask->requires_grad() && c10::GradMode::is_enabled());
-    const Tensor result =
-        attention(with_four_dims(query), with_four_dims(key), with_four_dims(value), options);
+    const Tensor result = attention(with_four_dims(query), with_four_dims(key), with_four_dims(value), options);
     if (query.dim() == 4) return result;
     SymDims size(result.sym_sizes().end() - query.dim(), result.sym_sizes().end());
     return in_sizes(result, size);

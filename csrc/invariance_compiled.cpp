@@ -124,9 +124,7 @@ struct CallEagerly final : Twin {
 
 struct Record final : Twin {
   using Twin::Twin;
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    other.callBoxed(stack);
-  }
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { other.callBoxed(stack); }
 };
 
 // A recorded call keeps PyTorch's derivatives: it goes to PyTorch's autograd kernel first, which takes down how to

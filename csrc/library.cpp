@@ -52,9 +52,8 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("mean(Tensor input, int[] dim, bool keepdim) -> Tensor", tags);
   m.def("softmax(Tensor input, int dim, bool log) -> Tensor", tags);
   m.def("softmax_grad(Tensor grad_output, Tensor output, int dim, bool log) -> Tensor", tags);
-  m.def(
-      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool fused_layout) -> Tensor",
-      tags);
+  m.def("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool fused_layout) -> Tensor",
+        tags);
   m.def(
       "attention_grad(Tensor grad_output, Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, "
       "bool fused_layout, bool[4] wanted) -> (Tensor, Tensor, Tensor, Tensor)",

@@ -95,7 +95,7 @@ struct MatmulBackward {  // of (mat1, mat2, bias)
   static constexpr size_t kArguments = 3;
   static constexpr bool kMayBeConstant = false;
   struct State {
-    bool one_mat2 = true;                            // mat2 has no batch
+    bool one_mat2 = true;                                   // mat2 has no batch
     bool mat1_by_columns = false, mat2_by_columns = false;  // as they lie in memory, and so their gradients
     template <class Self, class Visit>
     static void visit(Self& self, Visit visit) {
@@ -112,7 +112,8 @@ struct MatmulBackward {  // of (mat1, mat2, bias)
     }
     if (wanted[1]) {
       const Tensor rows = state.one_mat2 ? joined_rows(mat1) : mat1;
-      result[1] = product_by(state.mat2_by_columns, conjugate_transpose(rows), state.one_mat2 ? joined_rows(grad) : grad);
+      result[1] =
+          product_by(state.mat2_by_columns, conjugate_transpose(rows), state.one_mat2 ? joined_rows(grad) : grad);
     }
     if (wanted[2]) {
       result[2] = conv2d_grad_bias(joined_rows(grad).unsqueeze(-1).unsqueeze(-1));

@@ -215,8 +215,7 @@ Tensor pointwise_pair_cpu(const Tensor& first, const Tensor& second, std::string
                       .check_all_same_dtype(false)
                       .declare_static_dtype_and_device(first.scalar_type(), first.device())
                       .build();
-  run_rows<2>(iterator,
-              [&](const char* const* sources, char* to, int64_t n) { row(sources[0], sources[1], to, n); });
+  run_rows<2>(iterator, [&](const char* const* sources, char* to, int64_t n) { row(sources[0], sources[1], to, n); });
   return iterator.output();
 }
 

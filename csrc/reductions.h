@@ -1,6 +1,6 @@
 // Sums and softmax in an order that the position along the reduced dimensions fixes (cpu/reduce/reduce.h): the ops
-// conv2d_ext::sum, mean, var, softmax and softmax_grad, for float32, float64, bfloat16 and float16 on the CPU. Their results are
-// contiguous, as PyTorch's are.
+// conv2d_ext::sum, mean, var, softmax and softmax_grad, for float32, float64, bfloat16 and float16 on the CPU. Their
+// results are contiguous, as PyTorch's are.
 //
 //   sum, mean     over the dimensions `dim`; a mean is a sum that is divided
 //   var           the sum of squared distances from the mean, over `divisor`

@@ -163,8 +163,7 @@ struct VarBackward {
   }
 };
 
-Tensor var_autograd(c10::DispatchKeySet keys, const Tensor& input, c10::IntArrayRef dim, double divisor,
-                    bool keepdim) {
+Tensor var_autograd(c10::DispatchKeySet keys, const Tensor& input, c10::IntArrayRef dim, double divisor, bool keepdim) {
   Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;

@@ -345,7 +345,10 @@ class TestScope:
             torch.func.vmap(torch.func.grad(lambda x, f=function: f(x[None]).sum()))(x.detach())
         sparse = torch.eye(3).to_sparse()
         torch.testing.assert_close(torch.mm(sparse, torch.ones(3, 3)), torch.ones(3, 3))
-        assert torch.mm(torch.ones(2, 2, dtype=torch.int64), torch.ones(2, 2, dtype=torch.int64)).sum() == 8
+        assert (
+            torch.mm(torch.ones(2, 2, dtype=torch.int64), torch.ones(2, 2, dtype=torch.int64)).sum()
+            == 8
+        )
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             torch.mm(torch.ones(2, 3), torch.ones(2, 3))
 

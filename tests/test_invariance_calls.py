@@ -480,7 +480,9 @@ class TestAttention:
             return F.scaled_dot_product_attention(q, k, v, mask).square().sum()
 
         every = (0, 1, 2, 3)
-        transform = torch.func.vmap(torch.func.grad(loss, argnums=every), in_dims=(0, None, 0, None))
+        transform = torch.func.vmap(
+            torch.func.grad(loss, argnums=every), in_dims=(0, None, 0, None)
+        )
         with conv2d_ext.batch_invariant():
             found = transform(q, k[0], v, mask)
             saved = []

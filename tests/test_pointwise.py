@@ -419,7 +419,10 @@ class TestPairs:
             torch.testing.assert_close(found, expected)
             assert found.stride() == expected.stride()
         leaves = [torch.rand(3, 4).add(0.5).requires_grad_(), torch.rand(4).requires_grad_()]
-        for call in (function, lambda a, b: getattr(a * 1, f"{name}_", lambda b: function(a, b))(b)):
+        for call in (
+            function,
+            lambda a, b: getattr(a * 1, f"{name}_", lambda b: function(a, b))(b),
+        ):
             expected = torch.autograd.grad(call(*leaves).sum(), leaves)
             with conv2d_ext.batch_invariant():
                 found = torch.autograd.grad(call(*leaves).sum(), leaves)
@@ -430,7 +433,7 @@ class TestPairs:
 
     def test_errors(self):
         x = torch.rand(3)
-        with pytest.raises(ValueError, match="one of pow, atan2, .*, but got 'add'"):
+        with pytest.raises(ValueError, match=r"one of pow, atan2, .*, but got 'add'"):
             pointwise_pair(x, x, "add")
         with pytest.raises(RuntimeError, match="of one size and dtype"):
             pointwise_pair(x, x[:2], "pow")

@@ -1,4 +1,4 @@
-"""What calls return: tensors of their own, with PyTorch's strides, and gradients in PyTorch's strides.
+"""What calls return: tensors of their own, in PyTorch's strides, as their gradients are.
 
 Seen to fail: with `squeeze` in without_dim's place every call of one dimension, mv and dot.
 """
@@ -72,7 +72,10 @@ COVERED = {
     "mm": (torch.mm, (r(3, 4), r(4, 5))),
     "matmul, vector": (torch.matmul, (r(2, 3, 4), r(4))),
     "conv3d": (lambda x, w: F.conv3d(x, w, stride=2), (r(2, 3, 4, 4, 4), r(4, 3, 2, 2, 2))),
-    "conv3d, as deep": (lambda x, w: F.conv3d(x, w, stride=2), (r(2, 3, 2, 4, 4), r(4, 3, 2, 2, 2))),
+    "conv3d, as deep": (
+        lambda x, w: F.conv3d(x, w, stride=2),
+        (r(2, 3, 2, 4, 4), r(4, 3, 2, 2, 2)),
+    ),
     "conv3d, one channel": (
         lambda x, w: F.conv3d(x, w, stride=2),
         (r(2, 3, 4, 4, 4), r(1, 3, 2, 2, 2)),
@@ -119,8 +122,8 @@ CALLS = {
     **PUBLIC,
     **{name: (call, _in_mode(call), inputs) for name, (call, inputs) in COVERED.items()},
 }
-# Of channels_last inputs: a video's copy, which is contiguous, has its gradient alike; and PyTorch's
-# gradient of a product follows the strides of what multiplies it.
+# Of channels_last inputs: a video's copy, which is contiguous, has its gradient alike; and
+# PyTorch's gradient of a product follows the strides of what multiplies it.
 OTHER_STRIDES = [COVERED[name][0] for name in ("conv3d, channels_last", "prod, channels_last")]
 over_calls = pytest.mark.parametrize(("theirs", "ours", "inputs"), CALLS.values(), ids=CALLS)
 

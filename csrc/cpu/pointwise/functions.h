@@ -290,11 +290,12 @@ CONV2D_INLINE Doubles pow_of(Doubles x, double exponent) {
 CONV2D_INLINE double pow_of(double x, double exponent) { return __builtin_pow(x, exponent); }
 
 CONV2D_INLINE Bits<Doubles> is_integer(Doubles x) {
-  return Bits<Doubles>(((x + kRounder<Doubles>) - kRounder<Doubles> == x) | (magnitude(x) >= 0x1p51));
+  return Bits<Doubles>(((x + kRounder<Doubles>)-kRounder<Doubles> == x) | (magnitude(x) >= 0x1p51));
 }
 // x^y for each y of a vector.
 CONV2D_INLINE Doubles pow_of(Doubles x, Doubles y) {
-  const Doubles infinity = all<Doubles>(__builtin_inf()), one = all<Doubles>(1.0), nan = all<Doubles>(__builtin_nan(""));
+  const Doubles infinity = all<Doubles>(__builtin_inf()), one = all<Doubles>(1.0),
+                nan = all<Doubles>(__builtin_nan(""));
   const auto integer = is_integer(y), odd = integer & ~is_integer(y * 0.5);
   const Doubles size = exp_of(log_of(magnitude(x)) * y);
   const Doubles of_integer = select(odd, with_sign(size, x), size);
@@ -303,10 +304,11 @@ CONV2D_INLINE Doubles pow_of(Doubles x, Doubles y) {
   return select((x == 1.0) | (y == 0.0) | ((x == -1.0) & (magnitude(y) == infinity)), one, result);
 }
 
-// The angle of the point (x, y), from the smaller over the larger of the two: atan(t) = pi / 4 + atan((t - 1) / (t + 1)).
+// The angle of the point (x, y), from the smaller over the larger of the two: atan(t) = pi / 4 + atan((t - 1) / (t +
+// 1)).
 CONV2D_INLINE Doubles atan2_of(Doubles y, Doubles x) {
   constexpr double kPi = 3.141592653589793;
-  constexpr double kSeries[] = {-1.0 / 3,  1.0 / 5,  -1.0 / 7,  1.0 / 9,  -1.0 / 11, 1.0 / 13, -1.0 / 15,
+  constexpr double kSeries[] = {-1.0 / 3, 1.0 / 5,   -1.0 / 7, 1.0 / 9,   -1.0 / 11, 1.0 / 13, -1.0 / 15,
                                 1.0 / 17, -1.0 / 19, 1.0 / 21, -1.0 / 23, 1.0 / 25,  -1.0 / 27};
   const Doubles a = magnitude(y), b = magnitude(x), infinity = all<Doubles>(__builtin_inf());
   const auto steep = a > b;

@@ -77,8 +77,8 @@ void slope_row(const void* grad_output, const void* input, void* result, int64_t
 template <class Function>
 CONV2D_INLINE Floats value_of_floats(Floats x, Floats y) {
   const Wide a = widen_floats(x), b = widen_floats(y);
-  return narrow_doubles({Function::template value<Doubles>(a.low, b.low),
-                         Function::template value<Doubles>(a.high, b.high)});
+  return narrow_doubles(
+      {Function::template value<Doubles>(a.low, b.low), Function::template value<Doubles>(a.high, b.high)});
 }
 
 template <class Function, class S>
