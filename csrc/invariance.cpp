@@ -347,15 +347,18 @@ void pass_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::S
   }
 }
 
+// (The keys that a kernel gets may have higher ones than its own, where Python dispatches.)
 DispatchKeySet beyond_backend_select(DispatchKeySet keys) {
   return keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
 }
+// An op that is made of others has one kernel for all keys.
+DispatchKeySet beyond_composite(DispatchKeySet keys) {
+  return keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, c10::DispatchKey::AutogradFunctionality);
+}
 // PyTorch registers its autograd kernels for all devices alike, so those of other devices' tensors are the same ones.
 DispatchKeySet beyond_autograd(DispatchKeySet keys) {
-  return keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
+  return beyond_composite(keys).add(c10::DispatchKey::AutogradOther);
 }
-// An op that is made of others has one kernel for all keys.
-DispatchKeySet beyond_composite(DispatchKeySet keys) { return keys.remove(c10::DispatchKey::AutogradFunctionality); }
 
 void put_up_gates() {
   static std::once_flag once;
