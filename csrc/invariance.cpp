@@ -338,24 +338,22 @@ bool joins() {
   return true;
 }
 
-template <DispatchKeySet (*beyond)(DispatchKeySet)>
-void pass_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (joins()) {
-    op.callBoxed(stack);
-  } else {
-    op.redispatchBoxed(beyond(keys), stack);
-  }
-}
+// (The keys that a kernel gets may have higher ones than its own, where Python dispatches.)
+const DispatchKeySet kBeyondBackendSelect(DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+const DispatchKeySet kBeyondAutograd(DispatchKeySet::FULL_AFTER, c10::DispatchKey::AutogradFunctionality);
 
-DispatchKeySet beyond_backend_select(DispatchKeySet keys) {
-  return keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+void pass_backend_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  joins() ? op.callBoxed(stack) : op.redispatchBoxed(keys & kBeyondBackendSelect, stack);
 }
 // PyTorch registers its autograd kernels for all devices alike, so those of other devices' tensors are the same ones.
-DispatchKeySet beyond_autograd(DispatchKeySet keys) {
-  return keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
+void pass_autograd_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  joins() ? op.callBoxed(stack)
+          : op.redispatchBoxed((keys & kBeyondAutograd).add(c10::DispatchKey::AutogradOther), stack);
 }
 // An op that is made of others has one kernel for all keys.
-DispatchKeySet beyond_composite(DispatchKeySet keys) { return keys.remove(c10::DispatchKey::AutogradFunctionality); }
+void pass_composite_gate(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* stack) {
+  joins() ? op.callBoxed(stack) : op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
 
 void put_up_gates() {
   static std::once_flag once;
@@ -373,11 +371,10 @@ void put_up_gates() {
           name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.c_str() + dot + 1);
       const bool is_composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
       for (torch::Library* const m : autograd) {
-        m->impl(name.c_str(), is_composite ? torch::CppFunction::makeFromBoxedFunction<&pass_gate<beyond_composite>>()
-                                           : torch::CppFunction::makeFromBoxedFunction<&pass_gate<beyond_autograd>>());
+        m->impl(name.c_str(), is_composite ? torch::CppFunction::makeFromBoxedFunction<&pass_composite_gate>()
+                                           : torch::CppFunction::makeFromBoxedFunction<&pass_autograd_gate>());
       }
-      backend_select->impl(name.c_str(),
-                           torch::CppFunction::makeFromBoxedFunction<&pass_gate<beyond_backend_select>>());
+      backend_select->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&pass_backend_gate>());
     }
   });
 }

@@ -352,6 +352,19 @@ class TestScope:
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             torch.mm(torch.ones(2, 3), torch.ones(2, 3))
 
+    def test_gates_hand_on_where_python_dispatches(self):
+        conv2d_ext.enable()
+        conv2d_ext.disable()
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            y = F.linear(x, torch.ones(3, 6)).softmax(-1) @ torch.ones(3, 6)
+            return F.group_norm(F.scaled_dot_product_attention(y, x, x), 2).mean()
+
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        x = torch.randn(2, 4, 6, 6, requires_grad=True)
+        (grad,), (expected,) = (torch.autograd.grad(f(x), x) for f in (compiled, function))
+        torch.testing.assert_close(grad, expected)
+
     @pytest.mark.parametrize("leave_inside", [False, True])
     @pytest.mark.parametrize("process", [False, True])
     def test_inference_mode_brings_no_mode_back(self, leave_inside, process):
