@@ -1,4 +1,4 @@
-"""python -m benchmarks.winograd: conv2d_ext with allow_winograd beside itself without it and F.conv2d.
+"""python -m benchmarks.winograd: allow_winograd beside conv2d_ext without it and F.conv2d.
 
 The 3x3 layers of VGG-16 and ResNet with at least 64 channels, on maps of 14x14 and larger, and
 ResNet-18 and VGG-16 whole. Prints the ratio of the medians of interleaved rounds (above 1 Winograd
@@ -33,8 +33,10 @@ from conv2d_ext.testing import (
 )
 
 # (channels, result channels, side), and of how many images.
-SIZES = ((64, 64, 224), (64, 128, 112), (128, 128, 112), (128, 256, 56), (256, 256, 56), (256, 512, 28),
-         (512, 512, 28), (512, 512, 14), (64, 64, 56), (128, 128, 28), (256, 256, 14))  # fmt: skip
+SIZES = (
+    (64, 64, 224), (64, 128, 112), (128, 128, 112), (128, 256, 56), (256, 256, 56), (256, 512, 28),
+    (512, 512, 28), (512, 512, 14), (64, 64, 56), (128, 128, 28), (256, 256, 14),
+)  # fmt: skip
 SMALLER = ((512, 512, 7),)
 PEERS = ("direct", "F.conv2d")
 

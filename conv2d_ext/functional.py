@@ -364,14 +364,14 @@ def explain(
 def explain_matmul(
     mat1: Tensor, mat2: Tensor, bias: Tensor | None = None
 ) -> DirectionExplanation | CudaDirectionExplanation:
-    """What a product of matrices under `batch_invariant`, or `linear`, will do. Nothing is computed.
+    """What a product of matrices in `batch_invariant`, or `linear`, will do. Nothing is computed.
 
     mat1: (M, K), or (B, M, K). mat2: (K, N), or (B, K, N) with a mat1 of three dimensions. bias:
     (N,), with a mat2 of two. Only sizes, strides and dtypes are read. `linear(input, weight, bias)`
     is the product of input and weight.t(); the gradients of a product are products.
 
-    Raises RuntimeError and NotImplementedError as torch.mm and torch.bmm do, and NotImplementedError
-    for a device that this build has no kernels for.
+    Raises RuntimeError and NotImplementedError as torch.mm and torch.bmm do, and
+    NotImplementedError for a device that this build has no kernels for.
     """
     fields = _C.explain_matmul(mat1, mat2, bias)
     if fields is None:

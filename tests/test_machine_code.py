@@ -345,7 +345,9 @@ def test_amx_multiplies_tiles_in_place(rows, columns, report):
                 loops.append((loop, [i.operands for i in code[start : end + 1]]))
     loop, operands = min(loops, key=lambda pair: len(pair[0]))
     multiplies = [at for at, mnemonic in enumerate(loop) if mnemonic == "tdpbf16ps"]
-    report.append(f"  {len(multiplies)} of {len(loop):3} instructions: {rows} x {columns} AMX tiles")
+    report.append(
+        f"  {len(multiplies)} of {len(loop):3} instructions: {rows} x {columns} AMX tiles"
+    )
     assert len(multiplies) == rows * columns
     assert len({operands[at].split(",")[-1] for at in multiplies}) == rows * columns
     assert loop.count("tileloadd") == rows + columns

@@ -301,7 +301,9 @@ def test_explain_reads_no_data_and_refuses_what_the_product_refuses():
 def test_explain_of_a_described_gpu():
     """In the order of k alone, whatever the rows."""
     plans = [
-        conv2d_ext._C.explain_matmul(torch.ones(m, 300), torch.ones(300, 64), None, gpu=(132, 232448))
+        conv2d_ext._C.explain_matmul(
+            torch.ones(m, 300), torch.ones(300, 64), None, gpu=(132, 232448)
+        )
         for m in (1, 500)
     ]
     for key in ("k_segments", "k_segment_length", "k_chain_length", "gemm_k"):

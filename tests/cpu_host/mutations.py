@@ -845,8 +845,8 @@ MUTATIONS = (
     M(
         "drivers/rows.h",
         "the bias of a block is the first block's",
-        "static_cast<const S*>(products.bias) + lane0 * products.bias_step, products.bias_step, lanes, bias, false);",
-        "static_cast<const S*>(products.bias), products.bias_step, lanes, bias, false);",
+        "static_cast<const S*>(products.bias) + lane0 * products.bias_step,",
+        "static_cast<const S*>(products.bias),",
     ),
     M(
         "plan/candidates.cpp",
