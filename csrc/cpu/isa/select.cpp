@@ -16,7 +16,7 @@ const Engine& choose_isa() {
   const Engine* const engines[] = {amx_engine(),  avx512_bf16_engine(), avx512_engine(),
                                    avx2_engine(), portable_engine(),    amx_emulated_engine()};
   const char* const wanted = std::getenv(kIsaVariable);
-  const bool forced = isa_is_forced();
+  const bool forced = wanted != nullptr && isa_is_forced();
   for (const Engine* engine : engines) {
     if (engine == nullptr || (forced && std::strcmp(engine->isa, wanted) != 0)) continue;
     if (machine_has(engine->isa) && (forced || machine_prefers(engine->isa))) return *engine;

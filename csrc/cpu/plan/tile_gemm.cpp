@@ -221,7 +221,7 @@ struct WeightTiler {
   int64_t most_rows() const {
     return vector.operand_bytes == 0 || vector.operand_bytes == vector.element_size
                ? std::numeric_limits<int64_t>::max()
-               : limit::kAmxRowBytes / row_bytes(pixels);
+               : limit::kAmxRowBytes / max64(row_bytes(pixels), 1);
   }
 
   // Elements of a channel's patch, of all images of a segment.

@@ -33,7 +33,7 @@ struct WinogradTiler {
   // and of channels, those that take the threads the shortest.
   void cut(int64_t target, WinogradTiling& best) const {
     const int64_t rows = winograd_squares(gemm.rows), cols = winograd_squares(gemm.cols);
-    const int64_t tile_cols = even_piece(cols, target);
+    const int64_t tile_cols = max64(even_piece(cols, target), 1);
     WinogradTiling t = best;
     t.tile_images = 1;
     t.tile_cols = min64(2 * tile_cols, gemm.cols);
