@@ -91,7 +91,8 @@ struct WinogradTiler {
     t.run = 1;
     if (t.keeps_weights) {
       const int64_t others = gemm.groups * t.chunks_m;
-      const int64_t items = num_threads == 1 ? 1 : max64(1, div_up(limit::kItemsPerThread * num_threads, others));
+      const int64_t items =
+          num_threads == 1 ? 1 : max64(1, div_up(limit::kItemsPerThread * num_threads, max64(others, 1)));
       t.run = even_piece(t.tiles(), max64(1, t.tiles() / items));
     }
     t.runs = div_up(t.tiles(), t.run);
