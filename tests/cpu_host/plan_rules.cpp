@@ -311,19 +311,13 @@ const char* short_name(Driver driver) {
 
 // A product of matrices of the problem's sizes, the other factor's elements along k or not.
 Call product_call(const Conv2dProblem& problem, DType dtype) {
-  Conv2dProblem p{};
-  p.batch = problem.batch;
-  p.in_channels = problem.in_channels_per_group();
-  p.out_channels = problem.out_channels_per_group();
-  p.in_w = p.out_w = problem.out_w;
-  p.in_h = p.out_h = p.kernel_h = p.kernel_w = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = p.groups = 1;
-  const int64_t k = p.in_channels, n = p.out_channels, m = p.in_w;
-  Call call{Direction::kForward, p, dtype, {}, {}, {}};
-  call.is_matmul = true;
-  call.a = {nullptr, {k * m, 1, 0, k}};
-  call.b = problem.kernel_h % 2 ? ConstTensorView{nullptr, {k, 1, 0, 0}} : ConstTensorView{nullptr, {1, n, 0, 0}};
-  call.result = {nullptr, {n * m, 1, 0, n}};
-  return call;
+  const int64_t k = problem.in_channels_per_group(), n = problem.out_channels_per_group();
+  const int64_t m = problem.out_w;
+  // Matrices with a gap between them are not joined.
+  const ConstMatrixView mat1{nullptr, k * m + 1, k, 1};
+  const ConstMatrixView mat2 =
+      problem.kernel_h % 2 ? ConstMatrixView{nullptr, 0, 1, k} : ConstMatrixView{nullptr, 0, n, 1};
+  return cpu::product_call({problem.batch, m, n, k}, dtype, mat1, mat2, {}, {nullptr, n * m, n, 1});
 }
 
 void check_task(const Task& task, const IsaShape& isa, int threads) {

@@ -221,19 +221,12 @@ bool draw(Random& random, Draw& d) {
 
 // A product of matrices with the draw's batch, channels and row of pixels; either factor's elements may lie along k.
 Call product_call(const Draw& d) {
-  Conv2dProblem p{};
-  p.batch = d.problem.batch;
-  p.in_channels = d.problem.in_channels_per_group();
-  p.out_channels = d.problem.out_channels_per_group();
-  p.in_w = p.out_w = std::min<int64_t>(d.problem.out_w, 64);
-  p.in_h = p.out_h = p.kernel_h = p.kernel_w = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = p.groups = 1;
-  const int64_t k = p.in_channels, n = p.out_channels, m = p.in_w;
-  Call call{Direction::kForward, p, d.dtype, {}, {}, {}};
-  call.is_matmul = true;
-  call.a = {nullptr, {k * m, 1, 0, k}};
-  call.b = d.threads % 2 ? ConstTensorView{nullptr, {k, 1, 0, 0}} : ConstTensorView{nullptr, {1, n, 0, 0}};
-  call.result = {nullptr, {n * m, 1, 0, n}};
-  return call;
+  const int64_t k = d.problem.in_channels_per_group(), n = d.problem.out_channels_per_group();
+  const int64_t m = std::min<int64_t>(d.problem.out_w, 64);
+  // Matrices with a gap between them are not joined.
+  const ConstMatrixView mat1{nullptr, k * m + 1, k, 1};
+  const ConstMatrixView mat2 = d.threads % 2 ? ConstMatrixView{nullptr, 0, 1, k} : ConstMatrixView{nullptr, 0, n, 1};
+  return cpu::product_call({d.problem.batch, m, n, k}, d.dtype, mat1, mat2, {}, {nullptr, n * m, n, 1});
 }
 
 // ---- checks
