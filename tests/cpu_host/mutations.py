@@ -843,10 +843,10 @@ MUTATIONS = (
         "min64(r, valid - 1) * products.factor_r",
     ),
     M(
-        "drivers/rows.h",
+        "drivers/parts.h",
         "the bias of a block is the first block's",
-        "static_cast<const S*>(products.bias) + lane0 * products.bias_step,",
-        "static_cast<const S*>(products.bias),",
+        "static_cast<const S*>(products.bias) + lane * products.bias_step;",
+        "static_cast<const S*>(products.bias);",
     ),
     M(
         "plan/candidates.cpp",

@@ -46,7 +46,7 @@ struct ColumnCall {
     T* const sums = part<T>(scratch, layout.sums);
     T* const totals = part<T>(scratch, layout.totals);
     T* const lost = part<T>(scratch, layout.lost);
-    const T* const bias = load_bias(lane0, lanes, part<T>(scratch, layout.bias));
+    const T* const bias = load_bias<S>(products, lane0, lanes, layout.pitch, part<T>(scratch, layout.bias));
     const int64_t chunk = products.segments_per_chunk * products.segment;
     const bool has_chunks = products.depth > chunk;
     const S* const factor = static_cast<const S*>(products.factor) + result0 * products.factor_r;
@@ -100,14 +100,6 @@ struct ColumnCall {
         to[k] = widen_scalar(*at);
       }
     }
-  }
-
-  // In whole vectors; nullptr where there is none.
-  const T* load_bias(int64_t lane0, int64_t lanes, T* bias) const {
-    if (products.bias == nullptr) return nullptr;
-    fill_zero(bias, layout.pitch);
-    copy_run(static_cast<const S*>(products.bias) + lane0 * products.bias_step, products.bias_step, lanes, bias, false);
-    return bias;
   }
 };
 

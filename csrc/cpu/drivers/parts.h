@@ -98,6 +98,16 @@ CONV2D_INLINE void load_bias(const ConvGemm& gemm, int64_t group, int64_t m, int
            false);
 }
 
+// The bias of products from lane number `lane` on, in whole vectors up to `pitch`. nullptr where there is none.
+template <class S, class T>
+CONV2D_INLINE const T* load_bias(const RowProducts& products, int64_t lane, int64_t lanes, int64_t pitch, T* bias) {
+  if (products.bias == nullptr) return nullptr;
+  fill_zero(bias, pitch);
+  const S* const from = static_cast<const S*>(products.bias) + lane * products.bias_step;
+  copy_run(from, products.bias_step, lanes, bias, false);
+  return bias;
+}
+
 // A short sum starts from the bias; a longer one starts from zero and has it added last.
 // (AMX tiles start from zero; their sums are never as short.)
 inline bool starts_from_bias(const ConvGemm& gemm) {

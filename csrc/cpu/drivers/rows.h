@@ -12,6 +12,7 @@
 
 #include "../kernels/rows.h"
 #include "../pack/store.h"
+#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -59,7 +60,8 @@ struct RowCall {
   void sum(int64_t group, int64_t result0, int64_t results, int64_t valid, int64_t lane0, int64_t lanes) const {
     const Chain chain = chain_of(results);
     T* factors = static_cast<T*>(thread_scratch(row_scratch_bytes(products, tiling, results, sizeof(T))));
-    T* const bias = load_bias(lane0, lanes, factors);
+    const T* const bias = load_bias<S>(products, lane0, lanes, sum_pitch, factors);
+    if (bias != nullptr) factors += sum_pitch;
     const S* const factor =
         static_cast<const S*>(products.factor) + group * products.factor_g + result0 * products.factor_r;
     RowOperands<S, T> operands{};
@@ -99,16 +101,6 @@ struct RowCall {
     for (int64_t r = 0; r < valid; ++r) {
       store_with_bias(operands.sums + r * sum_pitch, bias, lanes, operands.result + r * operands.result_pitch);
     }
-  }
-
-  // Before the factors, in whole vectors. nullptr where there is none.
-  T* load_bias(int64_t lane0, int64_t lanes, T*& factors) const {
-    if (products.bias == nullptr) return nullptr;
-    T* const bias = factors;
-    factors += sum_pitch;
-    fill_zero(bias, sum_pitch);
-    copy_run(static_cast<const S*>(products.bias) + lane0 * products.bias_step, products.bias_step, lanes, bias, false);
-    return bias;
   }
 };
 
