@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 namespace conv2d_ext::fuzz {
 
@@ -94,12 +95,15 @@ const char* const kRoundings[] = {"nearest", "down", "up", "zero"};
 const char* const kValueNames[] = {"normal",       "positive",    "rectified", "small_whole", "zeros", "denormal",
                                    "underflowing", "overflowing", "wild",      "infinite",    "nan"};
 
+constexpr int kOpCount = int(std::size(kOps)), kDTypeCount = int(std::size(kDTypes));
+constexpr int kIsaCount = int(std::size(kIsas)), kRoundingCount = int(std::size(kRoundings));
+
 // Calls visit(name, value, words, count) for every field.
 template <class Visit>
 void for_each_field(Case& c, Visit visit) {
-  visit("op", c.op, kOps, 4);
-  visit("dtype", c.dtype, kDTypes, 11);
-  visit("isa", c.isa, kIsas, 6);
+  visit("op", c.op, kOps, kOpCount);
+  visit("dtype", c.dtype, kDTypes, kDTypeCount);
+  visit("isa", c.isa, kIsas, kIsaCount);
   const auto number = [&](const std::string& name, int64_t& value) { visit(name, value, nullptr, 0); };
   number("batch", c.batch);
   number("groups", c.groups);
@@ -133,7 +137,7 @@ void for_each_field(Case& c, Visit visit) {
   number("seed", c.seed);
   number("threads", c.threads);
   number("schedule", c.schedule);
-  visit("rounding", c.rounding, kRoundings, 4);
+  visit("rounding", c.rounding, kRoundings, kRoundingCount);
   number("flush", c.flush);
   number("limits", c.limits);
   number("variants", c.variants);
@@ -155,14 +159,14 @@ void clamp(Case& c) {
     into(layout.far, 0, 1);
   }
   for (int64_t& values : c.values) into(values, 0, kValues - 1);
-  into(c.op, 0, 3);
-  into(c.dtype, -1, 10);
-  into(c.isa, -1, 5);
+  into(c.op, 0, kOpCount - 1);
+  into(c.dtype, -1, kDTypeCount - 1);
+  into(c.isa, -1, kIsaCount - 1);
   into(c.bias, 0, 1);
   into(c.bias_stride, 0, 3);
   into(c.threads, 1, 4);
   into(c.schedule, 0, 3);
-  into(c.rounding, 0, 3);
+  into(c.rounding, 0, kRoundingCount - 1);
   into(c.flush, 0, 2);
   into(c.winograd, 0, 1);
 }
