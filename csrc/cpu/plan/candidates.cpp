@@ -160,9 +160,11 @@ struct Tasks {
     if (has_rows && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
       return visit_rows(Driver::kRows, gemm, isa.vector.limits);
     }
-    const ConvGemm operands = pairs ? in_steps(gemm, 2) : gemm;
-    if (gemm.is_matmul && !amx && takes(Driver::kColumns, refuse_columns(operands, call.dtype, isa.vector))) {
-      return visit_rows(Driver::kColumns, operands, pairs ? isa.pairs.limits : isa.vector.limits);
+    if (gemm.is_matmul && !amx) {
+      const ConvGemm operands = pairs ? in_steps(gemm, 2) : gemm;
+      if (takes(Driver::kColumns, refuse_columns(operands, call.dtype, isa.vector))) {
+        return visit_rows(Driver::kColumns, operands, pairs ? isa.pairs.limits : isa.vector.limits);
+      }
     }
     if (isa.has_amx || isa.no_amx != nullptr) {
       const char* const refusal = amx ? nullptr : "few channels, a patch layer, or one pixel";
@@ -172,13 +174,12 @@ struct Tasks {
     }
     if (isa.has_pairs) {
       if (takes(Driver::kPairs, pairs ? nullptr : "few channels, a patch layer, one pixel, or vectors over groups")) {
-        return visit(Driver::kPairs, operands);
+        return visit(Driver::kPairs, in_steps(gemm, 2));
       }
     }
-    const char* const refusal = refuse_winograd(gemm, call.dtype);
     if (call.allow_winograd) {
-      if (takes(Driver::kWinograd, refusal)) return visit(Driver::kWinograd, gemm);
-    } else if (refusal == nullptr) {
+      if (takes(Driver::kWinograd, refuse_winograd(gemm, call.dtype))) return visit(Driver::kWinograd, gemm);
+    } else if (refusals != nullptr && refuse_winograd(gemm, call.dtype) == nullptr) {
       takes(Driver::kWinograd, "not asked for: conv2d_ext.allow_winograd");
     }
     const ConvGemm joined = join_rows_of_planes(gemm);
