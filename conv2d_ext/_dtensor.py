@@ -28,6 +28,9 @@ class _Rule:
 
 
 _REPLICATED = Replicate()
+# Which argument of conv2d and conv2d_grad_input says the groups; of conv2d_grad_weight the next.
+# Arguments that have their defaults may be left out at the end.
+_GROUPS = 6
 
 
 def _replicated(tensors: int) -> _Rule:
@@ -43,7 +46,7 @@ def _conv2d(tensors: Sequence[Any], args: Sequence[Any]) -> Iterable[_Rule]:
     yield _replicated(3)
     if channels:
         yield _Rule("batch", (Shard(0), _REPLICATED, _REPLICATED), Shard(0))
-    if args[-1] == 1:
+    if args[_GROUPS] == 1:
         yield _Rule("output channels", (_REPLICATED, Shard(0), Shard(0)), Shard(channels))
         yield _Rule("input channels", (Shard(channels), Shard(1), Partial()), Partial())
 
@@ -54,7 +57,7 @@ def _grad_input(tensors: Sequence[Any], args: Sequence[Any]) -> Iterable[_Rule]:
     yield _replicated(2)
     if channels:
         yield _Rule("batch", (Shard(0), _REPLICATED), Shard(0))
-    if args[-2] == 1:
+    if args[_GROUPS] == 1:
         yield _Rule("output channels", (Shard(channels), Shard(0)), Partial())
         yield _Rule("input channels", (_REPLICATED, Shard(1)), Shard(channels))
 
@@ -65,7 +68,7 @@ def _grad_weight(tensors: Sequence[Any], args: Sequence[Any]) -> Iterable[_Rule]
     yield _replicated(2)
     if channels:
         yield _Rule("batch", (Shard(0), Shard(0)), Partial())
-    if args[-1] == 1:
+    if args[_GROUPS + 1] == 1:
         yield _Rule("output channels", (Shard(channels), _REPLICATED), Shard(0))
         yield _Rule("input channels", (_REPLICATED, Shard(channels)), Shard(1))
 
@@ -107,15 +110,22 @@ def _elementwise(tensors: Sequence[Any], _args: Sequence[Any]) -> Iterable[_Rule
         yield _Rule("any dimension", (Shard(dim),) * count, Shard(dim))
 
 
-def _sum(tensors: Sequence[Any], args: Sequence[Any]) -> Iterable[_Rule]:
+def _reduction(tensors: Sequence[Any], args: Sequence[Any], sums: bool = False) -> Iterable[_Rule]:
+    """input, the dimensions that are reduced, ..., keepdim -> result. Parts of a sum add up."""
     dims = tensors[0].dim()
-    _, reduced, keepdim = args
+    reduced, keepdim = args[1], args[-1]
     reduced = {dim % dims for dim in reduced} if dims and reduced else set(range(dims))
     yield _replicated(1)
     for dim in range(dims):
         left = dim if keepdim else dim - sum(other < dim for other in reduced)
-        output = Partial() if dim in reduced else Shard(left)
-        yield _Rule("any dimension", (Shard(dim),), output)
+        if dim not in reduced:
+            yield _Rule("any dimension that stays", (Shard(dim),), Shard(left))
+        elif sums:
+            yield _Rule("any dimension", (Shard(dim),), Partial())
+
+
+def _sum(tensors: Sequence[Any], args: Sequence[Any]) -> Iterable[_Rule]:
+    return _reduction(tensors, args, sums=True)
 
 
 def _softmax(tensors: Sequence[Any], args: Sequence[Any]) -> Iterable[_Rule]:
@@ -135,7 +145,7 @@ def _unchanged(_tensors: Sequence[Tensor | None], args: list[Any]) -> list[Any]:
 
 def _local_input_size(tensors: Sequence[Tensor | None], args: list[Any]) -> list[Any]:
     grad_output, weight = tensors
-    channels, height, width = weight.size(1) * args[-2], *args[2][-2:]
+    channels, height, width = weight.size(1) * args[_GROUPS], *args[2][-2:]
     args[2] = [*grad_output.shape[:-3], channels, height, width]
     return args
 
@@ -143,7 +153,7 @@ def _local_input_size(tensors: Sequence[Tensor | None], args: list[Any]) -> list
 def _local_weight_size(tensors: Sequence[Tensor | None], args: list[Any]) -> list[Any]:
     grad_output, input = tensors
     size, strides = args[2], args[3]
-    args[2] = [grad_output.size(-3), input.size(-3) // args[-1], *size[2:]]
+    args[2] = [grad_output.size(-3), input.size(-3) // args[_GROUPS + 1], *size[2:]]
     # Dense, in the order of dimensions that the whole weight has.
     local, running = list(strides), 1
     for dim in sorted(range(4), key=lambda i: (strides[i], -i)):
@@ -169,7 +179,10 @@ _OPS = {
     "matmul": _Op(3, _matmul),
     "pointwise": _Op(1, _elementwise),
     "pointwise_grad": _Op(2, _elementwise),
+    "pointwise_pair": _Op(2, _elementwise),
     "sum": _Op(1, _sum),
+    "mean": _Op(1, _reduction),
+    "var": _Op(1, _reduction),
     "softmax": _Op(1, _softmax),
     "softmax_grad": _Op(2, _softmax),
 }

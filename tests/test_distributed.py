@@ -151,6 +151,11 @@ class Case:
         self.ours, self.theirs, self.sizes, self.ways = ours, theirs, sizes, ways
 
 
+def winograd(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    with conv2d_ext.allow_winograd(True):
+        return conv2d_ext.conv2d(x, w, b, padding=1, groups=2)
+
+
 def dtensor_cases():
     """Ways: (input, weight, bias) -> output, as dimensions that are sharded; None: replicated."""
     batch, replicated = ((0, None, None), 0), ((None, None, None), None)
@@ -169,6 +174,13 @@ def dtensor_cases():
             lambda x, w, b: conv2d_ext.conv2d(x, w, b, padding="same", groups=2),
             lambda x, w, b: F.conv2d(x, w, b, padding="same", groups=2),
             ((3, 4, 6, 7), (4, 2, 3, 2), (4,)),
+            [batch, replicated],
+        ),
+        # Arguments that others leave out; a gradient takes what its forward took.
+        "Winograd": Case(
+            winograd,
+            lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=2),
+            ((3, 32, 8, 8), (32, 16, 3, 3), (32,)),
             [batch, replicated],
         ),
         "conv1d": Case(conv2d_ext.conv1d, F.conv1d, ((5, 3, 9), (4, 3, 3), (4,)), layers),
@@ -235,6 +247,7 @@ def dtensor():
                 except Exception as error:
                     raise AssertionError(f"{name}: {ways} -> {output}, {mesh}") from error
     check_refusals(meshes[0])
+    check_reductions(meshes[0])
     check_partial(meshes[0])
     check_parallel_model(meshes[0])
 
@@ -254,9 +267,33 @@ def check_refusals(mesh) -> None:
         conv2d_ext.conv2d(distribute(x, mesh, 0), w)
     with pytest.raises(RuntimeError, match=r"expected input.* to have 3 channels"):
         conv2d_ext.conv2d(distribute(x[:, :2], mesh, 0), whole)
+    groups = [torch.randn(2, 32, 8, 8), torch.randn(32, 16, 3, 3), torch.randn(32)]
+    for function in (winograd, lambda x, w, b: conv2d_ext.conv2d(x, w, b, padding=1, groups=2)):
+        with pytest.raises(
+            ValueError, match=r"no sharding rule .*Replicate, Shard\(0\), Shard\(0\)"
+        ):
+            function(*(distribute(t, mesh, d) for t, d in zip(groups, (None, 0, 0), strict=True)))
     # A batch of one: one rank has no image.
     one = conv2d_ext.conv2d(distribute(x[:1], mesh, 0), whole)
     assert torch.equal(one.full_tensor(), conv2d_ext.conv2d(x[:1], w))
+
+
+def check_reductions(mesh) -> None:
+    """In the mode: over dimensions that are sharded means and variances have no rule."""
+    x = torch.randn(4, 6, 5)
+    with conv2d_ext.batch_invariant():
+        for function in (torch.mean, torch.var, torch.sum):
+            for keepdim in (False, True):
+                expected = function(x, dim=(1,), keepdim=keepdim)
+                for dim in (0, 2, None):
+                    found = function(distribute(x, mesh, dim), dim=(1,), keepdim=keepdim)
+                    assert torch.equal(bits(found.full_tensor()), bits(expected)), (function, dim)
+        for function in (torch.mean, torch.var):
+            with pytest.raises(ValueError, match="any dimension that stays"):
+                function(distribute(x, mesh, 1), dim=(1,))
+        y = torch.rand(4, 6, 5) + 0.5
+        found = torch.pow(distribute(y, mesh, 1), distribute(x, mesh, 1))
+        assert torch.equal(bits(found.full_tensor()), bits(torch.pow(y, x)))
 
 
 def check_partial(mesh) -> None:
