@@ -34,6 +34,12 @@ ISA_ENVIRONMENT = {
         "ATEN_CPU_CAPABILITY": "avx512",
         "MKL_ENABLE_INSTRUCTIONS": "AVX512",
     },
+    "amx": {
+        "CONV2D_EXT_CPU_ISA": "amx",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX",
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
 }
 _RECORDED_PREFIXES = (
     "ATEN_", "CONV2D_EXT_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_",

@@ -23,6 +23,12 @@ def enable_batch_invariant() -> None: ...
 def disable_batch_invariant() -> None: ...
 def is_batch_invariant() -> bool: ...  # in this thread
 def is_enabled() -> bool: ...  # in the process
+def use_winograd_setting(setting: object) -> None: ...  # whose `allowed` says what calls may do
+def swap_invariance_state(
+    contexts: int,  # that this thread is in
+    joined: bool,  # it follows the process
+    kept_out: bool,  # it does not
+) -> tuple[int, bool, bool]: ...  # what they were
 def conv1d(
     input: Tensor,
     weight: Tensor,
@@ -64,6 +70,12 @@ def explain(
     groups: int,
     gpu: tuple[int, int] | None = None,  # SM count, bytes of shared memory a CTA may have
 ) -> dict[str, dict[str, object]]: ...
+def explain_matmul(
+    mat1: Tensor,
+    mat2: Tensor,
+    bias: Tensor | None,
+    gpu: tuple[int, int] | None = None,
+) -> dict[str, object] | None: ...
 def check_sizes(
     input: Sequence[int],
     weight: Sequence[int],

@@ -34,6 +34,7 @@ _check_torch_version(_build_info.TORCH_VERSION, torch.__version__)
 
 # What loads _C comes after the check: under another torch it would end in an undefined symbol.
 from conv2d_ext import ops, reference  # noqa: E402
+from conv2d_ext._winograd import allow_winograd  # noqa: E402
 from conv2d_ext.certify import Certificate, certify  # noqa: E402
 from conv2d_ext.functional import (  # noqa: E402
     CudaDirectionExplanation,
@@ -45,6 +46,7 @@ from conv2d_ext.functional import (  # noqa: E402
     conv_transpose1d,
     conv_transpose2d,
     explain,
+    explain_matmul,
     forward,
     forward_unfold,
     linear,
@@ -73,6 +75,7 @@ __all__ = [
     "DirectionExplanation",
     "Explanation",
     "Linear",
+    "allow_winograd",
     "batch_invariant",
     "build_config",
     "certify",
@@ -85,6 +88,7 @@ __all__ = [
     "disable",
     "enable",
     "explain",
+    "explain_matmul",
     "forward",
     "forward_unfold",
     "linear",

@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _C, _build_info
 from . import ops as ops  # registers the ops' vmap rules
+from ._winograd import setting as winograd_setting
 
 
 def conv2d(
@@ -41,7 +42,7 @@ def conv2d(
     The output is channels_last where F.conv2d's is: where input or weight suggests it. An image's
     output has the same bits whatever the run, the thread count, the batch and the memory formats.
     Differentiable to any order, in reverse and forward mode, under torch.func, torch.compile and
-    autocast.
+    autocast. `allow_winograd` lets 3x3 kernels multiply less, for other bits.
 
     Raises TypeError for arguments of a wrong type, NotImplementedError (on CUDA RuntimeError) for
     other dtypes, and RuntimeError for ranks, sizes, dtypes, devices and hyper-parameters that don't
@@ -50,7 +51,11 @@ def conv2d(
     if is_compiling():
         # The graph gets the op itself: the compiled module's Python function would break it.
         return torch.ops.conv2d_ext.conv2d(
-            input, weight, bias, *_hyper_parameters(weight, stride, padding, dilation, groups)
+            input,
+            weight,
+            bias,
+            *_hyper_parameters(weight, stride, padding, dilation, groups),
+            winograd_setting.allowed,
         )
     return _C.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
@@ -356,6 +361,26 @@ def explain(
     return _explanation(described, input)
 
 
+def explain_matmul(
+    mat1: Tensor, mat2: Tensor, bias: Tensor | None = None
+) -> DirectionExplanation | CudaDirectionExplanation:
+    """What a product of matrices in `batch_invariant`, or `linear`, will do. Nothing is computed.
+
+    mat1: (M, K), or (B, M, K). mat2: (K, N), or (B, K, N) with a mat1 of three dimensions. bias:
+    (N,), with a mat2 of two. Only sizes, strides and dtypes are read. `linear(input, weight, bias)`
+    is the product of input and weight.t(); the gradients of a product are products.
+
+    Raises RuntimeError and NotImplementedError as torch.mm and torch.bmm do, and
+    NotImplementedError for a device that this build has no kernels for.
+    """
+    fields = _C.explain_matmul(mat1, mat2, bias)
+    if fields is None:
+        raise NotImplementedError(
+            f"explain_matmul: this build has no kernels for {mat1.device.type} tensors"
+        )
+    return (CudaDirectionExplanation if "kernel" in fields else DirectionExplanation)(**fields)
+
+
 def _explanation(described: dict[str, dict], input: Tensor) -> Explanation:
     directions = {}
     for name in ("forward", "grad_input", "grad_weight"):
@@ -386,7 +411,8 @@ def build_config() -> dict[str, object]:
 
     version: the library's. torch: the version it was built with. compiler: of the C++ sources.
     compiled_isas: the CPU instruction sets in the build. isa: the one in use, the best of this
-    machine or a lower one named by the environment variable CONV2D_EXT_CPU_ISA.
+    machine or another named by the environment variable CONV2D_EXT_CPU_ISA ("amx_emulated" is for
+    tests: AMX's bits on a CPU without it, slowly).
     numerics: a number that rises when a change alters bits of a result on the CPU: builds of one
     number, whatever their compiler and torch, give the same bits on the same instruction set.
     cuda_architectures: as TORCH_CUDA_ARCH_LIST writes them, None in a CPU-only build.

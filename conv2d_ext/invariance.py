@@ -8,7 +8,7 @@ from types import TracebackType
 
 import torch
 
-from conv2d_ext import _C
+from conv2d_ext import _C, _checkpoints
 
 _enter = torch.ops.conv2d_ext.enter_batch_invariant.default
 _leave = torch.ops.conv2d_ext.leave_batch_invariant.default
@@ -54,7 +54,8 @@ class batch_invariant:
 
     Inside it, in this thread, conv2d_ext computes the calls that it covers, whoever makes them.
     What was computed inside keeps its bits in a backward, too, whenever and in whichever thread
-    that runs. Contexts nest, and may lie around or inside of functions under torch.compile.
+    that runs; a checkpoint (torch.utils.checkpoint) computes its forward once more as it did.
+    Contexts nest, and may lie around or inside of functions under torch.compile.
 
     >>> with conv2d_ext.batch_invariant():
     ...     output = model(input)
@@ -62,6 +63,7 @@ class batch_invariant:
 
     def __enter__(self) -> batch_invariant:
         if not torch.compiler.is_compiling():
+            _checkpoints.install()
             _no_autograd_cache.enter()
         _enter()
         return self
@@ -80,12 +82,13 @@ class batch_invariant:
 def enable() -> None:
     """`batch_invariant` for the whole process, every thread of it, until `disable`.
 
-    A thread that is running already joins with its first call of a covered function. Call it before
-    functions under torch.compile run in other threads: what those have compiled stays in use for
-    one more call.
+    A thread that is running already joins with its first call of a covered function, which is
+    computed in the mode as well. Call it before functions under torch.compile run in other threads:
+    what those have compiled stays in use for one more call.
     """
     with _enabled_lock:
         if not _C.is_enabled():
+            _checkpoints.install()
             _no_autograd_cache.enter()
         _C.enable_batch_invariant()
 

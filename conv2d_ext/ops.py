@@ -5,14 +5,15 @@ padding is (top, bottom, left, right). Registered for the CPU, for CUDA in build
 fake tensors, which get the real strides. Without bias the first three are linear in each tensor and
 the derivatives of each are the other two, so every op has derivatives of every order:
 
-    conv2d(input, weight, bias, stride, padding, dilation, groups) -> output
+    conv2d(input, weight, bias, stride, padding, dilation, groups, allow_winograd=False) -> output
         output[n, oc, oh, ow] = bias[oc] + the sum over (ic, kh, kw) of
             weight[oc, ic, kh, kw] * input[n, g * C/groups + ic, ih, iw]
         with g the group of oc, ih = oh * stride - top + kh * dilation, iw alike, and zeros in the
         padding.
     conv2d_grad_input(grad_output, weight, input_size, stride, padding, dilation, groups,
-                      channels_last) -> grad_input
+                      channels_last, allow_winograd=False) -> grad_input
         The sum of grad_output * conj(weight), of input_size, channels_last or contiguous.
+        allow_winograd: as conv2d_ext.allow_winograd says; derivatives take what the call took.
     conv2d_grad_weight(grad_output, input, weight_size, weight_stride, stride, padding, dilation,
                        groups) -> grad_weight
         The sum of grad_output * conj(input), of weight_size, with the strides weight_stride, which
@@ -35,12 +36,22 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
     linear(input, weight, bias) -> output
         torch.nn.functional.linear, made of matmul.
 
-    sum(input, dim, keepdim) -> result
+    sum, mean(input, dim, keepdim) -> result
+    var(input, dim, divisor, keepdim) -> result
+        The sum of squared distances from the mean, over divisor.
     softmax(input, dim, log) -> output
         torch.softmax, or with log torch.log_softmax.
     softmax_grad(grad_output, output, dim, log) -> grad_input
-        These three on the CPU, for float32, float64, bfloat16 and float16, in an order that the
+        These on the CPU, for float32, float64, bfloat16 and float16, in an order that the
         position along the reduced dimensions fixes.
+    attention(q, k, v, mask, causal, scale, fused_layout) -> output
+        softmax(scale * q k^T + mask) v of q (N, heads, L, E), k (N, kv_heads, S, E) and v (N,
+        kv_heads, S, Ev), none of them empty; the mask None, or of 4 dimensions that expand to (N,
+        heads, L, S), bool or added; causal: a query meets the keys up to its own number.
+    attention_grad(grad_output, q, k, v, mask, causal, scale, fused_layout, wanted) -> gradients
+        Of q, k, v and the mask; those that are not wanted have no elements. Both on the CPU, in the
+        same dtypes, with memory that grows with S beyond the results'. fused_layout: strides are
+        those of PyTorch's fused kernel, else those of its sequence of products.
 
 `conv2d_ext.conv2d` is the friendlier way to call the first, and says which dtypes they take and
 which errors they raise.
@@ -53,7 +64,10 @@ the CPU; an element's bits follow from its value alone, wherever it lies:
         grad_output has the input's sizes and dtype
     function (parameters): sigmoid, silu, gelu, gelu_tanh, tanh, exp, erf, mish, sqrt, rsqrt, sinh,
         cosh, atanh, softplus (beta, threshold), elu (alpha, scale, input_scale),
-        softshrink (lambda), pow (exponent), exp_base (base > 0: base ** input)
+        softshrink (lambda), pow (exponent), exp_base (base > 0: base ** input), logit (eps, or a
+        negative number for none)
+    pointwise_pair(first, second, function) -> f(first, second), of tensors of one size and dtype:
+        pow, atan2, logaddexp, logaddexp2; with the strides of first + second
 
 They raise ValueError for other functions and numbers of parameters, NotImplementedError for other
 dtypes, RuntimeError where grad_output doesn't fit the input. They have derivatives of every order.
@@ -63,6 +77,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -72,6 +87,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _C as _C  # defines the ops
+from ._on_import import when_imported
 
 conv2d = torch.ops.conv2d_ext.conv2d
 conv2d_grad_input = torch.ops.conv2d_ext.conv2d_grad_input
@@ -85,9 +101,14 @@ conv_transpose1d = torch.ops.conv2d_ext.conv_transpose1d
 conv_transpose2d = torch.ops.conv2d_ext.conv_transpose2d
 pointwise = torch.ops.conv2d_ext.pointwise
 pointwise_grad = torch.ops.conv2d_ext.pointwise_grad
+pointwise_pair = torch.ops.conv2d_ext.pointwise_pair
 sum_over = torch.ops.conv2d_ext.sum
+mean_over = torch.ops.conv2d_ext.mean
+var_over = torch.ops.conv2d_ext.var
 softmax = torch.ops.conv2d_ext.softmax
 softmax_grad = torch.ops.conv2d_ext.softmax_grad
+attention = torch.ops.conv2d_ext.attention
+attention_grad = torch.ops.conv2d_ext.attention_grad
 
 # ---- vmap: one call of the op, with vmap's dimension folded into another one
 #
@@ -186,6 +207,7 @@ def _conv2d_vmap(
     padding: list[int],
     dilation: list[int],
     groups: int,
+    allow_winograd: bool = False,
 ) -> tuple[Tensor, int]:
     batch = info.batch_size
     input_dim, weight_dim, bias_dim = in_dims[:3]
@@ -225,7 +247,7 @@ def _conv2d_vmap(
         if input_dim is not None:
             input = _fold_activation(input, fold, groups)
     folded_groups = groups * batch if fold is _Fold.GROUPS else groups
-    output = conv2d(input, weight, bias, stride, padding, dilation, folded_groups)
+    output = conv2d(input, weight, bias, stride, padding, dilation, folded_groups, allow_winograd)
     if input_dim is not None or weight_dim is not None:
         output = _unfold_activation(output, fold, groups, batch, n)
     if late_bias is not None:
@@ -244,6 +266,7 @@ def _conv2d_grad_input_vmap(
     dilation: list[int],
     groups: int,
     channels_last: bool,
+    allow_winograd: bool = False,
 ) -> tuple[Tensor, int]:
     batch = info.batch_size
     grad_output_dim, weight_dim = in_dims[:2]
@@ -274,7 +297,15 @@ def _conv2d_grad_input_vmap(
     size = [batch * n, c, h, w] if fold is _Fold.BATCH else [n, batch * c, h, w]
     folded_groups = groups * batch if fold is _Fold.GROUPS else groups
     grad_input = conv2d_grad_input(
-        grad_output, weight, size, stride, padding, dilation, folded_groups, channels_last
+        grad_output,
+        weight,
+        size,
+        stride,
+        padding,
+        dilation,
+        folded_groups,
+        channels_last,
+        allow_winograd,
     )
     grad_input = _unfold_activation(grad_input, fold, groups, batch, n)
     return grad_input.squeeze(1) if unbatched else grad_input, 0
@@ -422,6 +453,16 @@ def _pointwise_grad_vmap(
     return pointwise_grad(grad_output, input, function, parameters), 0
 
 
+def _pointwise_pair_vmap(
+    info: Any, in_dims: tuple[int | None, ...], first: Tensor, second: Tensor, function: str
+) -> tuple[Tensor, int]:
+    first, second = (
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip((first, second), in_dims[:2], strict=True)
+    )
+    return pointwise_pair(first, second, function), 0
+
+
 def _example_dim(dim: int, dims: int) -> int:
     """A dimension of an example with so many of them, in a batch whose first one is vmap's."""
     dims = max(dims, 1)
@@ -434,13 +475,18 @@ def _example_dim(dim: int, dims: int) -> int:
 
 
 def _sum_vmap(
-    info: Any, in_dims: tuple[int | None, ...], input: Tensor, dim: list[int], keepdim: bool
+    op: Callable[..., Tensor],
+    _info: Any,
+    in_dims: tuple[int | None, ...],
+    input: Tensor,
+    dim: list[int],
+    *options: Any,
 ) -> tuple[Tensor, int]:
     input = input.movedim(in_dims[0], 0)
     dims = input.dim() - 1
     if dims == 0:
-        return sum_over(input, [], keepdim), 0
-    return sum_over(input, [_example_dim(d, dims) for d in dim], keepdim), 0
+        return op(input, [], *options), 0
+    return op(input, [_example_dim(d, dims) for d in dim], *options), 0
 
 
 def _softmax_vmap(
@@ -471,11 +517,65 @@ def _softmax_grad_vmap(
     return result.reshape(shape), 0
 
 
+def _images(tensor: Tensor, dim: int | None, batch: int) -> Tensor:
+    """(N, ...) of each example as (batch * N, ...)."""
+    front = tensor.expand(batch, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return front.flatten(0, 1)
+
+
+def _masks(mask: Tensor | None, dim: int | None, batch: int, n: int) -> Tensor | None:
+    if mask is None or (dim is None and mask.size(0) == 1):
+        return mask
+    front = mask.expand(batch, *mask.shape) if dim is None else mask.movedim(dim, 0)
+    return front.expand(batch, n, *front.shape[2:]).flatten(0, 1)
+
+
+def _attention_vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, int]:
+    n = _example_size(q, in_dims[0])[0]
+    folded = [_images(t, d, info.batch_size) for t, d in zip((q, k, v), in_dims[:3], strict=True)]
+    masks = _masks(mask, in_dims[3], info.batch_size, n)
+    return attention(*folded, masks, *options).unflatten(0, (info.batch_size, n)), 0
+
+
+def _attention_grad_vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    grad_output: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    fused_layout: bool,
+    wanted: list[bool],
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    batch, n = info.batch_size, _example_size(q, in_dims[1])[0]
+    tensors = (grad_output, q, k, v)
+    folded = [_images(t, d, batch) for t, d in zip(tensors, in_dims[:4], strict=True)]
+    masks = _masks(mask, in_dims[4], batch, n)
+    if wanted[3]:  # each image's own gradient, which a mask for all of them is to get the sum of
+        masks = mask.unsqueeze(0) if in_dims[4] is None else mask.movedim(in_dims[4], 0)
+        masks = masks.expand(batch, n, *masks.shape[2:]).flatten(0, 1)
+    found = attention_grad(*folded, masks, causal, scale, fused_layout, wanted)
+    results = [g.unflatten(0, (batch, n)) if w else g for g, w in zip(found, wanted, strict=True)]
+    if wanted[3] and n != 1 and _example_size(mask, in_dims[4])[0] == 1:
+        results[3] = sum_over(results[3], [1], True)
+    return tuple(results), tuple(0 if w else None for w in wanted)
+
+
 def _register_vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
     """A rule's own calls are none of the caller's: subclasses and modes don't see them, as they
     don't see those of PyTorch's rules, which are C++."""
 
-    @functools.wraps(rule)
     def unseen(*args: Any) -> tuple[Tensor, int]:
         with torch._C.DisableTorchFunction():
             return rule(*args)
@@ -491,9 +591,14 @@ _register_vmap("matmul", _matmul_vmap)
 _register_vmap("conv2d_add_bias", _conv2d_add_bias_vmap)
 _register_vmap("pointwise", _pointwise_vmap)
 _register_vmap("pointwise_grad", _pointwise_grad_vmap)
-_register_vmap("sum", _sum_vmap)
+_register_vmap("pointwise_pair", _pointwise_pair_vmap)
+_register_vmap("sum", functools.partial(_sum_vmap, sum_over))
+_register_vmap("var", functools.partial(_sum_vmap, var_over))
+_register_vmap("mean", functools.partial(_sum_vmap, mean_over))
 _register_vmap("softmax", _softmax_vmap)
 _register_vmap("softmax_grad", _softmax_grad_vmap)
+_register_vmap("attention", _attention_vmap)
+_register_vmap("attention_grad", _attention_grad_vmap)
 
 
 # What torch.utils.flop_counter.FlopCounterMode counts: a multiplication and an addition for each
@@ -526,3 +631,13 @@ def _matmul_flops(
     mat1: list[int], mat2: list[int], *_args: Any, out_shape: list[int], **_kwargs: Any
 ) -> int:
     return 2 * math.prod(out_shape) * mat1[-1]
+
+
+# DTensor's rules, when there is a DTensor: importing it takes as long as importing torch.
+
+
+def _register_dtensor_rules() -> None:
+    importlib.import_module("conv2d_ext._dtensor").register()
+
+
+when_imported("torch.distributed.tensor", _register_dtensor_rules)

@@ -1,12 +1,11 @@
-// Attention by blocks, and its history.
+// Attention by blocks, and by differentiable calls.
 #include "attention.h"
 
 #include <ATen/Functions.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/library.h>
 
 #include <limits>
 
-#include "autograd_node.h"
 #include "matmul.h"
 #include "reductions.h"
 
@@ -15,13 +14,13 @@ namespace {
 
 using at::Tensor;
 using c10::SymInt;
-using torch::autograd::compute_requires_grad;
-using torch::autograd::isFwGradDefined;
-using torch::autograd::variable_list;
 
 constexpr int64_t kBlockShares = 65536;  // that the block of one head has, unless a key has more queries
 constexpr int64_t kFewestQueries = 32;
 constexpr int64_t kPieceShares = 1 << 20;  // of the heads that are computed together
+
+// 16-bit types are computed in float32.
+at::ScalarType compute_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 // Some images' and heads' queries, with all of their keys.
 struct Piece {
@@ -30,11 +29,12 @@ struct Piece {
   SymInt images, heads, queries, first_query;
 };
 
-// Tensors as (images * kv_heads, rows, columns).
+// Tensors as (images * kv_heads, rows, columns), in the type that is computed in.
 Tensor matrices(const Tensor& tensor, const SymInt& kv_heads) {
   const SymInt images = tensor.sym_size(0);
-  return tensor.reshape_symint(
-      {images * kv_heads, tensor.sym_size(1) * tensor.sym_size(2) / kv_heads, tensor.sym_size(3)});
+  return tensor
+      .reshape_symint({images * kv_heads, tensor.sym_size(1) * tensor.sym_size(2) / kv_heads, tensor.sym_size(3)})
+      .to(compute_type(tensor.scalar_type()));
 }
 
 Piece whole(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
@@ -58,32 +58,41 @@ Tensor shares(const Piece& piece, const AttentionOptions& options) {
     return softmax_over(scores, -1).view_symint({piece.k.sym_size(0), -1, keys});
   }
   scores = piece.mask.scalar_type() == at::kBool ? at::masked_fill(scores, piece.mask.logical_not(), lowest)
-                                                 : at::add(scores, piece.mask);
+                                                 : at::add(scores, piece.mask.to(scores.scalar_type()));
   // A query without a key has shares of 0, and so gradients of 0.
   const Tensor without = at::all(at::eq(scores, lowest), -1, /*keepdim=*/true);
   const Tensor result = at::masked_fill(softmax_over(at::masked_fill(scores, without, 0), -1), without, 0);
   return result.view_symint({piece.k.sym_size(0), -1, keys});
 }
 
-// Gradients of a piece, in its shapes.
-struct Grads {
-  Tensor q, k, v;
-};
+// The sum over the dimensions in which the mask has one element for all.
+Tensor grad_of_mask(const Tensor& grad_scores, const Tensor& mask) {
+  std::vector<int64_t> dims;
+  for (int64_t d = 0; d < 4; ++d) {
+    if (mask.sym_size(d).sym_eq(1).guard_bool(__FILE__, __LINE__)) dims.push_back(d);
+  }
+  return dims.empty() ? grad_scores : sum_over(grad_scores, dims, /*keepdim=*/true);
+}
 
-Grads grads_of(const Piece& piece, const Tensor& gy, const AttentionOptions& options, const Wanted& wanted) {
-  Grads grads;
+// Gradients of a piece: of q, k and v in its shapes, of the mask in the mask's.
+AttentionGrads grads_of(const Piece& piece, const Tensor& gy, const AttentionOptions& options,
+                        const AttentionWanted& wanted) {
+  AttentionGrads grads;
   const Tensor p = shares(piece, options);
-  if (wanted[2]) grads.v = matrix_product(p.transpose(1, 2), gy);
-  if (wanted[0] || wanted[1]) {
-    const Tensor gs = softmax_grad(matrix_product(gy, piece.v.transpose(1, 2)), p, -1, /*log=*/false);
-    if (wanted[0]) grads.q = at::mul(matrix_product(gs, piece.k), options.scale);
-    if (wanted[1]) grads.k = matrix_product(gs.transpose(1, 2), at::mul(piece.q, options.scale));
+  if (wanted[2]) grads[2] = matrix_product(p.transpose(1, 2), gy);
+  if (!wanted[0] && !wanted[1] && !wanted[3]) return grads;
+  const Tensor gs = softmax_grad(matrix_product(gy, piece.v.transpose(1, 2)), p, -1, /*log=*/false);
+  if (wanted[0]) grads[0] = at::mul(matrix_product(gs, piece.k), options.scale);
+  if (wanted[1]) grads[1] = matrix_product(gs.transpose(1, 2), at::mul(piece.q, options.scale));
+  if (wanted[3]) {
+    const SymInt keys = piece.k.sym_size(1);
+    grads[3] = grad_of_mask(gs.view_symint({piece.images, piece.heads, piece.queries, keys}), piece.mask);
   }
   return grads;
 }
 
-// Calls body(part, piece) for pieces that cover all queries; part(tensor) is what a piece has of a tensor with images,
-// heads and queries, kv_part(tensor) what it has of one with keys.
+// Calls body(part, kv_part, mask_part, piece) for pieces that cover all queries: what a piece has of a tensor with
+// images, heads and queries, of one with keys, of one like the mask.
 template <class Body>
 void each_piece(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options, Body body) {
   const int64_t images = q.size(0), heads = q.size(1), queries = q.size(2), keys = k.size(2);
@@ -100,125 +109,126 @@ void each_piece(const Tensor& q, const Tensor& k, const Tensor& v, const Attenti
         const int64_t is = std::min(block, queries - i);
         const auto part = [&](const Tensor& t) { return t.narrow(0, n, ns).narrow(1, h, hs).narrow(2, i, is); };
         const auto kv_part = [&](const Tensor& t) { return t.narrow(0, n, ns).narrow(1, h / group, hs / group); };
-        const SymInt kv = hs / group;
-        Piece piece{
-            matrices(part(q), kv), matrices(kv_part(k), kv), matrices(kv_part(v), kv), options.mask, ns, hs, is, i};
-        if (piece.mask.defined()) {
+        const auto mask_part = [&](Tensor t) {
           const int64_t first[] = {n, h, i}, count[] = {ns, hs, is};
           for (int64_t d = 0; d < 3; ++d) {
-            if (piece.mask.size(d) != 1) piece.mask = piece.mask.narrow(d, first[d], count[d]);
+            if (t.size(d) != 1) t = t.narrow(d, first[d], count[d]);
           }
-        }
-        body(piece, part, kv_part);
+          return t;
+        };
+        const SymInt kv = hs / group;
+        const Piece piece{matrices(part(q), kv),
+                          matrices(kv_part(k), kv),
+                          matrices(kv_part(v), kv),
+                          options.mask.defined() ? mask_part(options.mask) : options.mask,
+                          ns,
+                          hs,
+                          is,
+                          i};
+        body(piece, part, kv_part, mask_part);
       }
     }
   }
 }
 
-Tensor attention_by_pieces(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
-  const Tensor result = options.heads_inside
-                            ? at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options()).transpose(1, 2)
-                            : at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
-  each_piece(q, k, v, options, [&](const Piece& piece, const auto& part, const auto&) {
+// (N, heads, rows, columns) that lies as (N, rows, heads, columns).
+Tensor zeros_with_heads_inside(const Tensor& like, at::ScalarType dtype) {
+  return at::zeros({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options().dtype(dtype))
+      .transpose(1, 2);
+}
+
+AttentionOptions make_options(const std::optional<Tensor>& mask, bool causal, double scale, bool fused_layout) {
+  return {mask.value_or(Tensor()), causal, scale, fused_layout};
+}
+
+Tensor attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, bool causal,
+                     double scale, bool fused_layout) {
+  check_attention(q, k, v, mask);
+  const AttentionOptions options = make_options(mask, causal, scale, fused_layout);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  Tensor result =
+      fused_layout ? at::empty_like(q) : at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
+  each_piece(q, k, v, options, [&](const Piece& piece, const auto& part, const auto&, const auto&) {
     const Tensor here = part(result);
     here.copy_(matrix_product(shares(piece, options), piece.v).view(here.sizes()));
   });
   return result;
 }
 
-Grads grads_by_pieces(const Tensor& gy, const Tensor& q, const Tensor& k, const Tensor& v,
-                      const AttentionOptions& options, const Wanted& wanted) {
-  Grads grads;
-  if (wanted[0]) grads.q = at::empty_like(q, at::MemoryFormat::Preserve);
-  if (wanted[1]) grads.k = at::zeros_like(k);
-  if (wanted[2]) grads.v = at::zeros_like(v);
-  each_piece(q, k, v, options, [&](const Piece& piece, const auto& part, const auto& kv_part) {
-    const Grads some = grads_of(piece, matrices(part(gy), piece.k.sym_size(0) / piece.images), options, wanted);
-    if (wanted[0]) part(grads.q).copy_(some.q.view(part(grads.q).sizes()));
-    if (wanted[1]) kv_part(grads.k).add_(some.k.view(kv_part(grads.k).sizes()));
-    if (wanted[2]) kv_part(grads.v).add_(some.v.view(kv_part(grads.v).sizes()));
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_grad_cpu(const Tensor& grad_output, const Tensor& q,
+                                                              const Tensor& k, const Tensor& v,
+                                                              const std::optional<Tensor>& mask, bool causal,
+                                                              double scale, bool fused_layout, AttentionWanted wanted) {
+  check_attention(q, k, v, mask);
+  const AttentionOptions options = make_options(mask, causal, scale, fused_layout);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  // Those of queries are written once; the others are sums over blocks of queries, which are rounded at the end.
+  const auto wide = compute_type(q.scalar_type());
+  const auto zeros = [&](const Tensor& like) {
+    return fused_layout ? zeros_with_heads_inside(like, wide) : at::zeros(like.sizes(), like.options().dtype(wide));
+  };
+  const auto none = [&] { return at::empty({0}, q.options()); };
+  Tensor gq = !wanted[0]     ? none()
+              : fused_layout ? zeros_with_heads_inside(q, q.scalar_type())
+                             : at::empty(q.sizes(), q.options());
+  Tensor gk = !wanted[1] ? none()
+              : fused_layout
+                  ? zeros(k)
+                  : at::zeros({k.size(0), k.size(1), k.size(3), k.size(2)}, k.options().dtype(wide)).transpose(2, 3);
+  Tensor gv = wanted[2] ? zeros(v) : none();
+  Tensor gm = wanted[3] ? at::zeros(mask->sizes(), mask->options().dtype(wide)) : none();
+  each_piece(q, k, v, options, [&](const Piece& piece, const auto& part, const auto& kv_part, const auto& mask_part) {
+    const Tensor gy = matrices(part(grad_output), piece.k.sym_size(0) / piece.images);
+    const AttentionGrads some = grads_of(piece, gy, options, wanted);
+    if (wanted[0]) part(gq).copy_(some[0].view(part(gq).sizes()));
+    if (wanted[1]) kv_part(gk).add_(some[1].view(kv_part(gk).sizes()));
+    if (wanted[2]) kv_part(gv).add_(some[2].view(kv_part(gv).sizes()));
+    if (wanted[3]) mask_part(gm).add_(some[3]);
   });
-  return grads;
+  return {gq, wanted[1] ? gk.to(k.scalar_type()) : gk, wanted[2] ? gv.to(v.scalar_type()) : gv,
+          wanted[3] ? gm.to(mask->scalar_type()) : gm};
 }
 
-// By differentiable calls, in one piece.
-Tensor attention_by_calls(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
-  const Piece piece = whole(q, k, v, options);
-  const Tensor result = matrix_product(shares(piece, options), piece.v)
-                            .view_symint({piece.images, piece.heads, piece.queries, v.sym_size(3)});
-  return options.heads_inside ? result.transpose(1, 2).contiguous().transpose(1, 2) : result;
-}
-
-Grads grads_by_calls(const Tensor& gy, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const AttentionOptions& options, const Wanted& wanted) {
-  Grads grads = grads_of(whole(q, k, v, options), matrices(gy, k.sym_size(1)), options, wanted);
-  if (wanted[0]) grads.q = grads.q.view_symint(q.sym_sizes());
-  if (wanted[1]) grads.k = grads.k.view_symint(k.sym_sizes());
-  if (wanted[2]) grads.v = grads.v.view_symint(v.sym_sizes());
-  return grads;
-}
-
-struct AttentionBackward final : torch::autograd::TraceableFunction {
-  torch::autograd::SavedVariable q_saved, k_saved, v_saved, mask_saved;
-  bool causal = false;
-  double scale = 1;
-
-  std::string name() const override { return "Conv2dExtAttentionBackward"; }
-
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    variable_list result(3);
-    if (!grads[0].defined()) return result;
-    const Tensor q = q_saved.unpack(), k = k_saved.unpack(), v = v_saved.unpack();
-    const AttentionOptions options{mask_saved.unpack(), causal, scale};
-    const Wanted wanted{task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const Grads found = c10::GradMode::is_enabled() ? grads_by_calls(grads[0], q, k, v, options, wanted)
-                                                    : grads_by_pieces(grads[0], q, k, v, options, wanted);
-    result[0] = found.q;
-    result[1] = found.k;
-    result[2] = found.v;
-    return result;
-  }
-
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto* saved : {&q_saved, &k_saved, &v_saved, &mask_saved}) saved->reset_data();
-  }
-};
-
-// Whether something watches single calls: a transform of torch.func, forward mode, tracing.
-bool is_watched(const Tensor& tensor) {
-  return tensor.defined() && (is_transformed(tensor) || tensor.key_set().has(c10::DispatchKey::FuncTorchBatched) ||
-                              tensor.key_set().has(c10::DispatchKey::Python) || isFwGradDefined(tensor) ||
-                              tensor.key_set().has(c10::DispatchKey::Functionalize));
+TORCH_LIBRARY_IMPL(conv2d_ext, CPU, m) {
+  m.impl("attention", attention_cpu);
+  m.impl("attention_grad", attention_grad_cpu);
 }
 
 }  // namespace
 
+const c10::TypedOperatorHandle<AttentionSignature>& attention_op() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::attention", "").typed<AttentionSignature>();
+  return op;
+}
+
+const c10::TypedOperatorHandle<AttentionGradSignature>& attention_grad_op() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::attention_grad", "").typed<AttentionGradSignature>();
+  return op;
+}
+
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
-  const bool has_mask_grad = c10::GradMode::is_enabled() && options.mask.defined() && options.mask.requires_grad();
-  if (has_mask_grad || is_watched(q) || is_watched(k) || is_watched(v) || is_watched(options.mask) ||
-      c10::impl::TorchDispatchModeTLS::any_modes_set()) {
-    return attention_by_calls(q, k, v, options);
+  const std::optional<Tensor> mask = options.mask.defined() ? std::optional<Tensor>(options.mask) : std::nullopt;
+  return attention_op().call(q, k, v, mask, options.causal, options.scale, options.fused_layout);
+}
+
+Tensor attention_by_calls(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
+  const Piece piece = whole(q, k, v, options);
+  return matrix_product(shares(piece, options), piece.v)
+      .view_symint({piece.images, piece.heads, piece.queries, v.sym_size(3)})
+      .to(q.scalar_type());
+}
+
+AttentionGrads attention_grads_by_calls(const Tensor& grad_output, const Tensor& q, const Tensor& k, const Tensor& v,
+                                        const AttentionOptions& options, const AttentionWanted& wanted) {
+  const Tensor gy = matrices(grad_output, k.sym_size(1));
+  AttentionGrads grads = grads_of(whole(q, k, v, options), gy, options, wanted);
+  const Tensor* const of[] = {&q, &k, &v, &options.mask};
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (wanted[i]) grads[i] = grads[i].reshape_symint(of[i]->sym_sizes()).to(of[i]->scalar_type());
   }
-  Tensor result;
-  {
-    const at::NoGradGuard no_grad;
-    result = attention_by_pieces(q, k, v, options);
-  }
-  if (compute_requires_grad(q, k, v)) {
-    auto node = new_node<AttentionBackward>();
-    node->set_next_edges(torch::autograd::collect_next_edges(q, k, v));
-    node->q_saved = torch::autograd::SavedVariable(q, /*is_output=*/false);
-    node->k_saved = torch::autograd::SavedVariable(k, /*is_output=*/false);
-    node->v_saved = torch::autograd::SavedVariable(v, /*is_output=*/false);
-    node->mask_saved = torch::autograd::SavedVariable(options.mask, /*is_output=*/false);
-    node->causal = options.causal;
-    node->scale = options.scale;
-    torch::autograd::set_history(result, node);
-  }
-  return result;
+  return grads;
 }
 
 }  // namespace conv2d_ext

@@ -11,6 +11,7 @@
 //                            the gradients, for the cotangent grad of the result and the op's first two tensor
 //                            arguments, of which each is defined if the other's gradient is wanted
 //   kNeedsSecond             optional: every gradient needs the second tensor, which may be the op's only one
+//   kNeedsFirst              optional: every gradient needs the first one
 //   kSavesOutput             optional, with kNeedsSecond: that tensor is the op's result, saved by save_output
 #pragma once
 
@@ -146,6 +147,10 @@ constexpr bool kNeedsSecond = false;
 template <class Backward>
 constexpr bool kNeedsSecond<Backward, std::enable_if_t<Backward::kNeedsSecond>> = true;
 template <class Backward, class = void>
+constexpr bool kNeedsFirst = false;
+template <class Backward>
+constexpr bool kNeedsFirst<Backward, std::enable_if_t<Backward::kNeedsFirst>> = true;
+template <class Backward, class = void>
 constexpr bool kSavesOutput = false;
 template <class Backward>
 constexpr bool kSavesOutput<Backward, std::enable_if_t<Backward::kSavesOutput>> = true;
@@ -164,7 +169,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
 
   // Edges are set by now: the gradients that will be wanted are known.
   void save(const Tensor& first, const Tensor& second) {
-    if (Backward::kArguments > 1 && should_compute_output(1)) {
+    if (kNeedsFirst<Backward> || (Backward::kArguments > 1 && should_compute_output(1))) {
       first_saved = torch::autograd::SavedVariable(first, /*is_output=*/false);
     }
     if (kNeedsSecond<Backward> || should_compute_output(0)) {
@@ -181,7 +186,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Wanted wanted = wanted_now();
     variable_list result =
-        run(grads, wanted[1] ? first_saved.unpack() : Tensor(),
+        run(grads, kNeedsFirst<Backward> || wanted[1] ? first_saved.unpack() : Tensor(),
             kNeedsSecond<Backward> || wanted[0] ? second_saved.unpack(getptr()) : Tensor(), state, wanted);
     if (Backward::kMayBeConstant && !in_transform && c10::GradMode::is_enabled()) {
       require_grad(result);

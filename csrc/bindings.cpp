@@ -39,6 +39,29 @@ namespace {
 using at::Tensor;
 namespace py = pybind11;
 
+// ---- whether Winograd's F(2 x 2, 3 x 3) may be taken: an attribute of a thread-local object of Python's, which guards
+// of torch.compile can read (conv2d_ext/_winograd.py)
+
+PyObject* winograd_setting = nullptr;  // as long as the process
+
+void use_winograd_setting(const py::object& setting) {
+  Py_XDECREF(winograd_setting);
+  winograd_setting = setting.inc_ref().ptr();
+}
+
+// Of this thread, which holds the GIL.
+bool allows_winograd() {
+  if (winograd_setting == nullptr) {
+    return false;
+  }
+  static PyObject* const name = PyUnicode_InternFromString("allowed");
+  const auto allowed = py::reinterpret_steal<py::object>(PyObject_GetAttr(winograd_setting, name));
+  if (!allowed) {
+    throw python_error();
+  }
+  return allowed.ptr() == Py_True;
+}
+
 // ---- the convolutions and linear, with the arguments of torch.nn.functional. Written without pybind11, whose argument
 // conversion would be a fifth of the time of a tiny convolution; PyTorch's own parser also gives its TypeErrors,
 // SymInts and
@@ -90,8 +113,9 @@ PyObject* python_conv2d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
       params = is_same_padding(arguments.stringView(4)) ? params_for_same_padding(weight, stride, dilation, groups)
                                                         : params_from_pairs(stride, {c10::SymInt(0)}, dilation, groups);
     }
+    const bool allow_winograd = allows_winograd();
     const py::gil_scoped_release no_gil;
-    return conv2d(input, weight, bias, params);
+    return conv2d(input, weight, bias, params, allow_winograd);
   });
 }
 
@@ -192,7 +216,9 @@ Tensor forward(const Tensor& im, const Tensor& kernel, const std::optional<Tenso
   check_forward(im, kernel, bias);
   const bool is_column = bias.has_value() && bias->dim() == 2;
   static const SymConv2dParams params{{1, 1}, {0, 0, 0, 0}, {1, 1}, 1};
-  return conv2d(im, kernel.transpose(0, 1), is_column ? bias->squeeze(1) : bias, params);
+  const bool allow_winograd = allows_winograd();
+  const py::gil_scoped_release no_gil;
+  return conv2d(im, kernel.transpose(0, 1), is_column ? bias->squeeze(1) : bias, params, allow_winograd);
 }
 
 Tensor forward_unfold(const Tensor& im, const Tensor& kernel, const std::optional<Tensor>& bias) {
@@ -257,6 +283,7 @@ py::dict explain_on_cpu(const Conv2dProblem& problem, const Tensor& input, const
                  [](const c10::SymInt& stride) { return stride.expect_int(); });
   call.channels_last = output_is_channels_last(input, weight);
   call.num_threads = at::get_num_threads();
+  call.allow_winograd = allows_winograd();
   const auto describe_direction = [&](cpu::Direction direction) {
     call.direction = direction;
     return describe(cpu::explain(call));
@@ -356,6 +383,28 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
   return result;
 }
 
+// The same of a product of matrices; None where there are no kernels.
+py::object explain_matmul(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias,
+                          [[maybe_unused]] const std::optional<std::pair<int, int>>& gpu) {
+  check_matmul(mat1, mat2, bias);
+  const auto dtype = to_dtype(mat1.scalar_type());
+  const auto size = matmul_sizes(mat1, mat2);
+  const auto unread = [](const Tensor& matrix) {
+    return ConstMatrixView{nullptr, matrix.dim() == 3 ? matrix.stride(0) : 0, matrix.stride(-2), matrix.stride(-1)};
+  };
+  const MatrixView result{nullptr, size.m * size.n, size.n, 1};
+#if defined(CONV2D_EXT_WITH_CUDA)
+  if (gpu.has_value() || mat1.is_cuda()) {
+    const auto machine =
+        gpu.has_value() ? cuda::with_wants({gpu->first, gpu->second}) : cuda::machine_of(mat1.device().index());
+    return describe(
+        cuda::plan_matmul(size, dtype, cuda::float32_matmul_math(), unread(mat1), unread(mat2), result, machine));
+  }
+#endif
+  if (!mat1.device().is_cpu()) return py::none();
+  return describe(cpu::explain_matmul(size, dtype, unread(mat1), unread(mat2), result, at::get_num_threads()));
+}
+
 #if defined(CONV2D_EXT_WITH_CUDA)
 
 // The GEMM kernels that calls on tensors of this dtype choose from: what want_on_cuda counts.
@@ -429,12 +478,18 @@ PYBIND11_MODULE(_C, m) {
   m.def("disable_batch_invariant", &disable_batch_invariant);
   m.def("is_batch_invariant", &is_batch_invariant);
   m.def("is_enabled", &is_enabled);
-  m.def("forward", &forward, py::arg("im"), py::arg("kernel"), py::arg("bias"),
-        py::call_guard<py::gil_scoped_release>());
+  m.def("use_winograd_setting", &use_winograd_setting);
+  m.def("swap_invariance_state", [](int contexts, bool joined, bool kept_out) {
+    const InvarianceState before = swap_invariance_state({contexts, joined, kept_out});
+    return py::make_tuple(before.contexts, before.joined, before.kept_out);
+  });
+  m.def("forward", &forward, py::arg("im"), py::arg("kernel"), py::arg("bias"));
   m.def("forward_unfold", &forward_unfold, py::arg("im"), py::arg("kernel"), py::arg("bias"),
         py::call_guard<py::gil_scoped_release>());
   m.def("explain", &explain, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"),
         py::arg("padding"), py::arg("dilation"), py::arg("groups"), py::arg("gpu") = py::none());
+  m.def("explain_matmul", &explain_matmul, py::arg("mat1"), py::arg("mat2"), py::arg("bias"),
+        py::arg("gpu") = py::none());
   m.def("check_sizes", &check_sizes, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"),
         py::arg("padding"), py::arg("dilation"), py::arg("groups"), py::arg("itemsize"));
   m.def("build_config", &build_config);

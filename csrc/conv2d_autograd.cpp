@@ -38,6 +38,7 @@ struct Geometry {
   SymSizes input_size, weight_size, weight_stride;
   SymConv2dParams params;
   bool channels_last = false;  // the format of activations' gradients
+  bool allow_winograd = false;
 
   template <class Self, class Visit>
   static void visit(Self& self, Visit visit) {
@@ -49,6 +50,7 @@ struct Geometry {
     visit(self.params.dilation);
     visit(self.params.groups);
     visit(self.channels_last);
+    visit(self.allow_winograd);
   }
 };
 
@@ -61,7 +63,8 @@ struct Conv2dBackward {  // of (input, weight, bias)
   static void apply(const Tensor& grad_output, const Tensor& input, const Tensor& weight, const Geometry& geometry,
                     const Wanted& wanted, variable_list& result) {
     if (wanted[0]) {
-      result[0] = conv2d_grad_input(grad_output, weight, geometry.input_size, geometry.params, geometry.channels_last);
+      result[0] = conv2d_grad_input(grad_output, weight, geometry.input_size, geometry.params, geometry.channels_last,
+                                    geometry.allow_winograd);
     }
     if (wanted[1]) {
       result[1] = conv2d_grad_weight(grad_output, input, geometry.weight_size, geometry.weight_stride, geometry.params);
@@ -84,7 +87,7 @@ struct Conv2dGradInputBackward {  // of (grad_output, weight)
   static void apply(const Tensor& grad, const Tensor& grad_output, const Tensor& weight, const Geometry& geometry,
                     const Wanted& wanted, variable_list& result) {
     if (wanted[0]) {
-      result[0] = conv2d(grad, weight, std::nullopt, geometry.params);
+      result[0] = conv2d(grad, weight, std::nullopt, geometry.params, geometry.allow_winograd);
     }
     if (wanted[1]) {
       result[1] = conv2d_grad_weight(grad_output, grad, geometry.weight_size, geometry.weight_stride, geometry.params);
@@ -125,14 +128,14 @@ struct Conv2dGradBiasBackward {  // of (grad_output), whose size is in geometry.
 
 // The bias's tangent rides along with the first convolution that is needed anyway.
 void set_conv2d_tangent(const Tensor& output, const Tensor& input, const Tensor& weight,
-                        const std::optional<Tensor>& bias, const SymConv2dParams& params) {
+                        const std::optional<Tensor>& bias, const SymConv2dParams& params, bool allow_winograd) {
   std::optional<Tensor> bias_tangent;
   if (isFwGradDefined(bias)) {
     bias_tangent = tangent(*bias);
   }
   if (isFwGradDefined(input) || isFwGradDefined(weight)) {
     set_bilinear_tangent(output, input, weight, [&](const Tensor& x, const Tensor& w) {
-      return conv2d(x, w, std::exchange(bias_tangent, std::nullopt), params);
+      return conv2d(x, w, std::exchange(bias_tangent, std::nullopt), params, allow_winograd);
     });
   } else if (bias_tangent.has_value()) {
     output._set_fw_grad(has_no_elements(output)
@@ -146,12 +149,12 @@ void set_conv2d_tangent(const Tensor& output, const Tensor& input, const Tensor&
 
 Tensor conv2d_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
                        const std::optional<Tensor>& bias, SymIntArrayRef stride, SymIntArrayRef padding,
-                       SymIntArrayRef dilation, SymInt groups) {
+                       SymIntArrayRef dilation, SymInt groups, bool allow_winograd) {
   Tensor output;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
     output = conv2d_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias, stride, padding, dilation,
-                                    groups);
+                                    groups, allow_winograd);
   }
   const bool has_tangent = isFwGradDefined(input) || isFwGradDefined(weight) || isFwGradDefined(bias);
   if (compute_requires_grad(input, weight, bias)) {
@@ -161,28 +164,31 @@ Tensor conv2d_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
     node->state.weight_stride = grad_weight_strides(weight);
     node->state.params = make_params<SymInt>(stride, padding, dilation, groups);
     node->state.channels_last = grad_input_is_channels_last(input, weight);
+    node->state.allow_winograd = allow_winograd;
     node->in_transform = is_transformed(input) || is_transformed(weight) || (bias.has_value() && is_transformed(*bias));
     node->save(input, weight);
     torch::autograd::set_history(output, node);
   }
   if (has_tangent) {
-    set_conv2d_tangent(output, input, weight, bias, make_params<SymInt>(stride, padding, dilation, groups));
+    set_conv2d_tangent(output, input, weight, bias, make_params<SymInt>(stride, padding, dilation, groups),
+                       allow_winograd);
   }
   return output;
 }
 
 Tensor conv2d_grad_input_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& weight,
                                   SymIntArrayRef input_size, SymIntArrayRef stride, SymIntArrayRef padding,
-                                  SymIntArrayRef dilation, SymInt groups, bool channels_last) {
+                                  SymIntArrayRef dilation, SymInt groups, bool channels_last, bool allow_winograd) {
   Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
     result = conv2d_grad_input_op().redispatch(keys & c10::after_autograd_keyset, grad_output, weight, input_size,
-                                               stride, padding, dilation, groups, channels_last);
+                                               stride, padding, dilation, groups, channels_last, allow_winograd);
   }
   const auto params = make_params<SymInt>(stride, padding, dilation, groups);
   if (compute_requires_grad(grad_output, weight)) {
     auto node = make_node<Conv2dGradInputBackward>(grad_output, weight);
+    node->state.allow_winograd = allow_winograd;
     node->state.weight_size = copy_sizes(weight.sym_sizes());
     node->state.weight_stride = grad_weight_strides(weight);
     node->state.params = params;
@@ -190,7 +196,7 @@ Tensor conv2d_grad_input_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
     torch::autograd::set_history(result, node);
   }
   set_bilinear_tangent(result, grad_output, weight, [&](const Tensor& gy, const Tensor& w) {
-    return conv2d_grad_input(gy, w, input_size, params, channels_last);
+    return conv2d_grad_input(gy, w, input_size, params, channels_last, allow_winograd);
   });
   return result;
 }

@@ -23,7 +23,7 @@ struct DeviceOps {
   using IntArrayRef = c10::IntArrayRef;
 
   static Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, IntArrayRef stride,
-                       IntArrayRef padding, IntArrayRef dilation, int64_t groups) {
+                       IntArrayRef padding, IntArrayRef dilation, int64_t groups, bool allow_winograd) {
     const auto problem =
         check_conv2d<int64_t>(input, weight, bias, make_params<int64_t>(stride, padding, dilation, groups));
     const auto output =
@@ -36,14 +36,14 @@ struct DeviceOps {
         check_data("bias", *bias);
       }
       const Tensor none;
-      Device::forward(problem, input, weight, bias.has_value() ? *bias : none, output);
+      Device::forward(problem, input, weight, bias.has_value() ? *bias : none, output, allow_winograd);
     }
     return output;
   }
 
   static Tensor conv2d_grad_input(const Tensor& grad_output, const Tensor& weight, IntArrayRef input_size,
                                   IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                                  bool channels_last) {
+                                  bool channels_last, bool allow_winograd) {
     const auto problem = check_conv2d_grad_input<int64_t>(grad_output, weight, input_size,
                                                           make_params<int64_t>(stride, padding, dilation, groups));
     const auto result = empty_activation<int64_t>(problem.batch, problem.in_channels, problem.in_h, problem.in_w,
@@ -51,7 +51,7 @@ struct DeviceOps {
     if (result.numel() != 0) {
       check_data("grad_output", grad_output);
       check_data("weight", weight);
-      Device::grad_input(problem, grad_output, weight, result);
+      Device::grad_input(problem, grad_output, weight, result, allow_winograd);
     }
     return result;
   }

@@ -13,16 +13,17 @@
 namespace conv2d_ext {
 
 using Conv2dSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                                   c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt);
+                                   c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt, bool);
 using Conv2dGradInputSignature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymIntArrayRef,
                                             c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt,
-                                            bool);
+                                            bool, bool);
 using Conv2dGradWeightSignature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymIntArrayRef,
                                              c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef,
                                              c10::SymIntArrayRef, c10::SymInt);
 using Conv2dGradBiasSignature = at::Tensor(const at::Tensor&);
 using Conv2dAddBiasSignature = at::Tensor(const at::Tensor&, const at::Tensor&);
-using Conv1dSignature = Conv2dSignature;
+using Conv1dSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                   c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt);
 using ConvTransposeSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                                           c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt,
                                           c10::SymIntArrayRef);
@@ -38,14 +39,16 @@ CONV2D_EXT_EXPORT const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_t
 CONV2D_EXT_EXPORT const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose2d_op();
 
 inline at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                         const SymConv2dParams& params) {
-  return conv2d_op().call(input, weight, bias, params.stride, params.padding, params.dilation, params.groups);
+                         const SymConv2dParams& params, bool allow_winograd = false) {
+  return conv2d_op().call(input, weight, bias, params.stride, params.padding, params.dilation, params.groups,
+                          allow_winograd);
 }
 
 inline at::Tensor conv2d_grad_input(const at::Tensor& grad_output, const at::Tensor& weight,
-                                    c10::SymIntArrayRef input_size, const SymConv2dParams& params, bool channels_last) {
+                                    c10::SymIntArrayRef input_size, const SymConv2dParams& params, bool channels_last,
+                                    bool allow_winograd = false) {
   return conv2d_grad_input_op().call(grad_output, weight, input_size, params.stride, params.padding, params.dilation,
-                                     params.groups, channels_last);
+                                     params.groups, channels_last, allow_winograd);
 }
 
 inline at::Tensor conv2d_grad_weight(const at::Tensor& grad_output, const at::Tensor& input,

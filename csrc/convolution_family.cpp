@@ -13,6 +13,7 @@
 #include "conv2d_format.h"
 #include "conv2d_ops.h"
 #include "conv_transpose_checks.h"
+#include "result_sizes.h"
 #include "sym_arithmetic.h"
 
 namespace conv2d_ext {
@@ -56,7 +57,9 @@ Tensor add_bias_anywhere(const Tensor& output, const Tensor& bias) {
               "its dtype, but got bias of size ",
               bias.sym_sizes(), " and dtype ", bias.scalar_type(), ", output of size ", output.sym_sizes(),
               " and dtype ", output.scalar_type());
-  Tensor result = at::empty_strided_symint(output.sym_sizes(), output.sym_strides(), output.options());
+  Tensor result = output.is_non_overlapping_and_dense()
+                      ? at::empty_strided_symint(output.sym_sizes(), output.sym_strides(), output.options())
+                      : at::empty_symint(output.sym_sizes(), output.options());
   return at::add_out(result, output, per_channel(bias));
 }
 
@@ -125,8 +128,9 @@ Tensor run_conv_transpose(const ConvTransposeCall& call, const Tensor& input, co
       call.appends ? at::constant_pad_nd_symint(input, {SymInt(0), call.append[1], SymInt(0), call.append[0]}) : input,
       weight.is_complex() ? weight.conj_physical() : weight, call.output_size, call.params, channels_last);
   for (int64_t i = 0; i < 2; ++i) {
-    if (!known_zero(call.cut[i])) {
-      output = output.narrow_symint(i - 2, 0, output.sym_size(i - 2) - call.cut[i]);
+    if (!known_zero(call.cut[i])) {  // there are no elements
+      const Tensor part = output.narrow_symint(i - 2, 0, output.sym_size(i - 2) - call.cut[i]);
+      output = in_sizes(part, part.sym_sizes());
     }
   }
   return bias.has_value() && bias->defined() ? add_bias(std::move(output), *bias) : output;
@@ -155,7 +159,7 @@ Tensor conv1d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const Tensor row = as_row(input, padding[0].sym_eq(padding[1]).guard_bool(__FILE__, __LINE__));
   const Tensor kernel = weight.unsqueeze(2);
   check_conv1d_sizes(row.sym_sizes(), kernel.sym_sizes(), bias_size(bias), params, input.element_size());
-  return conv2d(row, kernel, bias, params).squeeze(-2);
+  return without_dim(conv2d(row, kernel, bias, params), -2);
 }
 
 c10::SmallVector<SymInt, 2> conv1d_same_padding(const Tensor& weight, SymIntArrayRef stride, SymIntArrayRef dilation) {
@@ -174,7 +178,7 @@ Tensor conv_transpose1d(const Tensor& input, const Tensor& weight, const std::op
   const auto call = check_conv_transpose(1, input.sym_sizes(), weight.sym_sizes(), bias_size(bias),
                                          {stride, padding, output_padding, dilation, std::move(groups)});
   check_kinds(input, weight, bias);
-  return run_conv_transpose(call, as_row(input), weight.unsqueeze(2), bias).squeeze(-2);
+  return without_dim(run_conv_transpose(call, as_row(input), weight.unsqueeze(2), bias), -2);
 }
 
 Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -230,9 +234,13 @@ Tensor conv3d(const Tensor& input, const Tensor& weight, const std::optional<Ten
     return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast3d;
   };
   const bool channels_last = input.scalar_type() != at::kDouble && (suggests(input) || suggests(weight));
-  return conv2d(images, weight.flatten(1, 2), bias, params)
-      .unflatten_symint(0, {input.sym_size(0), depth})
-      .transpose(1, 2)
+  const Tensor result = conv2d(images, weight.flatten(1, 2), bias, params);
+  const SymInt channels = result.sym_size(1), height = result.sym_size(2), width = result.sym_size(3);
+  if (depth.sym_eq(1).guard_bool(__FILE__, __LINE__) || channels.sym_eq(1).guard_bool(__FILE__, __LINE__)) {
+    return in_sizes(result, {input.sym_size(0), channels, depth, height, width});
+  }
+  return in_sizes(result, {input.sym_size(0), depth, channels, height, width})
+      .transpose_(1, 2)
       .contiguous(channels_last ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::Contiguous);
 }
 

@@ -14,6 +14,7 @@
 #include "invariance.cpp"
 #include "invariance_attention.cpp"
 #include "invariance_compiled.cpp"
+#include "invariance_exported.cpp"
 #include "invariance_norms.cpp"
 #include "invariance_pointwise.cpp"
 #include "invariance_products.cpp"

@@ -4,6 +4,7 @@
 // its other layouts, dtypes and devices stay as they are. Under autocast it lets PyTorch cast first.
 #include "invariance.h"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
@@ -16,6 +17,7 @@
 #include "convolution_family.h"
 #include "invariance_kernels.h"
 #include "matmul.h"
+#include "result_sizes.h"
 
 namespace conv2d_ext {
 namespace {
@@ -25,22 +27,32 @@ using namespace invariance;
 // ---- which threads are in the mode
 
 std::atomic<bool> process_enabled{false};
-thread_local int contexts = 0;     // that this thread is in
-thread_local bool joined = false;  // this thread follows the process
+thread_local InvarianceState state;
+// This thread left the mode in inference mode, at whose end it gets back the keys that it had before.
+thread_local bool may_come_back = false;
 
-void update_thread() { c10::impl::tls_set_dispatch_key_included(kInvarianceKey, contexts > 0 || joined); }
+void update_thread() {
+  const bool is_on = state.contexts > 0 || state.joined;
+  c10::impl::tls_set_dispatch_key_included(kInvarianceKey, is_on);
+  may_come_back = !is_on && c10::InferenceMode::is_enabled();
+}
 // What the thread does include: leaving torch.inference_mode sets its keys back to what they were before.
 bool is_included() { return c10::impl::tls_is_dispatch_key_included(kInvarianceKey); }
 
 }  // namespace
 
 bool invariance::has_left() {
-  if (!joined || process_enabled.load(std::memory_order_relaxed)) {
+  if (state.contexts > 0 || process_enabled.load(std::memory_order_relaxed) || !(state.joined || may_come_back)) {
     return false;
   }
-  joined = false;
+  state.joined = false;
   update_thread();
-  return contexts == 0;
+  return true;
+}
+
+std::vector<std::string>& invariance::covered_ops() {
+  static std::vector<std::string> names;
+  return names;
 }
 
 namespace {
@@ -64,8 +76,11 @@ bool is_zero(const Scalar& scalar) { return scalar.equal(0); }
 // beta * self + alpha * product, each operation rounded by itself: a fused one is not fused everywhere in PyTorch.
 Tensor combine(const Tensor& self, const Tensor& product, const Scalar& beta, const Scalar& alpha) {
   const Tensor scaled = is_one(alpha) ? product : at::mul(product, alpha);
-  if (is_zero(beta)) {
-    return scaled;  // whatever self holds
+  if (is_zero(beta)) {  // whatever self holds
+    if (!c10::GradMode::is_enabled() || !self.requires_grad()) return scaled;
+    // Its gradient is zeros nonetheless. (-0 changes no number that it is added to.)
+    const Tensor never = at::zeros({1}, self.options().dtype(at::kBool));
+    return at::add(scaled, at::where(never, self, Scalar(-0.0)));
   }
   return at::add(scaled, is_one(beta) ? self : at::mul(self, beta));
 }
@@ -144,7 +159,7 @@ Tensor sum(const Tensor& self, const Product& product, const Scalar& beta, const
                        self.dim() == 1 && self.sym_size(0) == product.mat2.sym_size(-1);
   if (is_bias) return uncast_product(product.mat1, product.mat2, self);
   const Tensor result = uncast_product(product.mat1, product.mat2);
-  return combine(self, product.as_vector ? result.squeeze(-1) : result, beta, alpha);
+  return combine(self, product.as_vector ? without_dim(result, -1) : result, beta, alpha);
 }
 
 // How each op's arguments make a product.
@@ -215,7 +230,7 @@ struct Mv {
   using Op = at::_ops::mv;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& vec) {
     if (leaves<Op>(keys) || !takes_vector(self, vec)) return Op::redispatch(keys & kBelow, self, vec);
-    return uncast_product(self, vec.unsqueeze(-1)).squeeze(-1);
+    return without_dim(uncast_product(self, vec.unsqueeze(-1)), -1);
   }
 };
 
@@ -233,7 +248,7 @@ bool takes_dot(const Tensor& self, const Tensor& other) {
   return takes(self, other) && self.dim() == 1 && other.dim() == 1 && self.sym_size(0) == other.sym_size(0);
 }
 Tensor dot_of(const Tensor& self, const Tensor& other) {
-  return uncast_product(self.unsqueeze(0), other.unsqueeze(-1)).squeeze(-1).squeeze(0);
+  return in_sizes(uncast_product(self.unsqueeze(0), other.unsqueeze(-1)), {});
 }
 
 struct Dot {
@@ -269,7 +284,7 @@ struct AddmmActivation {
   using Op = at::_ops::_addmm_activation;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat1, const Tensor& mat2,
                      const Scalar& beta, const Scalar& alpha, bool use_gelu) {
-    if (leaves<Op>(keys) || !takes_sum(self, {mat1, mat2}, 2)) {
+    if (leaves<Op>(keys) || !are_factors(self, beta, alpha) || !takes_sum(self, {mat1, mat2}, 2)) {
       return Op::redispatch(keys & kBelow, self, mat1, mat2, beta, alpha, use_gelu);
     }
     const Tensor result = sum(self, {mat1, mat2}, beta, alpha);
@@ -296,9 +311,9 @@ struct Convolution {
   }
 };
 
-TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   cover_all<Convolution, Mm, MmOut, Bmm, BmmOut, Mv, MvOut, Dot, Vdot, Linear, AddmmActivation>(m);
   cover_all<Sum<at::_ops::addmm, of_matrices, 2>, SumInPlace<at::_ops::addmm_, of_matrices, 2>,
             SumOut<at::_ops::addmm_out, of_matrices, 2>>(m);
@@ -312,67 +327,54 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
 
 // ---- threads that follow the process
 
-// Ops that every path to a covered call ends in. At BackendSelect, which every thread includes, a thread that has not
-// joined yet does so, and the call begins again.
-constexpr const char* kGates[] = {"mm",
-                                  "mm.out",
-                                  "addmm",
-                                  "addmm.out",
-                                  "addmm_",
-                                  "bmm",
-                                  "bmm.out",
-                                  "baddbmm",
-                                  "baddbmm.out",
-                                  "baddbmm_",
-                                  "mv",
-                                  "addmv",
-                                  "dot",
-                                  "vdot",
-                                  "convolution",
-                                  "sigmoid",
-                                  "silu",
-                                  "gelu",
-                                  "mish",
-                                  "softplus",
-                                  "elu",
-                                  "celu",
-                                  "glu",
-                                  "softshrink",
-                                  "sinh",
-                                  "cosh",
-                                  "atanh",
-                                  "exp2",
-                                  "pow.Tensor_Scalar",
-                                  "pow.Scalar",
-                                  "_softmax",
-                                  "_log_softmax",
-                                  "sum",
-                                  "sum.dim_IntList",
-                                  "mean",
-                                  "mean.dim",
-                                  "prod",
-                                  "prod.dim_int",
-                                  "native_layer_norm",
-                                  "native_batch_norm"};
+// A thread that was running before joins with its first call of an op that is covered. At the autograd key of its
+// tensors, or below at BackendSelect, which every thread includes, stand gates: there the thread joins, and the call
+// begins again.
 
-void pass_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (process_enabled.load(std::memory_order_relaxed) && !is_included()) {
-    joined = true;
-    update_thread();
-    op.callBoxed(stack);
-    return;
-  }
-  op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect), stack);
+bool joins() {
+  if (!process_enabled.load(std::memory_order_relaxed) || state.kept_out || is_included()) return false;
+  state.joined = true;
+  update_thread();
+  return true;
+}
+
+// (The keys that a kernel gets may have higher ones than its own, where Python dispatches.)
+const DispatchKeySet kBeyondBackendSelect(DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+const DispatchKeySet kBeyondAutograd(DispatchKeySet::FULL_AFTER, c10::DispatchKey::AutogradFunctionality);
+
+void pass_backend_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  joins() ? op.callBoxed(stack) : op.redispatchBoxed(keys & kBeyondBackendSelect, stack);
+}
+// PyTorch registers its autograd kernels for all devices alike, so those of other devices' tensors are the same ones.
+void pass_autograd_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  joins() ? op.callBoxed(stack)
+          : op.redispatchBoxed((keys & kBeyondAutograd).add(c10::DispatchKey::AutogradOther), stack);
+}
+// An op that is made of others has one kernel for all keys.
+void pass_composite_gate(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* stack) {
+  joins() ? op.callBoxed(stack) : op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
 void put_up_gates() {
   static std::once_flag once;
   std::call_once(once, [] {
     // Never taken down: another thread may be passing.
-    auto* const m =
-        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-    for (const char* name : kGates) {
-      m->impl(name, torch::CppFunction::makeFromBoxedFunction<&pass_gate>());
+    const auto library = [](c10::DispatchKey key) {
+      return new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    };
+    torch::Library* const backend_select = library(c10::DispatchKey::BackendSelect);
+    torch::Library* const autograd[] = {library(c10::DispatchKey::AutogradCPU),
+                                        library(c10::DispatchKey::AutogradCUDA)};
+    for (const std::string& name : invariance::covered_ops()) {
+      const size_t dot = name.find('.');
+      const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+          name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.c_str() + dot + 1);
+      const bool is_composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+      for (torch::Library* const m : autograd) {
+        m->impl(name.c_str(), is_composite ? torch::CppFunction::makeFromBoxedFunction<&pass_composite_gate>()
+                                           : torch::CppFunction::makeFromBoxedFunction<&pass_autograd_gate>());
+      }
+      backend_select->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&pass_backend_gate>());
     }
   });
 }
@@ -392,14 +394,14 @@ bool is_asking_for_shapes() {
 
 void enter_batch_invariant() {
   if (is_asking_for_shapes()) return;
-  ++contexts;
+  ++state.contexts;
   update_thread();
 }
 
 void leave_batch_invariant() {
   if (is_asking_for_shapes()) return;
-  TORCH_CHECK(contexts > 0, "batch_invariant: left in a thread that has not entered it");
-  --contexts;
+  TORCH_CHECK(state.contexts > 0, "batch_invariant: left in a thread that has not entered it");
+  --state.contexts;
   update_thread();
 }
 
@@ -413,17 +415,24 @@ TORCH_LIBRARY_IMPL(conv2d_ext, CompositeImplicitAutograd, m) {
 void enable_batch_invariant() {
   put_up_gates();
   process_enabled = true;
-  joined = true;
+  state.joined = true;
   update_thread();
 }
 
 void disable_batch_invariant() {
   process_enabled = false;
-  joined = false;
+  state.joined = false;
   update_thread();
 }
 
-bool is_batch_invariant() { return contexts > 0 || process_enabled; }
+bool is_batch_invariant() { return state.contexts > 0 || (process_enabled && !state.kept_out); }
+
+InvarianceState swap_invariance_state(const InvarianceState& next) {
+  const InvarianceState before = state;
+  state = next;
+  update_thread();
+  return before;
+}
 
 bool is_enabled() { return process_enabled; }
 

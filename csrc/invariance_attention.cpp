@@ -9,11 +9,13 @@
 #include "attention.h"
 #include "invariance_kernels.h"
 #include "reductions.h"
+#include "result_sizes.h"
 
 namespace conv2d_ext {
 namespace {
 
 using namespace invariance;
+using SymDims = c10::SmallVector<SymInt, 4>;
 
 bool is_attention_mask(const Tensor& mask, const Tensor& query, const Tensor& key) {
   if (!is_on_cpu(mask) || (mask.scalar_type() != at::kBool && mask.scalar_type() != query.scalar_type() &&
@@ -60,23 +62,21 @@ struct ScaledDotProductAttention {
         !takes_attention(query, key, value, enable_gqa) || (has_mask && !is_attention_mask(*attn_mask, query, key))) {
       return Op::redispatch(keys & kBelow, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
     }
-    // 16-bit types are rounded once.
-    const at::ScalarType dtype = query.scalar_type(), wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
     AttentionOptions options;
     options.causal = is_causal;
     options.scale =
         scale.has_value() ? *scale : 1 / std::sqrt(double(query.sym_size(-1).guard_int(__FILE__, __LINE__)));
-    // Where PyTorch's own kernel would run, the result lies as the queries do.
-    options.heads_inside =
-        query.dim() == 4 && value.sym_size(-1) == query.sym_size(-1) && query.sym_stride(1) < query.sym_stride(2);
-    if (has_mask) {
-      options.mask = with_four_dims(attn_mask->scalar_type() == at::kBool ? *attn_mask : attn_mask->to(wide));
-    }
-    Tensor result = attention(with_four_dims(query.to(wide)), with_four_dims(key.to(wide)),
-                              with_four_dims(value.to(wide)), options);
-    result = result.to(dtype);
-    while (result.dim() > query.dim()) result = result.squeeze(0);
-    return result;
+    if (has_mask) options.mask = with_four_dims(*attn_mask);
+    // Where PyTorch's own kernel would run. (Of one head both layouts are the same.)
+    const auto is_dense_row = [](const Tensor& t) { return t.sym_stride(-1) == 1; };
+    options.fused_layout = (query.dim() == 4 || (query.dim() == 2 && query.is_contiguous())) &&
+                           value.sym_size(-1) == query.sym_size(-1) && is_dense_row(query) && is_dense_row(key) &&
+                           is_dense_row(value) &&
+                           !(has_mask && attn_mask->requires_grad() && c10::GradMode::is_enabled());
+    const Tensor result = attention(with_four_dims(query), with_four_dims(key), with_four_dims(value), options);
+    if (query.dim() == 4) return result;
+    SymDims size(result.sym_sizes().end() - query.dim(), result.sym_sizes().end());
+    return in_sizes(result, size);
   }
 };
 
@@ -101,7 +101,7 @@ struct MaskedSoftmax {
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) { cover_all<ScaledDotProductAttention, MaskedSoftmax>(m); }
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover_all<ScaledDotProductAttention, MaskedSoftmax>(m); }
 
 }  // namespace
 }  // namespace conv2d_ext

@@ -11,6 +11,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
+#include <memory>
 #include <string>
 
 #include "invariance_kernels.h"
@@ -38,25 +39,19 @@ constexpr const char* kEagerOps[] = {
     "atan",
     "asinh",
     "acosh",
-    "atan2",
-    "logit",
     "lgamma",
     "digamma",
-    "pow.Tensor_Tensor",
-    "logaddexp",
-    "logaddexp2",
     "sinc",
     "special_i0",
+    "special_entr",
+    "special_xlog1py",
+    "xlogy.Tensor",
+    "mvlgamma",
     "log_sigmoid_forward",
     "log_sigmoid_backward",
     "logit_backward",
     // sums
-    "var.correction",
-    "std.correction",
-    "var_mean.correction",
-    "std_mean.correction",
     "logsumexp",
-    "linalg_vector_norm",
     "norm.Scalar",
     "norm.ScalarOpt_dim",
     "cumsum",
@@ -77,6 +72,7 @@ constexpr const char* kEagerOps[] = {
     "_adaptive_avg_pool2d_backward",
     "_adaptive_avg_pool3d",
     "embedding_dense_backward",
+    "_trilinear",
     "index_add",
     "scatter_add",
     "nll_loss_forward",
@@ -84,6 +80,12 @@ constexpr const char* kEagerOps[] = {
     "mse_loss",
     "smooth_l1_loss",
     "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_backward",
+    "binary_cross_entropy_with_logits",
+    "soft_margin_loss",
+    "soft_margin_loss_backward",
+    "multilabel_margin_loss_forward",
     "upsample_bilinear2d",
     "upsample_bicubic2d",
     "upsample_linear1d",
@@ -105,20 +107,25 @@ std::optional<c10::OperatorHandle> find(const std::string& prefix, const std::st
       {prefix + name.substr(0, dot), overloaded ? name.substr(dot + 1) : ""});
 }
 
-// A call of an op by the other one of its two names.
-void call_renamed(const c10::OperatorHandle& op, const std::string& from, const std::string& to,
-                  torch::jit::Stack* stack) {
-  const c10::OperatorName& name = op.operator_name();
-  c10::Dispatcher::singleton()
-      .findSchemaOrThrow((to + name.name.substr(from.size())).c_str(), name.overload_name.c_str())
-      .callBoxed(stack);
-}
+// An op by the other one of its two names.
+struct Twin : c10::OperatorKernel {
+  explicit Twin(const c10::OperatorHandle& op) : other(op) {}
+  const c10::OperatorHandle other;
+};
 
 // aten's op, in the mode. A context that lay inside of a compiled function is over by the time that this runs.
-void call_eagerly(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  const c10::impl::IncludeDispatchKeyGuard mode(kInvarianceKey);
-  call_renamed(op, kEager, kAten, stack);
-}
+struct CallEagerly final : Twin {
+  using Twin::Twin;
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const c10::impl::IncludeDispatchKeyGuard mode(kInvarianceKey);
+    other.callBoxed(stack);
+  }
+};
+
+struct Record final : Twin {
+  using Twin::Twin;
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { other.callBoxed(stack); }
+};
 
 // A recorded call keeps PyTorch's derivatives: it goes to PyTorch's autograd kernel first, which takes down how to
 // differentiate it and hands it on to the kernel of its backend. That kernel records the other name. (The ops that a
@@ -139,25 +146,26 @@ void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 }
 
 // exp_ and its like: a compiler would make exp of it, and compute that.
-void record_or_pass_in_place(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (!is_recording()) {
-    op.redispatchBoxed(keys & invariance::kBelow, stack);
-    return;
+struct RecordInPlace final : Twin {  // of the op that is not in place
+  using Twin::Twin;
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    if (!is_recording()) {
+      op.redispatchBoxed(keys & invariance::kBelow, stack);
+      return;
+    }
+    at::IValue& argument = torch::jit::peek(*stack, 0, op.schema().arguments().size());
+    const at::Tensor self = argument.toTensor();
+    // A derivative needs the values that are overwritten here.
+    if (c10::GradMode::is_enabled() && self.requires_grad()) argument = self.clone();
+    other.callBoxed(stack);
+    self.copy_(torch::jit::pop(*stack).toTensor());
+    torch::jit::push(*stack, self);
   }
-  at::IValue& argument = torch::jit::peek(*stack, 0, op.schema().arguments().size());
-  const at::Tensor self = argument.toTensor();
-  // A derivative needs the values that are overwritten here.
-  if (c10::GradMode::is_enabled() && self.requires_grad()) argument = self.clone();
-  const c10::OperatorName& name = op.operator_name();
-  c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name.name.substr(0, name.name.size() - 1).c_str(), name.overload_name.c_str())
-      .callBoxed(stack);
-  self.copy_(torch::jit::pop(*stack).toTensor());
-  torch::jit::push(*stack, self);
-}
+};
 
-void record(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  call_renamed(op, kAten, kEager, stack);
+template <class Kernel>
+torch::CppFunction kernel_of(const c10::OperatorHandle& other) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(other));
 }
 
 TORCH_LIBRARY_FRAGMENT(conv2d_ext, m) {
@@ -173,20 +181,20 @@ TORCH_LIBRARY_FRAGMENT(conv2d_ext, m) {
 
 TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) {
   for (const char* name : kEagerOps) {
-    if (find(kAten, name)) {
-      m.impl((std::string("eager_") + name).c_str(), torch::CppFunction::makeFromBoxedFunction<&call_eagerly>());
+    if (const auto op = find(kAten, name)) {
+      m.impl((std::string("eager_") + name).c_str(), kernel_of<CallEagerly>(*op));
     }
   }
 }
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   for (const char* name : kEagerOps) {
-    if (find(kAten, name)) {
-      m.impl(name, torch::CppFunction::makeFromBoxedFunction<&record_or_pass>());
-    }
+    const auto op = find(kAten, name);
+    if (!op) continue;
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&record_or_pass>());
     const std::string in_place = std::string(name) + "_";
     if (in_place.find('.') == std::string::npos && find(kAten, in_place)) {
-      m.impl(in_place.c_str(), torch::CppFunction::makeFromBoxedFunction<&record_or_pass_in_place>());
+      m.impl(in_place.c_str(), kernel_of<RecordInPlace>(*op));
     }
   }
 }
@@ -194,7 +202,7 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
 TORCH_LIBRARY_IMPL(aten, MAIA, m) {
   for (const char* name : kEagerOps) {
     if (find(kAten, name)) {
-      m.impl(name, torch::CppFunction::makeFromBoxedFunction<&record>());
+      m.impl(name, kernel_of<Record>(*find(kEager, name)));
     }
   }
 }

@@ -1,5 +1,5 @@
 // What kernels of the mode (invariance.h) share: which calls they leave to PyTorch, and how they are registered. Each
-// file of kernels has its own block TORCH_LIBRARY_IMPL(aten, DeferredInit, m).
+// file of kernels has its own block TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m).
 #pragma once
 
 #include <ATen/Functions.h>
@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <string>
+#include <vector>
 
 #include "invariance.h"
 #include "matmul.h"
@@ -21,6 +22,9 @@ using c10::SymInt;
 using c10::SymIntArrayRef;
 
 const DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kInvarianceKey);
+
+// Whether a graph is traced, in which this call, a function of PyTorch's made of others, is to be taken apart.
+bool is_taken_apart(DispatchKeySet keys);
 
 // Whether this thread followed a process that has left the mode, and is in no context: it leaves as well.
 bool has_left();
@@ -36,6 +40,17 @@ bool leaves(DispatchKeySet keys) {
     }
   }
   return has_left();
+}
+
+// The kernel below of a function that PyTorch makes of others.
+template <class Op, class... Arguments>
+Tensor redispatch_composite(DispatchKeySet keys, const Arguments&... arguments) {
+  if (!is_taken_apart(keys)) return Op::redispatch(keys & kBelow, arguments...);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  torch::jit::Stack stack;
+  torch::jit::push(stack, arguments...);
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  return torch::jit::pop(stack).toTensor();
 }
 
 inline bool is_dense(const Tensor& tensor) {
@@ -83,10 +98,15 @@ inline Tensor& write(Tensor& out, const Tensor& result) {
   return out.copy_(result);
 }
 
+// The names of all ops that the mode has kernels for, as in "aten::mm.out".
+std::vector<std::string>& covered_ops();
+
 template <class Kernel>
 void cover(torch::Library& m) {
   const std::string name = Kernel::Op::name, overload = Kernel::Op::overload_name;
-  m.impl((overload.empty() ? name : name + "." + overload).c_str(), TORCH_FN(Kernel::call));
+  const std::string full_name = overload.empty() ? name : name + "." + overload;
+  covered_ops().push_back(full_name);
+  m.impl(full_name.c_str(), TORCH_FN(Kernel::call));
 }
 
 template <class... Kernels>

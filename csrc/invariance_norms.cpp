@@ -20,10 +20,10 @@ struct GroupNorm {
   static Tensor call(DispatchKeySet keys, const Tensor& input, int64_t num_groups, const std::optional<Tensor>& weight,
                      const std::optional<Tensor>& bias, double eps, bool cudnn_enabled) {
     if (leaves<Op>(keys) || !takes_on_cpu(input) || !is_channels_last(input)) {
-      return Op::redispatch(keys & kBelow, input, num_groups, weight, bias, eps, cudnn_enabled);
+      return redispatch_composite<Op>(keys, input, num_groups, weight, bias, eps, cudnn_enabled);
     }
     const Tensor contiguous = copy_as(input, /*channels_last=*/false, /*grad_channels_last=*/true);
-    const Tensor result = Op::redispatch(keys & kBelow, contiguous, num_groups, weight, bias, eps, cudnn_enabled);
+    const Tensor result = redispatch_composite<Op>(keys, contiguous, num_groups, weight, bias, eps, cudnn_enabled);
     return copy_as(result, /*channels_last=*/true, /*grad_channels_last=*/false);
   }
 };
@@ -35,8 +35,8 @@ struct InstanceNorm {
                      const std::optional<Tensor>& running_var, bool use_input_stats, double momentum, double eps,
                      bool cudnn_enabled) {
     const bool takes = !leaves<Op>(keys) && takes_on_cpu(input);
-    const Tensor result = Op::redispatch(keys & kBelow, input, weight, bias, running_mean, running_var, use_input_stats,
-                                         momentum, eps, cudnn_enabled);
+    const Tensor result = redispatch_composite<Op>(keys, input, weight, bias, running_mean, running_var,
+                                                   use_input_stats, momentum, eps, cudnn_enabled);
     // Its result is contiguous: the copy is there for the gradient.
     if (!takes || !c10::GradMode::is_enabled()) return result;
     return copy_as(result, /*channels_last=*/false, /*grad_channels_last=*/false);
@@ -64,7 +64,7 @@ struct BatchNorm {
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) { cover_all<GroupNorm, InstanceNorm, BatchNorm>(m); }
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover_all<GroupNorm, InstanceNorm, BatchNorm>(m); }
 
 }  // namespace
 }  // namespace conv2d_ext

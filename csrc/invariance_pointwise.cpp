@@ -93,6 +93,12 @@ struct Softshrink {
   static std::string_view name(const Scalar&) { return "softshrink"; }
   static Parameters parameters(const Scalar& lambd) { return {lambd.toDouble()}; }
 };
+struct Logit {
+  static constexpr bool is_promoting = true;
+  static bool takes(const Tensor&, std::optional<double>) { return true; }
+  static std::string_view name(std::optional<double>) { return "logit"; }
+  static Parameters parameters(std::optional<double> eps) { return {eps.value_or(-1)}; }
+};
 // What PyTorch multiplies out, and the square root, hold.
 struct Power {
   static constexpr bool is_promoting = false;
@@ -113,6 +119,15 @@ struct Power {
     return e == 0.5 || e == -0.5 ? Parameters{} : Parameters{e};
   }
 };
+
+// Whether the sizes of two tensors expand to common ones.
+bool can_expand(const Tensor& first, const Tensor& second) {
+  for (int64_t i = 1; i <= std::min(first.dim(), second.dim()); ++i) {
+    const SymInt a = first.sym_size(-i), b = second.sym_size(-i);
+    if (a != b && a != 1 && b != 1) return false;
+  }
+  return true;
+}
 
 bool has_integers(const Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
 
@@ -199,13 +214,79 @@ struct PowerOfNumber {
   }
 };
 
+// ---- functions of two tensors
+
+// Both as PyTorch expands and promotes them; none where it isn't taken.
+std::optional<std::pair<Tensor, Tensor>> operands(const Tensor& first, const Tensor& second) {
+  const auto takes = [](const Tensor& t) { return is_on_cpu(t) && (is_real(t.scalar_type()) || has_integers(t)); };
+  if (!takes(first) || !takes(second)) return std::nullopt;
+  const at::ScalarType dtype = at::result_type(first, second);
+  if (!is_real(dtype) || !can_expand(first, second)) return std::nullopt;
+  const std::vector<Tensor> both = at::broadcast_tensors({first, second});
+  return std::pair(both[0].to(dtype), both[1].to(dtype));
+}
+
+struct PowName {
+  static constexpr std::string_view value = "pow";
+};
+struct Atan2Name {
+  static constexpr std::string_view value = "atan2";
+};
+struct LogAddExpName {
+  static constexpr std::string_view value = "logaddexp";
+};
+struct LogAddExp2Name {
+  static constexpr std::string_view value = "logaddexp2";
+};
+
+template <class AtOp, class Name>
+struct Binary {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
+    if (!leaves<Op>(keys)) {
+      if (const auto both = operands(self, other)) return pointwise_pair(both->first, both->second, Name::value);
+    }
+    return Op::redispatch(keys & kBelow, self, other);
+  }
+};
+
+template <class AtOp, class Name>
+struct BinaryInPlace {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& other) {
+    if (!leaves<Op>(keys) && at::result_type(self, other) == self.scalar_type()) {
+      const auto both = operands(self, other);
+      if (both && both->first.sym_sizes() == self.sym_sizes()) {
+        // Where it is differentiated it needs the values that are overwritten here.
+        const bool is_saved = c10::GradMode::is_enabled() && (self.requires_grad() || other.requires_grad());
+        return self.copy_(pointwise_pair(is_saved ? both->first.clone() : both->first, both->second, Name::value));
+      }
+    }
+    return Op::redispatch(keys & kBelow, self, other);
+  }
+};
+
+template <class AtOp, class Name>
+struct BinaryOut {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& other, Tensor& out) {
+    if (!leaves<Op>(keys) && is_on_cpu(out) && !records_gradients(out, self, other)) {
+      const auto both = operands(self, other);
+      if (both && both->first.scalar_type() == out.scalar_type()) {
+        return write(out, pointwise_pair(both->first, both->second, Name::value));
+      }
+    }
+    return Op::redispatch(keys & kBelow, self, other, out);
+  }
+};
+
 template <class Function, class F, class InPlace, class Out, class... Arguments>
 void cover_forms(torch::Library& m) {
   cover_all<Unary<F, Function, Arguments...>, UnaryInPlace<InPlace, Function, Arguments...>,
             UnaryOut<Out, Function, Arguments...>>(m);
 }
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   namespace ops = at::_ops;
   cover_forms<Sigmoid, ops::sigmoid, ops::sigmoid_, ops::sigmoid_out>(m);
   cover_forms<Silu, ops::silu, ops::silu_, ops::silu_out>(m);
@@ -218,6 +299,13 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   cover_forms<Gelu, ops::gelu, ops::gelu_, ops::gelu_out, std::string_view>(m);
   cover_forms<Elu, ops::elu, ops::elu_, ops::elu_out, const Scalar&, const Scalar&, const Scalar&>(m);
   cover_forms<Power, ops::pow_Tensor_Scalar, ops::pow__Scalar, ops::pow_Tensor_Scalar_out, const Scalar&>(m);
+  cover_forms<Logit, ops::logit, ops::logit_, ops::logit_out, std::optional<double>>(m);
+  cover_all<Binary<ops::pow_Tensor_Tensor, PowName>, BinaryInPlace<ops::pow__Tensor, PowName>,
+            BinaryOut<ops::pow_Tensor_Tensor_out, PowName>>(m);
+  cover_all<Binary<ops::atan2, Atan2Name>, BinaryInPlace<ops::atan2_, Atan2Name>, BinaryOut<ops::atan2_out, Atan2Name>>(
+      m);
+  cover_all<Binary<ops::logaddexp, LogAddExpName>, BinaryOut<ops::logaddexp_out, LogAddExpName>,
+            Binary<ops::logaddexp2, LogAddExp2Name>, BinaryOut<ops::logaddexp2_out, LogAddExp2Name>>(m);
   cover_all<Unary<ops::softplus, Softplus, const Scalar&, const Scalar&>,
             UnaryOut<ops::softplus_out, Softplus, const Scalar&, const Scalar&>, Unary<ops::celu, Celu, const Scalar&>,
             UnaryInPlace<ops::celu_, Celu, const Scalar&>, Unary<ops::softshrink, Softshrink, const Scalar&>,

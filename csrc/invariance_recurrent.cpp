@@ -1,5 +1,6 @@
 // The mode's kernel of LSTM. PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch; sequences
-// that are packed it computes step by step, by calls that the mode takes. So a batch is packed here, as a view.
+// that are packed it computes step by step, by calls that the mode takes. So a batch is packed here, as a view. Packing
+// reads sizes as data, which no trace can: there the steps are written out, by the same formula.
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "invariance_kernels.h"
@@ -9,12 +10,52 @@ namespace {
 
 using namespace invariance;
 
+// Of input (length, batch, features); hx: (h, c), each (layers * directions, batch, hidden or projected). params: for
+// each layer and direction weight_ih, weight_hh, bias_ih and bias_hh where there are biases, weight_hr where h is
+// projected.
+std::tuple<Tensor, Tensor, Tensor> lstm_by_steps(Tensor input, at::TensorList hx, at::TensorList params,
+                                                 bool has_biases, int64_t num_layers, bool bidirectional) {
+  const bool is_projected = hx[0].sym_size(2) != hx[1].sym_size(2);
+  const int64_t directions = bidirectional ? 2 : 1, count = (has_biases ? 4 : 2) + (is_projected ? 1 : 0);
+  const int64_t length = input.sym_size(0).guard_int(__FILE__, __LINE__);
+  std::vector<Tensor> last_h, last_c;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    std::vector<Tensor> outputs;
+    for (int64_t direction = 0; direction < directions; ++direction) {
+      const int64_t at = layer * directions + direction;
+      const at::TensorList p = params.slice(at * count, count);
+      const auto bias = [&](int64_t i) { return has_biases ? std::optional<Tensor>(p[i]) : std::nullopt; };
+      const Tensor of_input = at::linear(input, p[0], bias(2));
+      Tensor h = hx[0].select(0, at), c = hx[1].select(0, at);
+      std::vector<Tensor> steps(length);
+      for (int64_t i = 0; i < length; ++i) {
+        const int64_t step = direction == 0 ? i : length - 1 - i;
+        const auto gates = at::linear(h, p[1], bias(3)).add(of_input.select(0, step)).chunk(4, 1);
+        c = at::sigmoid(gates[1]).mul(c).add(at::sigmoid(gates[0]).mul(at::tanh(gates[2])));
+        h = at::sigmoid(gates[3]).mul(at::tanh(c));
+        if (is_projected) h = at::linear(h, p[count - 1]);
+        steps[step] = h;
+      }
+      outputs.push_back(at::stack(steps));
+      last_h.push_back(h);
+      last_c.push_back(c);
+    }
+    input = bidirectional ? at::cat(outputs, -1) : outputs[0];
+  }
+  return {input, at::stack(last_h), at::stack(last_c)};
+}
+
 struct Lstm {
   using Op = at::_ops::lstm_input;
   static std::tuple<Tensor, Tensor, Tensor> call(DispatchKeySet keys, const Tensor& input, at::TensorList hx,
                                                  at::TensorList params, bool has_biases, int64_t num_layers,
                                                  double dropout, bool train, bool bidirectional, bool batch_first) {
-    // Packing reads sizes as data, which tracing cannot.
+    if (!leaves<Op>(keys) && is_taken_apart(keys) && takes_on_cpu(input) && input.dim() == 3 && hx.size() == 2 &&
+        (dropout == 0 || !train)) {
+      auto [output, h, c] =
+          lstm_by_steps(batch_first ? input.transpose(0, 1) : input, hx, params, has_biases, num_layers, bidirectional);
+      return {batch_first ? output.transpose(0, 1) : output, h, c};
+    }
     if (leaves<Op>(keys) || !takes_on_cpu(input) || input.dim() != 3 || input.sym_numel() == 0 ||
         c10::impl::TorchDispatchModeTLS::any_modes_set()) {
       return Op::redispatch(keys & kBelow, input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
@@ -30,7 +71,7 @@ struct Lstm {
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) { cover<Lstm>(m); }
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover<Lstm>(m); }
 
 }  // namespace
 }  // namespace conv2d_ext

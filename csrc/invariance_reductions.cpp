@@ -1,4 +1,4 @@
-// The mode's kernels of sums, means and softmax.
+// The mode's kernels of sums, means, variances, norms and softmax.
 //
 // PyTorch's sum over all dimensions is shared out among threads where it is one number, and where it is several the
 // order of a column's sum follows the column's place in a thread's share. So every sum is taken, whatever its size.
@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "invariance_kernels.h"
+#include "pointwise_ops.h"
 #include "reductions.h"
 
 namespace conv2d_ext {
@@ -113,10 +114,7 @@ Tensor sum_of(const Tensor& self, const Reduced& call, bool keepdim) {
 // 16-bit types are rounded once.
 Tensor mean_of(const Tensor& self, const Reduced& call, bool keepdim) {
   const bool is_short = call.dtype == at::kBFloat16 || call.dtype == at::kHalf;
-  SymInt count = 1;
-  for (const int64_t d : call.dim) count = count * self.sym_size(d);
-  const Tensor sum = sum_over(self.to(is_short ? at::kFloat : call.dtype), call.dim, keepdim);
-  const Tensor mean = at::div(sum, Scalar(count));
+  const Tensor mean = mean_over(self.to(is_short ? at::kFloat : call.dtype), call.dim, keepdim);
   return is_short ? mean.to(call.dtype) : mean;
 }
 
@@ -150,7 +148,9 @@ struct ReduceDimsOut {
   using Op = AtOp;
   static Tensor& call(DispatchKeySet keys, const Tensor& self, MaybeDims dim, bool keepdim, MaybeDtype dtype,
                       Tensor& out) {
-    if (!leaves<Op>(keys) && is_on_cpu(out) && !records_gradients(out, self)) {
+    // PyTorch takes no mean of integers whose result alone says what it is to be.
+    const bool has_dtype = reduce != mean_of || dtype.has_value() || self.is_floating_point();
+    if (!leaves<Op>(keys) && has_dtype && is_on_cpu(out) && !records_gradients(out, self)) {
       // Without a dtype the result's is what is asked for.
       const auto call = reduced(self, dim, dtype.value_or(out.scalar_type()));
       if (call && call->dtype == out.scalar_type()) return write(out, reduce(self, *call, keepdim));
@@ -159,7 +159,88 @@ struct ReduceDimsOut {
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+// ---- variances and norms: PyTorch's forward holds, but not its backward, whose mean or power does not
+
+using MaybeScalar = std::optional<Scalar>;
+struct Variance {
+  Tensor input;  // in the type that is computed in: 16-bit types are rounded once
+  std::vector<int64_t> dim;
+  double divisor;
+
+  template <bool root>
+  Tensor value(bool keepdim, at::ScalarType dtype) const {
+    const Tensor variance = var_over(input, dim, divisor, keepdim);
+    return (root ? at::sqrt(variance) : variance).to(dtype);
+  }
+};
+
+// None: PyTorch's.
+std::optional<Variance> variance_of(const Tensor& self, MaybeDims dim, const MaybeScalar& correction) {
+  const auto call = reduced(self, dim, std::nullopt);
+  if (!call || self.sym_numel() == 0 || (correction && correction->isComplex())) return std::nullopt;
+  double count = 1;
+  for (const int64_t d : call->dim) count *= double(self.sym_size(d).guard_int(__FILE__, __LINE__));
+  const double divisor = count - (correction ? correction->toDouble() : 1.0);
+  if (divisor <= 0) return std::nullopt;  // PyTorch warns
+  const bool is_short = call->dtype == at::kBFloat16 || call->dtype == at::kHalf;
+  return Variance{is_short ? self.to(at::kFloat) : self, call->dim, divisor};
+}
+
+template <class AtOp, bool root>
+struct Var {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, MaybeDims dim, const MaybeScalar& correction,
+                     bool keepdim) {
+    if (!leaves<Op>(keys)) {
+      if (const auto found = variance_of(self, dim, correction)) {
+        return found->template value<root>(keepdim, self.scalar_type());
+      }
+    }
+    return Op::redispatch(keys & kBelow, self, dim, correction, keepdim);
+  }
+};
+
+template <class AtOp, bool root>
+struct VarMean {
+  using Op = AtOp;
+  static std::tuple<Tensor, Tensor> call(DispatchKeySet keys, const Tensor& self, MaybeDims dim,
+                                         const MaybeScalar& correction, bool keepdim) {
+    if (!leaves<Op>(keys)) {
+      if (const auto found = variance_of(self, dim, correction)) {
+        const auto dtype = self.scalar_type();
+        const Tensor mean = mean_over(found->input, found->dim, keepdim);
+        return {found->template value<root>(keepdim, dtype), mean.to(dtype)};
+      }
+    }
+    return Op::redispatch(keys & kBelow, self, dim, correction, keepdim);
+  }
+};
+
+// The p-th root of a sum of powers; its gradient at 0 is 0.
+Tensor root_of_sum(const Tensor& sum, double p) {
+  const Tensor zero = at::eq(sum, 0);
+  const Tensor filled = at::masked_fill(sum, zero, 1);
+  const Tensor root = p == 2 ? at::sqrt(filled) : pointwise(filled, "pow", {1 / p});
+  return at::masked_fill(root, zero, 0);
+}
+
+struct VectorNorm {
+  using Op = at::_ops::linalg_vector_norm;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Scalar& ord, MaybeDims dim, bool keepdim,
+                     MaybeDtype dtype) {
+    const bool takes = !leaves<Op>(keys) && is_real(self.scalar_type()) && !ord.isComplex() && self.sym_numel() != 0;
+    const double p = takes ? ord.toDouble() : 0;
+    const auto call = takes && p >= 1 && p < 1e6 ? reduced(self, dim, dtype) : std::nullopt;
+    if (!call) return Op::redispatch(keys & kBelow, self, ord, dim, keepdim, dtype);
+    const bool is_short = call->dtype == at::kBFloat16 || call->dtype == at::kHalf;
+    const Tensor size = at::abs(self.to(is_short ? at::kFloat : call->dtype));
+    if (p == 1) return sum_over(size, call->dim, keepdim).to(call->dtype);
+    const Tensor powers = p == 2 ? at::mul(size, size) : pointwise(size, "pow", {p});
+    return root_of_sum(sum_over(powers, call->dim, keepdim), p).to(call->dtype);
+  }
+};
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   namespace ops = at::_ops;
   cover_all<Softmax<ops::_softmax, false>, Softmax<ops::_log_softmax, true>, SoftmaxOut<ops::_softmax_out, false>,
             SoftmaxOut<ops::_log_softmax_out, true>>(m);
@@ -168,6 +249,8 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
             SoftmaxGradOut<ops::_log_softmax_backward_data_out, true>>(m);
   cover_all<ReduceAll<ops::sum, sum_of>, ReduceDims<ops::sum_dim_IntList, sum_of>,
             ReduceDimsOut<ops::sum_IntList_out, sum_of>>(m);
+  cover_all<Var<ops::var_correction, false>, Var<ops::std_correction, true>, VarMean<ops::var_mean_correction, false>,
+            VarMean<ops::std_mean_correction, true>, VectorNorm>(m);
   cover_all<ReduceAll<ops::mean, mean_of>, ReduceDims<ops::mean_dim, mean_of>, ReduceDimsOut<ops::mean_out, mean_of>>(
       m);
 }

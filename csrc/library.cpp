@@ -11,13 +11,15 @@
 //   conv2d_grad_bias    sum of grad_output
 //   conv2d_add_bias     output + bias, for those that conv2d_grad_input computes; its derivative is conv2d_grad_bias
 //
-// channels_last is the memory format of the result; weight_stride its strides.
+// channels_last is the memory format of the result; weight_stride its strides. allow_winograd: Winograd's F(2 x 2,
+// 3 x 3) where the CPU takes it. What a user calls passes the thread's setting on, derivatives what they were given.
 //
 // Pointwise functions (the table in cpu/pointwise/pointwise.h names them and their parameters), of any sizes and
 // strides; grad_output has the input's sizes and dtype, and results have the input's strides where it is dense:
 //
 //   pointwise       f(input)
 //   pointwise_grad  grad_output * f'(input)
+//   pointwise_pair  f(first, second), of tensors of the same sizes; strides as an addition's
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -32,11 +34,12 @@ TORCH_LIBRARY(conv2d_ext, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   m.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias, SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, "
-      "SymInt groups) -> Tensor",
+      "SymInt groups, bool allow_winograd=False) -> Tensor",
       tags);
   m.def(
       "conv2d_grad_input(Tensor grad_output, Tensor weight, SymInt[] input_size, SymInt[2] stride, "
-      "SymInt[4] padding, SymInt[2] dilation, SymInt groups, bool channels_last) -> Tensor",
+      "SymInt[4] padding, SymInt[2] dilation, SymInt groups, bool channels_last, "
+      "bool allow_winograd=False) -> Tensor",
       tags);
   m.def(
       "conv2d_grad_weight(Tensor grad_output, Tensor input, SymInt[] weight_size, SymInt[] weight_stride, "
@@ -45,8 +48,16 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("conv2d_grad_bias(Tensor grad_output) -> Tensor", tags);
   m.def("matmul(Tensor mat1, Tensor mat2, Tensor? bias) -> Tensor", tags);
   m.def("sum(Tensor input, int[] dim, bool keepdim) -> Tensor", tags);
+  m.def("var(Tensor input, int[] dim, float divisor, bool keepdim) -> Tensor", tags);
+  m.def("mean(Tensor input, int[] dim, bool keepdim) -> Tensor", tags);
   m.def("softmax(Tensor input, int dim, bool log) -> Tensor", tags);
   m.def("softmax_grad(Tensor grad_output, Tensor output, int dim, bool log) -> Tensor", tags);
+  m.def("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool fused_layout) -> Tensor",
+        tags);
+  m.def(
+      "attention_grad(Tensor grad_output, Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, "
+      "bool fused_layout, bool[4] wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+      tags);
   m.def("copy_as(Tensor input, bool channels_last, bool grad_channels_last) -> Tensor", tags);
   m.def("enter_batch_invariant() -> ()", tags);
   m.def("leave_batch_invariant() -> ()", tags);
@@ -68,6 +79,7 @@ TORCH_LIBRARY(conv2d_ext, m) {
       "SymInt[2] output_padding, SymInt groups, SymInt[2] dilation) -> Tensor",
       tags);
   m.def("pointwise(Tensor input, str function, float[] parameters) -> Tensor", tags);
+  m.def("pointwise_pair(Tensor first, Tensor second, str function) -> Tensor", tags);
   m.def("pointwise_grad(Tensor grad_output, Tensor input, str function, float[] parameters) -> Tensor", tags);
 }
 
@@ -133,7 +145,7 @@ using c10::SymIntArrayRef;
 // ---- fake kernels: the results' sizes, dtypes and real strides, for tracing and the meta device
 
 Tensor conv2d_meta(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
-                   SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups) {
+                   SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups, bool /*allow_winograd*/) {
   const auto problem =
       check_conv2d<SymInt>(input, weight, bias, make_params<SymInt>(stride, padding, dilation, groups));
   return empty_activation<SymInt>(problem.batch, result_channels<SymInt>(problem), problem.out_h, problem.out_w,
@@ -142,7 +154,7 @@ Tensor conv2d_meta(const Tensor& input, const Tensor& weight, const std::optiona
 
 Tensor conv2d_grad_input_meta(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,
                               SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups,
-                              bool channels_last) {
+                              bool channels_last, bool /*allow_winograd*/) {
   const auto problem = check_conv2d_grad_input<SymInt>(grad_output, weight, input_size,
                                                        make_params<SymInt>(stride, padding, dilation, groups));
   return empty_activation<SymInt>(problem.batch, problem.in_channels, problem.in_h, problem.in_w,

@@ -11,6 +11,7 @@
 #include "conv2d_checks.h"
 #include "conv2d_format.h"
 #include "conv2d_ops.h"
+#include "result_sizes.h"
 
 namespace conv2d_ext {
 
@@ -78,26 +79,41 @@ Tensor joined_rows(const Tensor& batch) {
 
 Tensor conjugate_transpose(const Tensor& matrix) { return matrix.transpose(-2, -1).conj(); }
 
+bool lies_by_columns(const Tensor& matrix) {
+  return matrix.dim() == 2 && matrix.sym_stride(0).sym_eq(1).guard_bool(__FILE__, __LINE__) &&
+         matrix.sym_stride(1).sym_eq(matrix.sym_size(0)).guard_bool(__FILE__, __LINE__);
+}
+
+// A product that lies by rows or by columns, which changes no bit of it.
+Tensor product_by(bool columns, const Tensor& mat1, const Tensor& mat2) {
+  return columns ? matrix_product(mat2.transpose(0, 1), mat1.transpose(0, 1)).transpose(0, 1)
+                 : matrix_product(mat1, mat2);
+}
+
 struct MatmulBackward {  // of (mat1, mat2, bias)
   static constexpr const char* kName = "Conv2dExtMatmulBackward";
   static constexpr size_t kArguments = 3;
   static constexpr bool kMayBeConstant = false;
   struct State {
-    bool one_mat2 = true;  // mat2 has no batch
+    bool one_mat2 = true;                                   // mat2 has no batch
+    bool mat1_by_columns = false, mat2_by_columns = false;  // as they lie in memory, and so their gradients
     template <class Self, class Visit>
     static void visit(Self& self, Visit visit) {
       visit(self.one_mat2);
+      visit(self.mat1_by_columns);
+      visit(self.mat2_by_columns);
     }
   };
 
   static void apply(const Tensor& grad, const Tensor& mat1, const Tensor& mat2, const State& state,
                     const Wanted& wanted, variable_list& result) {
     if (wanted[0]) {
-      result[0] = matrix_product(grad, conjugate_transpose(mat2));
+      result[0] = product_by(state.mat1_by_columns, grad, conjugate_transpose(mat2));
     }
     if (wanted[1]) {
-      result[1] = state.one_mat2 ? matrix_product(conjugate_transpose(joined_rows(mat1)), joined_rows(grad))
-                                 : matrix_product(conjugate_transpose(mat1), grad);
+      const Tensor rows = state.one_mat2 ? joined_rows(mat1) : mat1;
+      result[1] =
+          product_by(state.mat2_by_columns, conjugate_transpose(rows), state.one_mat2 ? joined_rows(grad) : grad);
     }
     if (wanted[2]) {
       result[2] = conv2d_grad_bias(joined_rows(grad).unsqueeze(-1).unsqueeze(-1));
@@ -114,7 +130,7 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& mat1, const Tenso
   }
   if (compute_requires_grad(mat1, mat2, bias)) {
     auto node = make_node<MatmulBackward>(mat1, mat2, bias);
-    node->state.one_mat2 = mat2.dim() == 2;
+    node->state = {mat2.dim() == 2, lies_by_columns(mat1), lies_by_columns(mat2)};
     node->save(mat1, mat2);
     torch::autograd::set_history(output, node);
   }
@@ -163,7 +179,7 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
               weight.sym_sizes());
   const bool has_bias = bias.has_value() && bias->defined();
   if (weight.dim() == 1) {
-    const Tensor output = linear_layer(input, weight.unsqueeze(0), std::nullopt).squeeze(-1);
+    const Tensor output = without_dim(linear_layer(input, weight.unsqueeze(0), std::nullopt), -1);
     return has_bias ? output.add(*bias) : output;
   }
   // A bias of another shape is added to the product, as PyTorch expands it.
@@ -180,7 +196,7 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
     }
     const Tensor product = matrix_product(input.reshape_symint({rows, size.back()}), weight.t(), fused_bias);
     size.back() = weight.sym_size(0);
-    output = product.view_symint(size);
+    output = in_sizes(product, size);
   }
   return has_bias && !fused ? output.add(bias->expand_symint(output.sym_sizes())) : output;
 }

@@ -32,6 +32,7 @@ CONV2D_EXT_EXPORT at::Tensor linear_layer(const at::Tensor& input, const at::Ten
                                           const std::optional<at::Tensor>& bias);
 
 // Sizes, dtypes and devices; raises with torch.mm's words. For kernels and tracing alike.
-void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2, const std::optional<at::Tensor>& bias);
+CONV2D_EXT_EXPORT void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2,
+                                    const std::optional<at::Tensor>& bias);
 
 }  // namespace conv2d_ext

@@ -106,6 +106,12 @@ Tensor atanh_second(const Tensor& x) {
   return 2 * x * r * r;
 }
 
+Tensor logit_second(const Tensor& x, double eps) {
+  const Tensor square = (x * (1 - x)).square(), inside = (2 * x - 1) / square;
+  if (eps < 0) return inside;
+  return at::where(x.lt(eps).logical_or(x.gt(1 - eps)), at::zeros_like(x), inside);
+}
+
 Tensor second_derivative(const Tensor& x, std::string_view name, Numbers p) {
   using cpu::pointwise::Function;
   int found = 0;
@@ -145,6 +151,8 @@ Tensor second_derivative(const Tensor& x, std::string_view name, Numbers p) {
       return pow_second(x, p[0]);
     case Function::kAtanh:
       return atanh_second(x);
+    case Function::kLogit:
+      return logit_second(x, p[0]);
     case Function::kSoftshrink:
     case Function::kCount:
       break;
@@ -258,7 +266,70 @@ Tensor pointwise_grad_autograd(c10::DispatchKeySet keys, const Tensor& grad_outp
   return result;
 }
 
+// ---- functions of two numbers
+
+// What a function changes by with its first or its second argument.
+Tensor partial(std::string_view name, const Tensor& x, const Tensor& y, bool with_second) {
+  if (name == "pow") {
+    if (!with_second) return at::where(y.eq(0), at::zeros_like(x), y * pointwise_pair(x, y - 1, name));
+    const Tensor constant = x.eq(0).logical_and(y.ge(0));
+    return at::where(constant, at::zeros_like(x), pointwise_pair(x, y, name) * at::log(x));
+  }
+  if (name == "atan2") {
+    const Tensor reciprocal = (x * x + y * y).reciprocal();
+    return with_second ? -x * reciprocal : y * reciprocal;
+  }
+  constexpr double kLn2 = 0.6931471805599453;
+  const Tensor apart = with_second ? y - x : x - y;
+  return pointwise(name == "logaddexp" ? apart : apart * kLn2, "sigmoid");
+}
+
+struct PointwisePairBackward {  // of (first, second)
+  static constexpr const char* kName = "PointwisePairBackward";
+  static constexpr size_t kArguments = 2;
+  static constexpr bool kMayBeConstant = false, kNeedsSecond = true, kNeedsFirst = true;
+  struct State {
+    std::string function;
+    template <class Self, class Visit>
+    static void visit(Self& self, Visit visit) {
+      visit(self.function);
+    }
+  };
+
+  static void apply(const Tensor& grad, const Tensor& first, const Tensor& second, const State& state,
+                    const Wanted& wanted, variable_list& result) {
+    for (size_t i = 0; i < kArguments; ++i) {
+      if (wanted[i]) result[i] = grad * partial(state.function, first, second, i == 1);
+    }
+  }
+};
+
+Tensor pointwise_pair_autograd(c10::DispatchKeySet keys, const Tensor& first, const Tensor& second,
+                               std::string_view function) {
+  Tensor result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    result = pointwise_pair_op().redispatch(keys & c10::after_autograd_keyset, first, second, function);
+  }
+  if (compute_requires_grad(first, second)) {
+    auto node = make_node<PointwisePairBackward>(first, second);
+    node->state.function = std::string(function);
+    node->save(first, second);
+    torch::autograd::set_history(result, node);
+  }
+  Tensor change;
+  const Tensor* const tensors[] = {&first, &second};
+  for (size_t i = 0; i < 2; ++i) {
+    if (!isFwGradDefined(*tensors[i])) continue;
+    const Tensor term = tangent(*tensors[i]) * partial(function, primal(first), primal(second), i == 1);
+    change = change.defined() ? change + term : term;
+  }
+  if (change.defined()) result._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
+  return result;
+}
+
 TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) {
+  m.impl("pointwise_pair", pointwise_pair_autograd);
   m.impl("pointwise", pointwise_autograd);
   m.impl("pointwise_grad", pointwise_grad_autograd);
 }

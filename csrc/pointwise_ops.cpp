@@ -30,10 +30,17 @@ const c10::TypedOperatorHandle<PointwiseGradSignature>& pointwise_grad_op() {
   return op;
 }
 
+const c10::TypedOperatorHandle<PointwisePairSignature>& pointwise_pair_op() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::pointwise_pair", "").typed<PointwisePairSignature>();
+  return op;
+}
+
 namespace {
 
 using at::Tensor;
 using cpu::pointwise::Function;
+using cpu::pointwise::PairFunction;
 
 // ---- checks
 
@@ -73,6 +80,19 @@ void check_grad_output(const Tensor& grad_output, const Tensor& input) {
               input.sym_sizes(), ", but got ", grad_output.sym_sizes());
 }
 
+PairFunction check_pair(const Tensor& first, const Tensor& second, std::string_view name) {
+  check_input(first);
+  TORCH_CHECK(first.scalar_type() == second.scalar_type() && first.sym_sizes() == second.sym_sizes(),
+              "pointwise_pair: expected tensors of one size and dtype, but got ", first.sym_sizes(), " ",
+              first.scalar_type(), " and ", second.sym_sizes(), " ", second.scalar_type());
+  int found = 0;
+  while (found < cpu::pointwise::kPairFunctions && cpu::pointwise::kPairNames[found] != name) ++found;
+  TORCH_CHECK_VALUE(found < cpu::pointwise::kPairFunctions,
+                    "pointwise_pair: expected function to be one of pow, atan2, logaddexp, logaddexp2, but got '", name,
+                    "'");
+  return PairFunction(found);
+}
+
 // ---- fake kernels
 
 Tensor pointwise_meta(const Tensor& input, std::string_view function, c10::ArrayRef<double> parameters) {
@@ -89,7 +109,13 @@ Tensor pointwise_grad_meta(const Tensor& grad_output, const Tensor& input, std::
   return at::empty_like(input);
 }
 
+Tensor pointwise_pair_meta(const Tensor& first, const Tensor& second, std::string_view function) {
+  check_pair(first, second, function);
+  return at::add(first, second);
+}
+
 TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) {
+  m.impl("pointwise_pair", pointwise_pair_meta);
   m.impl("pointwise", pointwise_meta);
   m.impl("pointwise_grad", pointwise_grad_meta);
 }
@@ -180,7 +206,21 @@ Tensor pointwise_grad_cpu(const Tensor& grad_output, const Tensor& input, std::s
   return result;
 }
 
+Tensor pointwise_pair_cpu(const Tensor& first, const Tensor& second, std::string_view function) {
+  const auto row = cpu::pointwise::pair_row(check_pair(first, second, function), to_dtype(first.scalar_type()));
+  auto iterator = at::TensorIteratorConfig()
+                      .add_owned_output(Tensor())
+                      .add_const_input(first)
+                      .add_const_input(second)
+                      .check_all_same_dtype(false)
+                      .declare_static_dtype_and_device(first.scalar_type(), first.device())
+                      .build();
+  run_rows<2>(iterator, [&](const char* const* sources, char* to, int64_t n) { row(sources[0], sources[1], to, n); });
+  return iterator.output();
+}
+
 TORCH_LIBRARY_IMPL(conv2d_ext, CPU, m) {
+  m.impl("pointwise_pair", pointwise_pair_cpu);
   m.impl("pointwise", pointwise_cpu);
   m.impl("pointwise_grad", pointwise_grad_cpu);
 }

@@ -13,9 +13,12 @@ using PointwiseSignature = at::Tensor(const at::Tensor&, std::string_view, c10::
 using PointwiseGradSignature = at::Tensor(const at::Tensor&, const at::Tensor&, std::string_view,
                                           c10::ArrayRef<double>);
 
+using PointwisePairSignature = at::Tensor(const at::Tensor&, const at::Tensor&, std::string_view);
+
 // Handles for call() and redispatch(), looked up once.
 const c10::TypedOperatorHandle<PointwiseSignature>& pointwise_op();
 const c10::TypedOperatorHandle<PointwiseGradSignature>& pointwise_grad_op();
+const c10::TypedOperatorHandle<PointwisePairSignature>& pointwise_pair_op();
 
 // f(input)
 inline at::Tensor pointwise(const at::Tensor& input, std::string_view function, c10::ArrayRef<double> parameters = {}) {
@@ -26,6 +29,11 @@ inline at::Tensor pointwise(const at::Tensor& input, std::string_view function, 
 inline at::Tensor pointwise_grad(const at::Tensor& grad_output, const at::Tensor& input, std::string_view function,
                                  c10::ArrayRef<double> parameters = {}) {
   return pointwise_grad_op().call(grad_output, input, function, parameters);
+}
+
+// f(first, second)
+inline at::Tensor pointwise_pair(const at::Tensor& first, const at::Tensor& second, std::string_view function) {
+  return pointwise_pair_op().call(first, second, function);
 }
 
 }  // namespace conv2d_ext

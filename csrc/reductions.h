@@ -1,8 +1,9 @@
 // Sums and softmax in an order that the position along the reduced dimensions fixes (cpu/reduce/reduce.h): the ops
-// conv2d_ext::sum, softmax and softmax_grad, for float32, float64, bfloat16 and float16 on the CPU. Their results are
-// contiguous, as PyTorch's are.
+// conv2d_ext::sum, mean, var, softmax and softmax_grad, for float32, float64, bfloat16 and float16 on the CPU. Their
+// results are contiguous, as PyTorch's are.
 //
-//   sum           over the dimensions `dim`
+//   sum, mean     over the dimensions `dim`; a mean is a sum that is divided
+//   var           the sum of squared distances from the mean, over `divisor`
 //   softmax       y = softmax(x) along dim, or with log log_softmax
 //   softmax_grad  its gradient gx for gy and y: y * (gy - sum of gy * y), or with log gy - e^y * (sum of gy)
 #pragma once
@@ -13,15 +14,24 @@
 namespace conv2d_ext {
 
 using SumSignature = at::Tensor(const at::Tensor&, c10::IntArrayRef, bool);
+using VarSignature = at::Tensor(const at::Tensor&, c10::IntArrayRef, double, bool);
 using SoftmaxSignature = at::Tensor(const at::Tensor&, int64_t, bool);
 using SoftmaxGradSignature = at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, bool);
 
 const c10::TypedOperatorHandle<SumSignature>& sum_op();
+const c10::TypedOperatorHandle<SumSignature>& mean_op();
+const c10::TypedOperatorHandle<VarSignature>& var_op();
 const c10::TypedOperatorHandle<SoftmaxSignature>& softmax_op();
 const c10::TypedOperatorHandle<SoftmaxGradSignature>& softmax_grad_op();
 
 inline at::Tensor sum_over(const at::Tensor& input, c10::IntArrayRef dim, bool keepdim) {
   return sum_op().call(input, dim, keepdim);
+}
+inline at::Tensor mean_over(const at::Tensor& input, c10::IntArrayRef dim, bool keepdim) {
+  return mean_op().call(input, dim, keepdim);
+}
+inline at::Tensor var_over(const at::Tensor& input, c10::IntArrayRef dim, double divisor, bool keepdim) {
+  return var_op().call(input, dim, divisor, keepdim);
 }
 inline at::Tensor softmax_over(const at::Tensor& input, int64_t dim, bool log = false) {
   return softmax_op().call(input, dim, log);

@@ -13,12 +13,17 @@ import conv2d_ext
 LIBRARY = pathlib.Path(conv2d_ext.__file__).parent / "libconv2d_ext.so"
 
 
+def environment(**variables: str) -> dict[str, str]:
+    """This process's, in which that conv2d_ext is found, and `variables`."""
+    package = str(pathlib.Path(conv2d_ext.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": package, **variables}
+
+
 def run_python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     """The finished process, whatever its exit status; stdout and stderr as text."""
-    package = str(pathlib.Path(conv2d_ext.__file__).parents[1])
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": package, **(env or {})},
+        env=environment(**(env or {})),
         capture_output=True,
         text=True,
         check=False,

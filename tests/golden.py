@@ -70,6 +70,12 @@ UNUSUAL = (
     *(p for p in testing.EDGE if p.name in ("1x1 with padding", "four paddings", "no bias")),
     *(p for p in testing.TAILS if p.name in ("17 output channels", "31 pixels wide")),
 )
+# With allow_winograd, which 16-bit types and float32 take.
+WINOGRAD = (
+    Problem("Winograd, 17 to 19 channels", 2, 17, (9, 12), 19, (3, 3), padding=(1, 1)),
+    Problem("Winograd, 70 to 40 channels, two groups", 1, 140, (11, 9), 80, (3, 3), groups=2),
+    Problem("Winograd, 600 to 18 channels", 1, 600, (7, 9), 18, (3, 3), padding=(2, 1)),
+)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
@@ -93,6 +99,10 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         for kind in ("tiny", "infinite"):
             for problem in UNUSUAL:
                 yield Case(problem, kind)
+    if dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for kind in ("ordinary", "tiny", "infinite"):
+            for problem in WINOGRAD:
+                yield Case(problem, kind)
 
 
 DTYPES = (
@@ -113,7 +123,8 @@ def family(isa: str, dtype: torch.dtype) -> str | None:
     if isa == "portable":
         # Elsewhere the portable code may fuse multiplications and additions.
         return "unfused" if platform.machine() == "x86_64" else None
-    return "pairs" if (isa, dtype) == ("avx512_bf16", torch.bfloat16) else "fused"
+    of_bfloat16 = {"avx512_bf16": "pairs", "amx": "tiles", "amx_emulated": "tiles"}
+    return of_bfloat16.get(isa, "fused") if dtype == torch.bfloat16 else "fused"
 
 
 # ---- results and their digests
@@ -142,12 +153,13 @@ def run(problem: Problem, tensors: Tensors, memory_format: torch.memory_format) 
         tensor.contiguous(memory_format=memory_format)
         for tensor in (tensors.input, tensors.weight, tensors.grad_output)
     )
-    args = problem.op_args()
+    args, allow_winograd = problem.op_args(), problem in WINOGRAD
+    channels_last = memory_format == torch.channels_last
     ops = torch.ops.conv2d_ext
     return Results(
-        ops.conv2d(input, weight, tensors.bias, *args),
+        ops.conv2d(input, weight, tensors.bias, *args, allow_winograd),
         ops.conv2d_grad_input(
-            grad_output, weight, list(input.shape), *args, memory_format == torch.channels_last
+            grad_output, weight, list(input.shape), *args, channels_last, allow_winograd
         ),
         ops.conv2d_grad_weight(
             grad_output, input, list(weight.shape), list(weight.stride()), *args

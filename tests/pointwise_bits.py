@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import conv2d_ext
-from conv2d_ext.ops import pointwise, pointwise_grad
+from conv2d_ext.ops import pointwise, pointwise_grad, pointwise_pair
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SELU = (1.6732632423543772, 1.0507009873554805, 1.0)
@@ -37,7 +37,10 @@ FUNCTIONS: dict[str, list[tuple[float, ...]]] = {
     "sinh": [()],
     "cosh": [()],
     "atanh": [()],
+    "logit": [(-1.0,), (2**-10,)],
 }
+# Functions of two numbers.
+PAIRS = ("pow", "atan2", "logaddexp", "logaddexp2")
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -96,6 +99,31 @@ def digest(name: str, parameters: tuple[float, ...], dtype: torch.dtype) -> str:
     return found.hexdigest()
 
 
+def pair_values(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x = special_values(dtype)
+    order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(1))
+    edges = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0, 3.0, 0.5, math.inf, -math.inf, math.nan])
+    some = torch.cartesian_prod(edges, edges).to(dtype)
+    return torch.cat([x, some[:, 0]]), torch.cat([x[order], some[:, 1]])
+
+
+def assert_place_changes_no_bit_of_pairs(name: str, dtype: torch.dtype) -> None:
+    x, y = (t[-140:].clone() for t in pair_values(dtype))
+    ones = zip(x.split(1), y.split(1), strict=True)
+    alone = bits(torch.cat([pointwise_pair(a, b, name) for a, b in ones]))
+    for first in range(70):
+        part = slice(first, 2 * first + 1)
+        assert torch.equal(bits(pointwise_pair(x[part], y[part], name)), alone[part])
+    for step in (2, 3):
+        part = slice(None, None, step)
+        assert torch.equal(bits(pointwise_pair(x[part], y[part], name)), alone[part])
+
+
+def digest_of_pairs(name: str, dtype: torch.dtype) -> str:
+    result = bits(pointwise_pair(*pair_values(dtype), name))
+    return hashlib.sha256(result.numpy().tobytes()).hexdigest()
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     print(conv2d_ext.build_config()["isa"])
@@ -104,3 +132,7 @@ if __name__ == "__main__":
             for dtype in DTYPES:
                 assert_place_changes_no_bit(name, parameters, dtype)
                 print(name, parameters, dtype, digest(name, parameters, dtype))
+    for name in PAIRS:
+        for dtype in DTYPES:
+            assert_place_changes_no_bit_of_pairs(name, dtype)
+            print(name, dtype, digest_of_pairs(name, dtype))

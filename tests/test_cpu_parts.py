@@ -54,6 +54,20 @@ ISAS = {
         ),
         ("avx512bf16", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"),
     ),
+    "amx": (
+        (
+            "-mamx-tile", "-mamx-bf16", "-mavx512bf16", *_AVX512, "-DCONV2D_AMX",
+            "-DCONV2D_NARROWS_BFLOAT16", *_native("amx", "vec_avx512.h"),
+        ),
+        ("avx512bf16", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"),
+    ),
+    "amx_emulated": (
+        (
+            *_AVX512, "-DCONV2D_AMX", "-DCONV2D_AMX_EMULATED",
+            *_native("amx_emulated", "vec_avx512.h"),
+        ),
+        ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"),
+    ),
 }  # fmt: skip
 
 
@@ -74,35 +88,46 @@ _GENERAL = (
     | _parts("pack_weight, pack_weight_of_taps", "float32, bfloat16, complex64")
     | _parts("store_lanes", "float32, bfloat16")
     | _parts("add_chunk", "float32, float64")
+    | _parts(
+        "transform_weight, transform_inner_squares, transform_planar_squares, transform_sums",
+        "float32",
+    )
 )
 _INTEGERS = _parts(f"{_GEMM}, pack_patch, store_tile, add_chunk", "int16") | {
     f"{part}, groups" for part in _parts(_GEMM, "int16")
 }
 _NATIVE = _parts("pixel_ukernel, depthwise_weight_panel, depthwise_ukernel", "float32, float64") | (
     _parts(
-        "plane_ukernel, row_ukernel, strided_ukernel, pack_transposed, pack_planes, "
-        "load_interleaved, store_interleaved, store_row",
+        "plane_ukernel, row_ukernel, column_ukernel, strided_ukernel, pack_transposed, "
+        "pack_planes, load_interleaved, store_interleaved, store_row",
         "float32, float64, bfloat16",
     )
 )
 _PAIRS = {
     *_parts(f"{_GEMM}, pack_patch", "bfloat16 pairs"),
     "convert bfloat16", "copy_channels", "copy_odd_channels", "copy_pairs", "pack_weight_pairs",
-    "products of pairs",
+    "products of pairs", "column_ukernel bfloat16",
+}  # fmt: skip
+_AMX = {
+    "products of tiles", "amx_panel", "pack_patch blocks", "pack_weight_blocks", "copy_words",
+    "pixel rows", "pack_pixel_pairs", "convert bfloat16",
 }  # fmt: skip
 PARTS = {
     "portable": _GENERAL | _INTEGERS,
     "avx2": _GENERAL | _INTEGERS | _NATIVE,
     "avx512": _GENERAL | _NATIVE,
     "avx512_bf16": _PAIRS,
+    "amx": _AMX,
+    "amx_emulated": _AMX,
 }
 RULES = {
     "block_k", "block_pixels", "cut_panels", "make_patch_axis", "one pixel, pairs",
     *(
         f"tiling: {driver}"
         for driver in (
-            "dot", "rows", "strided", "phases", "pairs", "depthwise", "groups", "planes", "pixels",
-            "gemm", "weight_depthwise", "weight_groups", "weight_gemm", "padding",
+            "dot", "rows", "columns", "strided", "phases", "amx", "pairs", "winograd", "depthwise",
+            "groups", "planes", "pixels", "gemm", "weight_amx", "weight_depthwise",
+            "weight_groups", "weight_gemm", "padding",
         )
     ),
 }  # fmt: skip
@@ -140,11 +165,16 @@ def test_parts(isa, plan, tmp_path):
     if isa != "portable" and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"{isa} is not checked: an instruction set of x86-64")
     here = " && ".join(f'__builtin_cpu_supports("{feature}")' for feature in features)
+    if isa == "amx":
+        here += " && conv2d_ext::cpu::why_no_amx() == nullptr"
     main = _compile(
         tmp_path / "main.o", FOLDER / "parts" / "main.cpp", f"-DCONV2D_PARTS_HERE={here or 'true'}"
     )
+    permission = _compile(
+        tmp_path / "permission.o", ROOT / "csrc" / "cpu" / "isa" / "amx_permission.cpp"
+    )
     parts = _compile(tmp_path / "parts.o", FOLDER / "parts" / "parts.cpp", *flags)
-    program = _link(tmp_path / "parts", main, parts, *plan)
+    program = _link(tmp_path / "parts", main, parts, permission, *plan)
     finished = subprocess.run([program], capture_output=True, text=True, check=False)
     if finished.returncode == NOT_CHECKED:
         pytest.skip(f"{isa} is not checked: {finished.stdout.strip()}")

@@ -94,12 +94,38 @@ def test_bfloat16_products_in_pairs(channels, groups):
     )
     plan = _explain(problem, torch.bfloat16)
     native = plan.forward.isa == "avx512_bf16" and channels > 1 and groups == 1
+    tiles = plan.forward.isa.startswith("amx") and groups == 1
     assert ("pairs" in plan.forward.engine) == native
     assert plan.forward.micro_kernel.startswith(
         "gemm_ukernel_bf16_" if native else "gemm_ukernel_f32_"
     )
     assert bool(plan.forward.refused) != native
-    assert plan.grad_weight.refused
+    # (Of grad_weight AMX takes taps as channels.)
+    assert bool(plan.grad_weight.refused) != (tiles and channels > 1)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "filters", "size", "taken"),
+    [(16, 16, 9, "fiw"), (15, 64, 9, "w"), (64, 15, 9, ""), (64, 64, 3, ""), (200, 40, 9, "fiw")],
+)
+def test_amx_tiles(channels, filters, size, taken, channels_last):
+    """Of images of more than one result pixel, and 16 channels; the format decides nothing."""
+    if not conv2d_ext.build_config()["isa"].startswith("amx"):
+        pytest.skip("no AMX in use")
+    problem = Problem("tiles", 2, channels, (size, size), filters, (3, 3))
+    input, weight, bias, _ = make_tensors(problem, torch.bfloat16)
+    if channels_last:
+        input = input.to(memory_format=torch.channels_last)
+    plan = conv2d_ext.explain(input, weight, bias, **problem.call_args())
+    for name, direction in zip("fiw", DIRECTIONS, strict=True):
+        explained = getattr(plan, direction)
+        assert ("AMX tiles" in explained.engine) == (name in taken), direction
+        assert explained.micro_kernel.startswith("amx_ukernel_bf16_") == (name in taken)
+        assert bool(explained.refused) != (name in taken)
+        if name in taken:
+            assert explained.k_segment_length == 16
+    assert conv2d_ext.explain(input.float(), weight.float()).forward.engine.find("AMX") < 0
 
 
 def test_segments_follow_the_geometry_alone():
@@ -210,7 +236,7 @@ def test_patch_layers(problem, dtype):
     assert plan.gemm_k == problem.out_channels // problem.groups
     assert plan.micro_kernel.startswith("gemm_ukernel_f32_")
     assert ("patch layers" in plan.refused) == (
-        dtype == torch.bfloat16 and plan.isa == "avx512_bf16"
+        dtype == torch.bfloat16 and plan.isa in ("avx512_bf16", "amx", "amx_emulated")
     )
 
 
@@ -232,7 +258,7 @@ def test_the_weight_gradient_has_strides_of_its_own():
     weight = torch.randn(32, 128, 3, 3)[:, ::2]
     plan = conv2d_ext.explain(input, weight).grad_weight
     assert plan == conv2d_ext.explain(input, weight.contiguous()).grad_weight
-    assert plan.engine == "one pixel, rows times factors"
+    assert plan.engine == "rows times factors"
 
 
 def test_counting_chains_takes_no_time():

@@ -23,6 +23,16 @@ _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mf
 _ISA = {
     "isa/vec_avx2.h": ["-DCONV2D_ISA=avx2", "-mavx2", "-mfma", "-mf16c"],
     "isa/vec_avx512.h": ["-DCONV2D_ISA=avx512", *_AVX512],
+    **{
+        header: [
+            "-DCONV2D_ISA=amx", "-DCONV2D_AMX", '-DCONV2D_NATIVE_VEC="vec_avx512.h"', "-mamx-tile",
+            "-mamx-bf16", "-mavx512bf16", *_AVX512,
+        ]
+        for header in (
+            "isa/amx.h", "isa/run_amx.h", "kernels/amx.h", "pack/amx.h", "pack/amx_pixels.h",
+            "drivers/grad_weight_amx.h",
+        )
+    },
     "pack/pairs.h": [
         "-DCONV2D_ISA=avx512_bf16", "-DCONV2D_BFLOAT16_PAIRS", '-DCONV2D_NATIVE_VEC="vec_avx512.h"',
         "-mavx512bf16", *_AVX512,

@@ -267,6 +267,223 @@ class TestScope:
         thread.join()
         assert seen == [True, False]
 
+    def test_every_first_call_of_a_running_thread_joins(self):
+        """Its backward, too, is this library's; whatever the covered op."""
+        conv, gate = nn.Conv2d(3, 4, 3), torch.randn(4)
+        q, x = torch.randn(1, 2, 5, 8), torch.randn(2, 4, 6, 6)
+        last = x.contiguous(memory_format=torch.channels_last)
+        lstm = nn.LSTM(8, 4)
+        first_calls = {
+            "conv": lambda: conv(torch.ones(1, 3, 5, 5, requires_grad=True)),
+            "linear": lambda: F.linear(x.flatten(2), torch.ones(5, 36, requires_grad=True)),
+            "matmul": lambda: x.requires_grad_().flatten(2) @ x.flatten(2).mT,
+            "attention": lambda: F.scaled_dot_product_attention(q.requires_grad_(), q, q),
+            "group_norm": lambda: F.group_norm(last.detach().requires_grad_(), 2),
+            "silu": lambda: F.silu(gate.requires_grad_()),
+            "gelu_": lambda: F.gelu(gate.requires_grad_()),
+            "softmax": lambda: gate.requires_grad_().softmax(0),
+            "prod": lambda: gate.requires_grad_().prod(),
+            "lstm": lambda: lstm(torch.ones(3, 2, 8))[0],
+            "mean": lambda: gate.requires_grad_().mean(),
+            "in inference mode": lambda: torch.inference_mode()(F.silu)(gate.detach()),
+        }
+        seen: dict[str, str] = {}
+
+        def work(name: str, ready: threading.Barrier) -> None:
+            torch.ones(2).add(1)
+            ready.wait()
+            ready.wait()
+            if "inference" in name:
+                first_calls[name]()
+                seen[name] = "Conv2dExt" * self.is_on()
+                return
+            node, names = first_calls[name]().grad_fn, []
+            while node is not None and len(names) < 9:
+                names.append(node.name())
+                node = node.next_functions[0][0] if node.next_functions else None
+            seen[name] = " ".join(names)
+
+        ready = threading.Barrier(len(first_calls) + 1)
+        threads = [threading.Thread(target=work, args=(name, ready)) for name in first_calls]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        conv2d_ext.enable()
+        try:
+            ready.wait()
+            for thread in threads:
+                thread.join()
+        finally:
+            conv2d_ext.disable()
+        ours = ("Conv2dBackward", "Matmul", "Conv2dExt", "Pointwise", "CopyAs", "conv2d_ext.")
+        mine = {name for name, found in seen.items() if any(word in found for word in ours)}
+        assert mine >= set(first_calls) - {"prod", "lstm"}, seen
+        assert "Prod" not in seen["prod"]
+        assert "Mkldnn" not in seen["lstm"]
+
+    def test_gates_hand_on_what_is_not_covered(self):
+        """After disable they stand as they did: results, gradients and errors are PyTorch's."""
+        conv2d_ext.enable()
+        conv2d_ext.disable()
+        assert not self.is_on()
+        x = torch.randn(2, 4, 6, 6, requires_grad=True)
+        functions = (
+            lambda x: F.group_norm(x, 2),
+            lambda x: F.scaled_dot_product_attention(x, x, x),
+            lambda x: F.linear(x, x.new_ones(3, 6)),
+            lambda x: F.conv2d(x, x.new_ones(2, 4, 3, 3)),
+            lambda x: F.gelu(x).mean((2, 3)).softmax(1),
+            lambda x: x.flatten(1) @ x.flatten(1).t(),
+            lambda x: torch.sigmoid_(x * 1),
+        )
+        for function in functions:
+            output = function(x)
+            assert "Conv2dExt" not in output.grad_fn.name()
+            (grad,) = torch.autograd.grad(output.square().sum(), x)
+            (again,) = torch.autograd.grad(function(x.double()).square().sum(), x)
+            torch.testing.assert_close(grad, again, rtol=1e-3, atol=1e-4)
+            torch.func.vmap(torch.func.grad(lambda x, f=function: f(x[None]).sum()))(x.detach())
+        sparse = torch.eye(3).to_sparse()
+        torch.testing.assert_close(torch.mm(sparse, torch.ones(3, 3)), torch.ones(3, 3))
+        assert (
+            torch.mm(torch.ones(2, 2, dtype=torch.int64), torch.ones(2, 2, dtype=torch.int64)).sum()
+            == 8
+        )
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+
+    def test_gates_hand_on_where_python_dispatches(self):
+        conv2d_ext.enable()
+        conv2d_ext.disable()
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            y = F.linear(x, torch.ones(3, 6)).softmax(-1) @ torch.ones(3, 6)
+            return F.group_norm(F.scaled_dot_product_attention(y, x, x), 2).mean()
+
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        x = torch.randn(2, 4, 6, 6, requires_grad=True)
+        (grad,), (expected,) = (torch.autograd.grad(f(x), x) for f in (compiled, function))
+        torch.testing.assert_close(grad, expected)
+
+    @pytest.mark.parametrize("leave_inside", [False, True])
+    @pytest.mark.parametrize("process", [False, True])
+    def test_inference_mode_brings_no_mode_back(self, leave_inside, process):
+        """It sets a thread's keys back to what they were when it began."""
+        context = conv2d_ext.batch_invariant()
+
+        def enter() -> None:
+            conv2d_ext.enable() if process else context.__enter__()
+
+        def leave() -> None:
+            conv2d_ext.disable() if process else context.__exit__(None, None, None)
+
+        def work(found: list[bool]) -> None:
+            enter()
+            inference = torch.inference_mode()
+            inference.__enter__()
+            if leave_inside:
+                leave()
+                found.append(self.is_on())
+            inference.__exit__(None, None, None)
+            if not leave_inside:
+                found.append(not self.is_on())
+                leave()
+            found.append(self.is_on())
+            found.append(_C.is_batch_invariant())
+            enter()
+            found.append(not self.is_on())
+            leave()
+
+        found: list[bool] = []
+        thread = threading.Thread(target=work, args=(found,))
+        thread.start()
+        thread.join()
+        assert found == [False] * 4
+
+    def test_disable_reaches_a_thread_in_inference_mode(self):
+        joined, disabled, found = threading.Event(), threading.Event(), []
+
+        def work() -> None:
+            self.is_on()
+            with torch.inference_mode():
+                found.append(self.is_on())
+                joined.set()
+                disabled.wait()
+                found.append(self.is_on())
+            found.append(self.is_on())
+
+        conv2d_ext.enable()
+        thread = threading.Thread(target=work)
+        thread.start()
+        joined.wait()
+        conv2d_ext.disable()
+        disabled.set()
+        thread.join()
+        assert found == [True, False, False]
+
+    def test_enable_in_inference_mode_lasts(self):
+        try:
+            with torch.inference_mode():
+                conv2d_ext.enable()
+                assert self.is_on()
+            assert self.is_on()
+        finally:
+            conv2d_ext.disable()
+        assert not self.is_on()
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    @pytest.mark.parametrize("forward_inside", [False, True])
+    @pytest.mark.parametrize("process", [False, True])
+    def test_a_checkpoint_recomputes_in_the_mode_of_its_forward(
+        self, reentrant, forward_inside, process
+    ):
+        from torch.utils.checkpoint import checkpoint
+
+        with conv2d_ext.batch_invariant():
+            pass
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(16, 5))
+        x = torch.randn(BATCH, 3, 4, 4)
+        seen: list[bool] = []
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            seen.append(_C.is_batch_invariant())
+            return layers(x).relu()
+
+        @contextlib.contextmanager
+        def mode(on: bool):
+            if not on:
+                yield
+            elif process:
+                conv2d_ext.enable()
+                try:
+                    yield
+                finally:
+                    conv2d_ext.disable()
+            else:
+                with conv2d_ext.batch_invariant():
+                    yield
+
+        def gradient(rows: slice, function) -> torch.Tensor:
+            leaf = x[rows].clone().requires_grad_()
+            with mode(forward_inside):
+                output = function(leaf)
+            with mode(not forward_inside):
+                output.square().sum().backward()
+                after = _C.is_batch_invariant()
+            assert after != forward_inside
+            return leaf.grad
+
+        def checkpointed(x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(block, x, use_reentrant=reentrant)
+
+        whole = gradient(slice(None), checkpointed)
+        assert seen == [forward_inside] * 2
+        if forward_inside:
+            assert same_bits(whole, gradient(slice(None), block))
+            assert same_bits(gradient(slice(2, 3), checkpointed), whole[2:3])
+        assert not _C.is_batch_invariant()
+
     def test_run_runs_a_script_under_it(self, tmp_path):
         script = tmp_path / "script.py"
         script.write_text(
@@ -319,6 +536,32 @@ class TestCompile:
             whole = compiled(self.x)
             for part in (slice(0, 1), slice(2, 5)):
                 assert same_bits(compiled(self.x[part]), whole[part])
+
+
+def test_an_exported_program_keeps_the_bits(tmp_path):
+    """The context lies in what is exported; the program runs in it, saved and loaded, outside."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(3, 16, 3), nn.Linear(16, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with conv2d_ext.batch_invariant():
+                q = F.gelu(self.conv(x)).flatten(2).mT.unflatten(-1, (2, 8)).transpose(1, 2)
+                y = F.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2)
+                return torch.sigmoid(self.last(y.mean(1)))
+
+    model, x = Model().eval(), torch.randn(6, 3, 9, 9)
+    sizes = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
+    program = torch.export.export(model, (x,), dynamic_shapes=sizes)
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    with torch.no_grad():
+        expected = model(x)
+        assert same_bits(loaded(x), expected)
+        assert same_bits(loaded(x[2:5]), expected[2:5])
+    assert not _C.is_batch_invariant()
 
 
 class TestAsPyTorch:

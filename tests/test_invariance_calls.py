@@ -119,6 +119,16 @@ CALLS = (
         lambda x: MODULES["attention"].to(x.dtype)(x, x, x, need_weights=False)[0],
         ((50, 32),),
     ),
+    Call("var", lambda x: x.var((1, 2, 3)), ((19, 57, 43),), IMAGE),
+    Call("std over pixels", lambda x: x.std((2, 3), correction=0), ((19, 57, 43),), IMAGE),
+    Call("var_mean", lambda x: torch.var_mean(x, (1, 2))[0], ((300, 177),)),
+    Call("norm", lambda x: torch.linalg.vector_norm(x, dim=(1, 2)), ((300, 177),)),
+    Call("norm, p = 1", lambda x: torch.linalg.vector_norm(x, 1, dim=1), ((300, 17),)),
+    Call("norm, p = 3", lambda x: torch.norm(x, 3, dim=1), ((3000,),)),
+    Call("pow", lambda x, y: (x.abs() + 0.1) ** y, ((11, 57), (11, 57))),
+    Call("atan2", torch.atan2, ((11, 57), (11, 57))),
+    Call("logaddexp", torch.logaddexp, ((11, 57), (11, 57))),
+    Call("logit", lambda x: torch.logit(x.sigmoid(), 1e-3), ((11, 57),)),
     Call("prod", lambda x: (1 + x / 300).prod(1), ((40000,),)),
     Call("prod of a few", lambda x: x.prod(2, keepdim=True), ((7, 5),)),
     Call("LSTM", lambda x: MODULES["lstm"].to(x.dtype)(x)[0], ((9, 32),)),
@@ -360,17 +370,19 @@ class TestSum:
             for other in (strided, turned):
                 assert same_bits(ops.sum(other, dims, False), result)
 
+    @pytest.mark.parametrize("op", [ops.sum, ops.mean, ops.var], ids=str)
     @pytest.mark.parametrize("keepdim", [False, True])
     @pytest.mark.parametrize(("shape", "dims"), [((4, 5), (1,)), ((2, 3, 4), (0, 2)), ((), ())])
-    def test_derivatives(self, shape, dims, keepdim):
+    def test_derivatives(self, shape, dims, keepdim, op):
         x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        divisor = (3.5,) if op is ops.var else ()
 
         def run(x):
-            return ops.sum(x, dims, keepdim)
+            return op(x, dims, *divisor, keepdim)
 
         torch.autograd.gradcheck(run, (x,), check_forward_ad=True)
         torch.autograd.gradgradcheck(run, (x,))
-        torch.library.opcheck(ops.sum.default, (x, dims, keepdim))
+        torch.library.opcheck(op.default, (x, dims, *divisor, keepdim))
         batch = torch.randn((6, *shape), dtype=torch.float64)
         torch.testing.assert_close(
             torch.func.vmap(run)(batch), torch.stack([run(one) for one in batch])
@@ -396,7 +408,127 @@ class TestSum:
                 whole.mean()
 
 
+class TestVarianceAndNorms:
+    x = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x: x.var(),
+            lambda x: x.var(1, keepdim=True),
+            lambda x: x.std((0, 1), correction=2),
+            lambda x: torch.std_mean(x, 0)[0] * torch.std_mean(x, 0, keepdim=True)[1],
+            lambda x: torch.linalg.vector_norm(x, 3, dim=1),
+            lambda x: torch.linalg.vector_norm(x, 1.5),
+            lambda x: torch.linalg.vector_norm(x, 2, dim=0, keepdim=True),
+            lambda x: torch.norm(x),
+            lambda x: F.normalize(x, 4, dim=0),
+        ],
+    )
+    def test_values_and_derivatives(self, call):
+        def run(x):
+            with conv2d_ext.batch_invariant():
+                return call(x)
+
+        x = self.x.clone().requires_grad_()
+        torch.testing.assert_close(run(x), call(x))
+        torch.autograd.gradcheck(run, x, check_forward_ad=True)
+        torch.autograd.gradgradcheck(run, x)
+
+    @pytest.mark.parametrize("p", [1, 2, 3, 1.5])
+    def test_of_zeros_the_gradient_is_zeros(self, p):
+        x = torch.zeros(3, 4, requires_grad=True)
+        with conv2d_ext.batch_invariant():
+            torch.linalg.vector_norm(x, p, dim=1).sum().backward()
+        assert torch.equal(x.grad, torch.zeros(3, 4))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x: torch.linalg.vector_norm(x, float("inf")),
+            lambda x: torch.linalg.vector_norm(x, 0),
+            lambda x: torch.linalg.vector_norm(x[:0]),
+            lambda x: torch.linalg.vector_norm(x, dtype=torch.float64),
+            lambda x: x[:, :0].var(1),
+            lambda x: x.to(torch.complex64).var(),
+            lambda x: torch.linalg.vector_norm(x.to(torch.complex64), 3),
+        ],
+    )
+    def test_what_is_pytorch_s(self, call):
+        expected = call(self.x.float())
+        with conv2d_ext.batch_invariant():
+            found = call(self.x.float())
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+    @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+    def test_too_few_elements(self):
+        for call in (lambda x: x[:, :1].var(1), lambda x: x.var(1, correction=9)):
+            expected = call(self.x)
+            with conv2d_ext.batch_invariant():
+                torch.testing.assert_close(call(self.x), expected, equal_nan=True)
+
+
 class TestAttention:
+    def test_transforms_and_batched_gradients(self):
+        """Of several pieces; memory is that of a piece for each example, and no share is kept."""
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(3, 2, 2, n, 8, generator=generator) for n in (70, 1500, 1500))
+        mask = torch.randn(2, 1, 70, 1500, generator=generator)
+
+        def loss(q, k, v, mask):
+            return F.scaled_dot_product_attention(q, k, v, mask).square().sum()
+
+        every = (0, 1, 2, 3)
+        transform = torch.func.vmap(
+            torch.func.grad(loss, argnums=every), in_dims=(0, None, 0, None)
+        )
+        with conv2d_ext.batch_invariant():
+            found = transform(q, k[0], v, mask)
+            saved = []
+            leaf = q[0].clone().requires_grad_()
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: saved.append(t.numel()) or t, lambda t: t
+            ):
+                loss(leaf, k[0], v[0], mask.requires_grad_())
+        assert max(saved) <= max(k[0].numel(), mask.numel())
+        mask = mask.detach()
+        for i in range(3):
+            alone = torch.func.grad(loss, argnums=every)(
+                q[i].double(), k[0].double(), v[i].double(), mask.double()
+            )
+            for ours, theirs in zip(found, alone, strict=True):
+                torch.testing.assert_close(ours[i].double(), theirs, rtol=1e-3, atol=1e-4)
+
+    def test_compiled_autograd(self):
+        q, k = torch.randn(2, 2, 5, 8, requires_grad=True), torch.randn(2, 2, 7, 8)
+        mask = torch.randn(5, 7, requires_grad=True)
+
+        def gradients():
+            with conv2d_ext.batch_invariant():
+                output = F.scaled_dot_product_attention(q, k, k, mask)
+            q.grad = mask.grad = None
+            output.square().sum().backward()
+            return q.grad, mask.grad
+
+        expected = gradients()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            for ours, theirs in zip(gradients(), expected, strict=True):
+                assert same_bits(ours, theirs)
+
+    def test_opcheck(self):
+        q, k = torch.randn(2, 4, 5, 8, requires_grad=True), torch.randn(2, 2, 7, 8)
+        mask = torch.randn(1, 1, 5, 7)
+        for options in ((None, True, 0.3, True), (mask, False, 0.3, False)):
+            torch.library.opcheck(ops.attention.default, (q, k, k, *options))
+            grad = torch.randn(2, 4, 5, 8)
+            wanted = [True, False, True, options[0] is not None]
+            torch.library.opcheck(
+                ops.attention_grad.default, (grad, q.detach(), k, k, *options, wanted)
+            )
+        with pytest.raises(RuntimeError, match=r"expected q of size \(N, heads"):
+            ops.attention(q, k[:, :, :, :3], k, None, False, 1.0, False)
+
     @pytest.mark.parametrize("mask", ["none", "causal", "bool", "float", "heads"])
     @pytest.mark.parametrize("grouped", [False, True])
     def test_derivatives(self, mask, grouped):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
+import shlex
 import subprocess
 from collections.abc import Callable
 
 import isa_bits
 import isa_check
 import pytest
+import torch
 from child import run_python
 
 import conv2d_ext
@@ -64,24 +67,33 @@ def test_no_batch_changes_the_bits_of_one_pixel(isa, digests):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("narrow", "wide"), [("avx2", "avx512"), ("avx512", "avx512_bf16")])
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [
+        ("avx2", "avx512"), ("avx512", "avx512_bf16"), ("avx512", "amx"),
+        ("avx512", "amx_emulated"), ("amx", "amx_emulated"),
+    ],
+)  # fmt: skip
 def test_vector_instruction_sets_agree(narrow, wide, digests):
-    """To the bit, in all directions, but for bfloat16 where one of them has instructions for it."""
+    """To the bit, in all directions, but for bfloat16 where one of them has instructions for it.
+    AMX's tiles and their emulation agree on bfloat16, too."""
     if narrow not in COMPILED or wide not in COMPILED:
         pytest.skip("not compiled in")
     ours, theirs = digests(narrow), digests(wide)
     assert len(ours) == len(theirs) == len(isa_bits.DTYPES) * len(testing.SMALL_PROBLEMS)
-    excepted = "bfloat16" if wide == "avx512_bf16" else "nothing"
+    excepted = "bfloat16" if narrow == "avx512" else "nothing"
     assert [what for what in ours if ours[what] != theirs[what] and excepted not in what] == []
 
 
 _DENORMALS = """
 import torch, conv2d_ext
-input = torch.full((1, 2, 4, 4), 2.0**-130, dtype=torch.bfloat16)
-weight = torch.full((16, 2, 3, 3), 2.0**100, dtype=torch.bfloat16)
-print(conv2d_ext.conv2d(input, weight).unique().tolist() == [18 * 2.0**-30])
-print(conv2d_ext.conv2d(input.float(), weight.float()).unique().tolist() == [18 * 2.0**-30])
+input = torch.full((1, 16, 4, 4), 2.0**-130, dtype=torch.bfloat16)
+weight = torch.full((16, 16, 3, 3), 2.0**100, dtype=torch.bfloat16)
+print(conv2d_ext.conv2d(input, weight).unique().tolist() == [144 * 2.0**-30])
+print(conv2d_ext.conv2d(input.float(), weight.float()).unique().tolist() == [144 * 2.0**-30])
 """
+# Whose instructions for bfloat16 take denormal numbers as zeros.
+FLUSHING = ("avx512_bf16", "amx", "amx_emulated")
 
 
 @pytest.mark.slow
@@ -91,7 +103,7 @@ def test_denormal_numbers_count(isa):
     finished = _run(isa, "-c", _DENORMALS)
     if finished.returncode and "this CPU" in finished.stderr:
         pytest.skip(f"this CPU has no {isa}")
-    assert finished.stdout.split() == [str(isa != "avx512_bf16"), "True"]
+    assert finished.stdout.split() == [str(isa not in FLUSHING), "True"]
 
 
 _INFINITE_WEIGHTS = """
@@ -138,8 +150,59 @@ def test_the_best_is_chosen_by_itself():
         flags = pathlib.Path("/proc/cpuinfo").read_text()
         if "avx2" in COMPILED and " avx2 " in flags and " fma " in flags:
             assert best != "portable"
+        intel = "GenuineIntel" in flags
         if "avx512_bf16" in COMPILED and " avx512_bf16 " in flags and " avx512bw " in flags:
-            assert best == "avx512_bf16"
+            assert best in (("amx", "avx512") if intel else ("amx", "avx512_bf16"))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "features", "wanted", "chosen"),
+    [
+        ("amd", "avx2 avx512", "", "avx512"),
+        ("amd", "avx2 avx512 avx512bf16", "", "avx512_bf16"),
+        ("intel", "avx2 avx512 avx512bf16", "", "avx512"),
+        ("intel", "avx2 avx512 avx512bf16 amx", "", "amx"),
+        ("intel", "avx2 avx512 avx512bf16 amx", "avx512_bf16", "avx512_bf16"),
+        ("intel", "avx2 avx512 avx512bf16", "amx", "the system refuses"),
+        ("intel", "avx2 avx512 avx512bf16 amx", "amx_emulated", "amx_emulated"),
+        ("amd", "avx2", "amx_emulated", "this CPU lacks"),
+        ("intel", "avx2", "", "avx2"),
+        ("intel", "", "", "portable"),
+    ],
+)  # fmt: skip
+def test_which_is_chosen(vendor, features, wanted, chosen, chooser):
+    """On CPUs that are not here, too: bfloat16 pairs pay on AMD's alone, AMX wherever it is."""
+    finished = subprocess.run(
+        [chooser, vendor, *features.split()],
+        env={**os.environ, "CONV2D_EXT_CPU_ISA": wanted},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert chosen in finished.stdout, finished.stdout + finished.stderr
+
+
+@pytest.fixture(scope="module")
+def chooser(tmp_path_factory) -> pathlib.Path:
+    """isa/select.cpp and isa/machine.cpp, with engines and a machine that are made up."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("a choice among x86-64's instruction sets")
+    program = tmp_path_factory.mktemp("choice") / "choice"
+    source = pathlib.Path(__file__).with_name("cpu_host") / "isa_choice.cpp"
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    subprocess.run([*compiler, "-std=c++17", "-Wall", source, "-o", program], check=True)
+    return program
+
+
+def test_without_amx_explain_says_why():
+    """Of bfloat16 alone, which it would have multiplied."""
+    if "amx" not in COMPILED or conv2d_ext.build_config()["isa"].startswith("amx"):
+        pytest.skip("AMX is in use, or not compiled in")
+    input, weight = torch.ones(1, 32, 9, 9), torch.ones(32, 32, 3, 3)
+    for dtype in (torch.float32, torch.bfloat16):
+        plan = conv2d_ext.explain(input.to(dtype), weight.to(dtype))
+        for direction in (plan.forward, plan.grad_input, plan.grad_weight):
+            reasons = dict(direction.candidates)
+            assert ("implicit GEMM, AMX tiles of bfloat16" in reasons) == (dtype == torch.bfloat16)
+            assert all(reasons.values())
 
 
 def test_an_unknown_name_is_refused():

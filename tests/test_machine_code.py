@@ -318,6 +318,44 @@ def test_depthwise_inner_loops_hold_their_accumulators_in_registers(isa, dtype, 
     assert not slow
 
 
+_AMX = re.compile(r"cpu::amx::amx_ukernel<(?P<rows>\d+), (?P<columns>\d+)>\(")
+
+
+@pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
+@pytest.mark.skipif("amx" not in COMPILED, reason="this build has no AMX")
+@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (4, 1), (1, 2)])
+def test_amx_multiplies_tiles_in_place(rows, columns, report):
+    """A step of the loop loads each operand's tile once, and stores nothing: sums stay in tiles."""
+    for line in objdump("--syms", "--demangle").splitlines():
+        symbol = _SYMBOL.match(line)
+        match = symbol and _AMX.search(symbol[3])
+        if match and (int(match["rows"]), int(match["columns"])) == (rows, columns):
+            code = disassemble(int(symbol[1], 16), int(symbol[2], 16))
+            break
+    else:
+        pytest.fail("the module lacks this micro-kernel")
+    starts = {instruction.address: at for at, instruction in enumerate(code)}
+    loops = []
+    for end, instruction in enumerate(code):
+        target = re.match(r"([0-9a-f]+)$", instruction.operands)
+        if instruction.mnemonic.startswith("j") and target:
+            start = starts.get(int(target[1], 16), end + 1)
+            loop = [i.mnemonic for i in code[start : end + 1]]
+            if "tdpbf16ps" in loop:
+                loops.append((loop, [i.operands for i in code[start : end + 1]]))
+    loop, operands = min(loops, key=lambda pair: len(pair[0]))
+    multiplies = [at for at, mnemonic in enumerate(loop) if mnemonic == "tdpbf16ps"]
+    report.append(
+        f"  {len(multiplies)} of {len(loop):3} instructions: {rows} x {columns} AMX tiles"
+    )
+    assert len(multiplies) == rows * columns
+    assert len({operands[at].split(",")[-1] for at in multiplies}) == rows * columns
+    assert loop.count("tileloadd") == rows + columns
+    assert not {"tilestored", "tilezero", "ldtilecfg"}.intersection(loop)
+    # 16 cycles each are time for so many others.
+    assert len(loop) <= 10 * len(multiplies)
+
+
 # The types that one-pixel kernels load, and the instructions that widen a vector of one, its load
 # among them.
 _STORAGE = {"float": 0, "double": 0, "Float16": 1, "BFloat16": 2}

@@ -242,3 +242,84 @@ def test_transforms():
     torch.testing.assert_close(ours, torch.func.jacrev(lambda a: a @ mat2)(mat1))
     hessian = torch.func.hessian(lambda a: matmul(a, mat2, None).pow(3).sum())(mat1)
     torch.testing.assert_close(hessian, torch.func.hessian(lambda a: (a @ mat2).pow(3).sum())(mat1))
+
+
+# ---- explain_matmul
+
+
+@pytest.mark.skipif(
+    conv2d_ext.build_config()["isa"] == "portable", reason="needs a vector engine, which has them"
+)
+def test_explain_names_the_driver_of_few_rows():
+    weight = torch.randn(300, 64)
+    bias = torch.randn(300)
+    few, many = torch.randn(2, 64), torch.randn(100, 64)
+    along_k = conv2d_ext.explain_matmul(few, weight.t(), bias)
+    side_by_side = conv2d_ext.explain_matmul(few, weight.t().contiguous(), bias)
+    assert along_k.engine == "columns times factors"
+    assert along_k.micro_kernel.startswith("column_ukernel_f32_2x")
+    assert side_by_side.engine == "rows times factors"
+    packed = conv2d_ext.explain_matmul(many, weight.t(), bias)
+    assert packed.engine.startswith("implicit GEMM")
+    assert any("rows" in reason for _, reason in packed.candidates)
+    # The choice changes no bit, so the chains are the same.
+    for plan in (along_k, side_by_side, packed):
+        assert (plan.gemm_m, plan.gemm_k, plan.k_segments) == (300, 64, 1)
+        assert 0 < plan.workspace_bytes_per_thread <= 4 * 2**20
+    assert (along_k.gemm_n, packed.gemm_n) == (2, 100)
+
+
+def test_explain_takes_the_rows_of_a_batch_for_those_of_one_matrix():
+    batch, mat2 = torch.randn(5, 7, 64), torch.randn(64, 20)
+    plan = conv2d_ext.explain_matmul(batch, mat2)
+    assert plan == conv2d_ext.explain_matmul(batch.view(35, 64), mat2)
+    assert plan.gemm_n == 35
+
+
+def test_explain_counts_the_work_items_of_every_product():
+    mat1, mat2 = torch.randn(6, 3, 20), torch.randn(6, 20, 5)
+    one = conv2d_ext.explain_matmul(mat1[:1], mat2[:1])
+    every = conv2d_ext.explain_matmul(mat1, mat2)
+    assert every.work_items == 6 * one.work_items
+    assert every.micro_kernel == one.micro_kernel
+
+
+def test_explain_reads_no_data_and_refuses_what_the_product_refuses():
+    huge = torch.ones(1).expand(2**20, 2**20)
+    assert conv2d_ext.explain_matmul(huge, huge).gemm_k == 2**20
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        conv2d_ext.explain_matmul(torch.ones(2, 3), torch.ones(4, 5))
+    with pytest.raises(RuntimeError, match="same dtype"):
+        conv2d_ext.explain_matmul(torch.ones(2, 3), torch.ones(3, 5).double())
+    meta = torch.empty(2, 2, device="meta")
+    with pytest.raises(NotImplementedError, match="no kernels for meta"):
+        conv2d_ext.explain_matmul(meta, meta)
+    assert "empty" in conv2d_ext.explain_matmul(torch.ones(0, 3), torch.ones(3, 5)).engine
+
+
+@pytest.mark.needs_cuda_build
+def test_explain_of_a_described_gpu():
+    """In the order of k alone, whatever the rows."""
+    plans = [
+        conv2d_ext._C.explain_matmul(
+            torch.ones(m, 300), torch.ones(300, 64), None, gpu=(132, 232448)
+        )
+        for m in (1, 500)
+    ]
+    for key in ("k_segments", "k_segment_length", "k_chain_length", "gemm_k"):
+        assert plans[0][key] == plans[1][key]
+
+
+@pytest.mark.parametrize("rows", range(1, 11))
+@over_real
+def test_few_rows_have_the_bits_of_many(rows, dtype):
+    """Whichever driver takes them, of either layout of mat2, several segments and chunks of them,
+    tails of lanes and of k, and factors that have to be copied."""
+    for n, k in ((1, 300), (17, 9), (33, 145), (70, 577), (37, 9001)):
+        mat1, mat2, bias = operands((12, n, k), dtype)
+        expected = matmul(mat1, mat2, bias)[:rows]
+        gaps = torch.cat([mat1, mat1], dim=1)[:, :k]
+        for first in (mat1[:rows], mat1.t().contiguous().t()[:rows], gaps[:rows]):
+            for second in (mat2, mat2.t().contiguous().t(), torch.cat([mat2, mat2], 1)[:, :n]):
+                assert same_bits(matmul(first, second, bias), expected), (n, k)
+        assert same_bits(matmul(mat1[:rows].unsqueeze(1), mat2, bias).squeeze(1), expected), (n, k)

@@ -15,7 +15,7 @@ from pointwise_bits import DTYPES, FUNCTIONS, bits, special_values
 from torch import Tensor
 
 import conv2d_ext
-from conv2d_ext.ops import pointwise, pointwise_grad
+from conv2d_ext.ops import pointwise, pointwise_grad, pointwise_pair
 
 CALLS = [(name, parameters) for name, sets in FUNCTIONS.items() for parameters in sets]
 IDS = [f"{name}{list(parameters) or ''}" for name, parameters in CALLS]
@@ -50,9 +50,18 @@ LIKE = {
     "sinh": Like(torch.sinh, 0.51),
     "cosh": Like(torch.cosh, 0.51),
     "atanh": Like(torch.atanh, 0.51),
+    "logit": Like(lambda x, eps: torch.logit(x, None if eps < 0 else eps), 0.51),
 }
+PAIRS = {
+    "pow": torch.pow,
+    "atan2": torch.atan2,
+    "logaddexp": torch.logaddexp,
+    "logaddexp2": torch.logaddexp2,
+}
+over_pairs = pytest.mark.parametrize("name", PAIRS)
 # PyTorch's formulas for pow with these have a result of their own at -0.
-_SAMPLES_ABOVE_ZERO = ("sqrt", "rsqrt", "pow")
+_INSIDE = ("atanh", "logit")
+_SAMPLES_ABOVE_ZERO = ("sqrt", "rsqrt", "pow", "logit")
 
 
 def _samples(name: str) -> Tensor:
@@ -93,7 +102,7 @@ def test_values_are_close_to_float64(name, parameters):
 def test_derivatives_are_close_to_float64(name, parameters):
     x = torch.linspace(-30, 30, 60001)
     x = x.abs() + 1e-3 if name in _SAMPLES_ABOVE_ZERO else x
-    x = x / 31 if name == "atanh" else x
+    x = x / 31 if name in _INSIDE else x
     actual = pointwise_grad(torch.ones_like(x), x, name, parameters)
     exact = _derivative(LIKE[name].torch, x.double(), parameters)
     assert _error(actual, exact) <= 3 * LIKE[name].error
@@ -105,7 +114,7 @@ def test_other_dtypes(name, parameters, dtype):
     """float64 to its own accuracy; 16-bit types are float32's results, rounded once."""
     x = torch.linspace(-9, 9, 4001).to(dtype)
     x = x.abs() + 2**-6 if name in _SAMPLES_ABOVE_ZERO else x
-    x = x / 10 if name == "atanh" else x
+    x = x / 10 if name in _INSIDE else x
     g = torch.randn(x.shape).to(dtype)
     value, slope = pointwise(x, name, parameters), pointwise_grad(g, x, name, parameters)
     assert value.dtype == slope.dtype == dtype
@@ -225,7 +234,7 @@ def _gradcheck_input(name: str) -> Tensor:
     x = torch.tensor([-1.7, -0.9, -0.3, 0.2, 0.45, 0.8, 1.9], dtype=torch.float64)
     if name in _SAMPLES_ABOVE_ZERO:
         x = x.abs()
-    return (x / 2.1 if name == "atanh" else x).requires_grad_()
+    return (x / 2.1 if name in _INSIDE else x).requires_grad_()
 
 
 @each_call
@@ -328,6 +337,106 @@ def test_errors(where):
         pointwise_grad(x[:2], x, "exp", [])
     with pytest.raises(RuntimeError, match="input's dtype Float, but got Double"):
         pointwise_grad(x.double(), x, "exp", [])
+
+
+class TestPairs:
+    @over_pairs
+    def test_values_are_close_to_float64(self, name):
+        generator = torch.Generator().manual_seed(0)
+        x, y = (torch.randn(200001, generator=generator) * 8 for _ in range(2))
+        x = x.abs() if name == "pow" else x
+        actual, exact = pointwise_pair(x, y, name), PAIRS[name](x.double(), y.double())
+        finfo = torch.finfo(torch.float32)
+        normal = (exact.abs() >= 2**10 * finfo.tiny) & (exact.abs() < finfo.max)
+        size = torch.exp2(torch.floor(torch.log2(exact[normal].abs()))) * finfo.eps
+        assert ((actual[normal].double() - exact[normal]).abs() / size).max() <= 0.51
+        assert torch.equal(actual[~normal], exact[~normal].float())
+        short = pointwise_pair(x.bfloat16(), y.bfloat16(), name)
+        wide = pointwise_pair(x.bfloat16().float(), y.bfloat16().float(), name).bfloat16()
+        assert torch.equal(bits(short), bits(wide))
+
+    @over_pairs
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_special_values_and_places(self, name, dtype):
+        x, y = pointwise_bits.pair_values(dtype)
+        actual, expected = pointwise_pair(x, y, name), PAIRS[name](x.double(), y.double()).to(dtype)
+        if dtype in (torch.float16, torch.bfloat16):
+            expected = PAIRS[name](x.double(), y.double()).float().to(dtype)
+        assert torch.equal(actual.isnan(), expected.isnan())
+        kept = ~expected.isnan()
+        eps = torch.finfo(dtype).eps
+        # A logarithm's sum cancels, to the accuracy of float64.
+        atol = 4 * torch.finfo(torch.float64).eps if "log" in name else 0
+        torch.testing.assert_close(actual[kept], expected[kept], rtol=2 * eps, atol=atol)
+        zeros = kept & (expected == 0) & ("log" not in name)
+        assert torch.equal(actual[zeros].signbit(), expected[zeros].signbit())
+        pointwise_bits.assert_place_changes_no_bit_of_pairs(name, dtype)
+
+    @over_pairs
+    def test_derivatives_and_transforms(self, name):
+        x = torch.tensor([0.3, 1.7, 2.0, 0.9], dtype=torch.float64, requires_grad=True)
+        y = torch.tensor([-1.3, 0.4, 3.0, 0.2], dtype=torch.float64, requires_grad=True)
+
+        def run(x, y):
+            return pointwise_pair(x, y, name)
+
+        torch.autograd.gradcheck(run, (x, y), check_forward_ad=True)
+        torch.autograd.gradgradcheck(run, (x, y))
+        torch.autograd.gradcheck(lambda y: run(x.detach(), y), (y,))
+        torch.library.opcheck(pointwise_pair, (x.float(), y.float(), name))
+        rows = torch.stack((x, y)).detach()
+        for dims in ((0, None), (None, 0), (0, 0)):
+            args = [rows if dim == 0 else rows[0] for dim in dims]
+            ours = torch.func.vmap(run, in_dims=dims)(*args)
+            theirs = torch.func.vmap(PAIRS[name], in_dims=dims)(*args)
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+    @over_pairs
+    def test_the_mode_takes_what_pytorch_does(self, name):
+        function = PAIRS[name]
+        x, y = torch.rand(3, 1, 5) + 0.5, torch.rand(4, 1) + 0.5
+        pairs = [
+            (x, y),
+            (x, y.double()),
+            (x.bfloat16(), y[:1, 0].squeeze()),
+            (torch.arange(1, 4), torch.rand(3)),
+            (x.contiguous().transpose(0, 2), y),
+            (torch.arange(3), torch.arange(3)),
+            (x[:0], y),
+        ]
+        for a, b in pairs:
+            try:
+                expected = function(a, b)
+            except NotImplementedError:
+                with conv2d_ext.batch_invariant(), pytest.raises(NotImplementedError):
+                    function(a, b)
+                continue
+            with conv2d_ext.batch_invariant():
+                found = function(a, b)
+                if a.is_floating_point():
+                    out = function(a, b, out=torch.empty(0, dtype=expected.dtype))
+                    assert torch.equal(out, found)
+            torch.testing.assert_close(found, expected)
+            assert found.stride() == expected.stride()
+        leaves = [torch.rand(3, 4).add(0.5).requires_grad_(), torch.rand(4).requires_grad_()]
+        for call in (
+            function,
+            lambda a, b: getattr(a * 1, f"{name}_", lambda b: function(a, b))(b),
+        ):
+            expected = torch.autograd.grad(call(*leaves).sum(), leaves)
+            with conv2d_ext.batch_invariant():
+                found = torch.autograd.grad(call(*leaves).sum(), leaves)
+            for mine, right in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, right)
+        with conv2d_ext.batch_invariant(), pytest.raises(RuntimeError, match="must match the size"):
+            function(torch.rand(3), torch.rand(4))
+
+    def test_errors(self):
+        x = torch.rand(3)
+        with pytest.raises(ValueError, match=r"one of pow, atan2, .*, but got 'add'"):
+            pointwise_pair(x, x, "add")
+        with pytest.raises(RuntimeError, match="of one size and dtype"):
+            pointwise_pair(x, x[:2], "pow")
 
 
 def test_special_values_have_every_kind():

@@ -35,36 +35,34 @@ struct Products {
   const Bias& bias;
   const MatrixView& result;
 
-  // The product of `images` pairs of matrices that have one mat2, from number `first` on.
-  void multiply(int64_t first, int64_t images, const Executor& executor) const {
-    Conv2dProblem p{};
-    p.batch = images;
-    p.in_channels = size.k;
-    p.out_channels = size.n;
-    p.in_w = p.out_w = size.m;
-    p.in_h = p.out_h = p.kernel_h = p.kernel_w = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = p.groups = 1;
-    const int64_t bytes = first * size_of(dtype);
-    Call call{Direction::kForward, p, dtype, {}, {}, {}, bias, /*is_matmul=*/true};
-    call.a = {static_cast<const char*>(mat1.data) + mat1.batch_stride * bytes,
-              {mat1.batch_stride, mat1.col_stride, 0, mat1.row_stride}};
-    call.b = {static_cast<const char*>(mat2.data) + mat2.batch_stride * bytes,
-              {mat2.col_stride, mat2.row_stride, 0, 0}};
-    call.result = {static_cast<char*>(result.data) + result.batch_stride * bytes,
-                   {result.batch_stride, result.col_stride, 0, result.row_stride}};
-    run(call, executor);
+  // Product number b.
+  void multiply(int64_t b, const Executor& executor) const {
+    MatmulSizes one = size;
+    one.batch = 1;
+    const int64_t bytes = b * size_of(dtype);
+    ConstMatrixView first = mat1, second = mat2;
+    MatrixView to = result;
+    first.data = static_cast<const char*>(mat1.data) + mat1.batch_stride * bytes;
+    second.data = static_cast<const char*>(mat2.data) + mat2.batch_stride * bytes;
+    to.data = static_cast<char*>(result.data) + result.batch_stride * bytes;
+    run(product_call(one, dtype, first, second, bias, to), executor);
   }
 };
 
 }  // namespace
 
-void forward(const Conv2dProblem& problem, DType dtype, ConstTensorView input, ConstTensorView weight, Bias bias,
-             TensorView output, const Executor& executor) {
-  run({Direction::kForward, problem, dtype, input, weight, output, bias}, executor);
+void forward(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView input, ConstTensorView weight,
+             Bias bias, TensorView output, const Executor& executor) {
+  Call call{Direction::kForward, problem, arithmetic.dtype, input, weight, output, bias};
+  call.allow_winograd = arithmetic.allow_winograd;
+  run(call, executor);
 }
 
-void grad_input(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView weight,
-                TensorView grad_input, const Executor& executor) {
-  run({Direction::kGradInput, problem, dtype, grad_output, weight, grad_input}, executor);
+void grad_input(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView grad_output,
+                ConstTensorView weight, TensorView grad_input, const Executor& executor) {
+  Call call{Direction::kGradInput, problem, arithmetic.dtype, grad_output, weight, grad_input};
+  call.allow_winograd = arithmetic.allow_winograd;
+  run(call, executor);
 }
 
 void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,
@@ -75,15 +73,16 @@ void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad
 void matmul(const MatmulSizes& size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2, Bias bias,
             MatrixView result, const Executor& executor) {
   if (size.batch == 0 || size.m == 0 || size.n == 0) return;
+  if (size.batch == 1 || mat2.batch_stride == 0) {
+    return run(product_call(size, dtype, mat1, mat2, bias, result), executor);
+  }
   Products products{size, dtype, mat1, mat2, bias, result};
-  if (size.batch == 1 || mat2.batch_stride == 0) return products.multiply(0, size.batch, executor);
-  // Threads share the products out, or each product is shared out among them: of many small products the first.
-  if (size.batch < executor.num_threads) {
-    for (int64_t b = 0; b < size.batch; ++b) products.multiply(b, 1, executor);
+  if (!shares_products(size, mat2, executor.num_threads)) {
+    for (int64_t b = 0; b < size.batch; ++b) products.multiply(b, executor);
     return;
   }
   run_items(executor, size.batch, &products,
-            [](void* context, int64_t b) { static_cast<const Products*>(context)->multiply(b, 1, kSerial); });
+            [](void* context, int64_t b) { static_cast<const Products*>(context)->multiply(b, kSerial); });
 }
 
 void grad_bias(const TensorSizes& size, DType dtype, ConstTensorView grad_output, void* grad_bias,

@@ -65,19 +65,19 @@ void with_memory_errors(const Call& call) {
 
 struct Cpu {
   static void forward(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight, const Tensor& bias,
-                      const Tensor& output) {
+                      const Tensor& output, bool allow_winograd) {
     with_memory_errors([&] {
-      cpu::forward(problem, to_dtype(input.scalar_type()), view(input), view(weight),
+      cpu::forward(problem, {to_dtype(input.scalar_type()), allow_winograd}, view(input), view(weight),
                    bias.defined() ? Bias{bias.const_data_ptr(), bias.stride(0)} : Bias{}, mutable_view(output),
                    executor());
     });
   }
 
   static void grad_input(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& weight,
-                         const Tensor& result) {
+                         const Tensor& result, bool allow_winograd) {
     with_memory_errors([&] {
-      cpu::grad_input(problem, to_dtype(weight.scalar_type()), view(grad_output), view(weight), mutable_view(result),
-                      executor());
+      cpu::grad_input(problem, {to_dtype(weight.scalar_type()), allow_winograd}, view(grad_output), view(weight),
+                      mutable_view(result), executor());
     });
   }
 

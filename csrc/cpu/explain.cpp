@@ -4,6 +4,7 @@
 #include <string>
 
 #include "conv2d_cpu.h"
+#include "base/numeric.h"
 #include "isa/engine.h"
 #include "plan/candidates.h"
 #include "plan/tile_depthwise.h"
@@ -12,6 +13,7 @@
 #include "plan/tile_phases.h"
 #include "plan/tile_pixels.h"
 #include "plan/tile_planes.h"
+#include "plan/tile_winograd.h"
 
 namespace conv2d_ext::cpu {
 
@@ -20,7 +22,10 @@ namespace {
 // Why a 16-bit type is widened to float32 instead of multiplied as it is.
 std::string why_widened(DType dtype, const char* where) {
   const char* const reason =
-      dtype == DType::kBFloat16 && engine().pairs != nullptr
+      dtype == DType::kBFloat16 && engine().amx != nullptr
+          ? "AMX tiles take bfloat16 with 16 or more channels a group, source and result, and neither images of one "
+            "pixel nor input gradients of patch layers"
+      : dtype == DType::kBFloat16 && engine().pairs != nullptr
           ? "bfloat16 products are taken in pairs only in forward and grad_input, and there neither with few channels "
             "a group nor by the kernels for groups, for images of one pixel and for gradients of patch layers"
           : "no native 16-bit micro-kernel for this dtype and instruction set";
@@ -75,9 +80,12 @@ class TaskExplainer {
       : task_(task),
         problem_(task.call->problem),
         dtype_(task.call->dtype),
-        pairs_(task.driver == Driver::kPairs),
+        amx_(task.driver == Driver::kAmx || task.driver == Driver::kWeightAmx),
+        native_(amx_ || (task.gemm != nullptr && task.gemm->per_step > 1)),
         engine_(engine_for(dtype_, task)),
-        vector_(pairs_ ? isa.pairs : isa.vector),
+        vector_(amx_      ? isa.amx
+                : native_ ? isa.pairs
+                          : isa.vector),
         dot_(isa.dot),
         threads_(num_threads) {}
 
@@ -101,16 +109,21 @@ class TaskExplainer {
         return explain_dot(*task_.gemm);
       case Driver::kRows:
         return explain_rows(*task_.rows);
+      case Driver::kColumns:
+        return explain_columns(*task_.rows);
       case Driver::kStrided:
         return explain_strided();
       case Driver::kPhases:
         return explain_phases(*task_.phases);
+      case Driver::kWinograd:
+        return explain_winograd(*task_.gemm);
       case Driver::kDepthwise:
         return explain_depthwise(*task_.gemm);
       case Driver::kPlanes:
         return explain_planes(*task_.gemm);
       case Driver::kPixels:
         return explain_pixels(*task_.gemm);
+      case Driver::kAmx:
       case Driver::kPairs:
       case Driver::kGemm:
         return explain_gemm(*task_.gemm, 1);
@@ -120,6 +133,7 @@ class TaskExplainer {
         return explain_weight(WeightLanes::kInnerGroups);
       case Driver::kWeightGroups:
         return explain_weight(WeightLanes::kGroups);
+      case Driver::kWeightAmx:
       case Driver::kWeightGemm:
         return explain_weight(WeightLanes::kChannels);
       case Driver::kPadding:
@@ -132,7 +146,7 @@ class TaskExplainer {
   // E.g. "gemm_ukernel_f32_6x16__avx2"; `detail`: what comes after the sizes.
   std::string ukernel(const char* family, int64_t rows, int64_t width, const std::string& detail = "") const {
     const char* const kind = is_integer(dtype_) ? "u" : is_floating(dtype_) ? "f" : "c";
-    const std::string type = pairs_ ? "bf16" : kind + std::to_string(8 * vector_.element_size);
+    const std::string type = native_ ? "bf16" : kind + std::to_string(8 * vector_.element_size);
     return std::string(family) + "_" + type + "_" + std::to_string(rows) + "x" + std::to_string(width) + detail + "__" +
            engine_.kernels;
   }
@@ -141,13 +155,13 @@ class TaskExplainer {
     e_.micro_kernel = ukernel(family, rows, width);
     if (is_integer(dtype_)) {
       e_.refused = "integers use generic vectors, of the compiler's vector extension";
-    } else if (size_of(dtype_) == 2 && !pairs_) {
+    } else if (size_of(dtype_) == 2 && !native_) {
       e_.refused = why_widened(dtype_, widened == Widened::kInPackers ? "in the packers" : "as loaded");
     }
   }
   void name_gemm_kernel(int64_t chunk_vectors, int64_t max_vectors) {
     const int64_t vectors = cut_panels(chunk_vectors, max_vectors).size(0);
-    name_kernel("gemm_ukernel", engine_.rows(dtype_, vectors), vectors * vector_.lanes);
+    name_kernel(amx_ ? "amx_ukernel" : "gemm_ukernel", engine_.rows(dtype_, vectors), vectors * vector_.lanes);
   }
 
   void set_tile(int64_t images, int64_t rows, int64_t cols) {
@@ -170,8 +184,9 @@ class TaskExplainer {
     e_.gemm_m = g.m;
     e_.gemm_n = g.batch * g.rows * g.cols;
     e_.gemm_k = g.single_channels() * g.taps();
-    e_.k_segments = count_chains(k, g);
-    e_.k_segment_length = g.pairs ? 2 * k.chain : k.chain;
+    // A tile sums its even and its odd channels apart.
+    e_.k_segments = (amx_ ? 2 : 1) * count_chains(k, g);
+    e_.k_segment_length = (amx_ ? g.per_step / 2 : g.per_step) * k.chain;
     set_tile(1, 1, 1);
   }
 
@@ -186,8 +201,8 @@ class TaskExplainer {
     e_.gemm_m = p.out_channels_per_group();
     e_.gemm_n = p.gemm_k();
     e_.gemm_k = p.gemm_n();
-    e_.k_segments = count_chains(pixels, p);
-    e_.k_segment_length = pixels.chain;
+    e_.k_segments = (amx_ ? 2 : 1) * count_chains(pixels, p);
+    e_.k_segment_length = amx_ ? kBlockChannels / 2 : pixels.chain;
     set_tile(pixels.images, pixels.rows, pixels.cols);
   }
 
@@ -209,6 +224,12 @@ class TaskExplainer {
     const int64_t results = row_results(t.results), lanes = vector_.lanes, size = vector_.element_size;
     name_kernel("row_ukernel", results, lanes * row_vectors(lanes * size, results), Widened::kAsLoaded);
     set_work(t.items(rows.groups), row_scratch_bytes(rows, t, results, size));
+  }
+
+  void explain_columns(const RowProducts& rows) {
+    const RowTiling t = tile_rows(rows, threads_);
+    name_kernel("column_ukernel", column_results(t.results), vector_.lanes, Widened::kAsLoaded);
+    set_work(t.items(rows.groups), lay_out_column_scratch(rows, t, vector_.element_size).bytes);
   }
 
   void explain_strided() {
@@ -236,6 +257,16 @@ class TaskExplainer {
     name_gemm_kernel(t.chunk_vectors, t.panel_vectors);
     set_tile(t.tile_images, most->rows, most->cols);
     set_work(t.items(phases), lay_out_scratch(t, phases, vector_).bytes);
+  }
+
+  void explain_winograd(const ConvGemm& g) {
+    const WinogradTiling t = tile_winograd(g, vector_, threads_);
+    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
+    // Of each of the 16 matrix products.
+    e_.k_segments = div_up(g.channels, t.chain);
+    e_.k_segment_length = t.chain;
+    set_tile(t.tile_images, t.tile_rows, t.tile_cols);
+    set_work(t.items(g.groups), lay_out_scratch(t, g, vector_).bytes);
   }
 
   void explain_depthwise(const ConvGemm& g) {
@@ -274,7 +305,8 @@ class TaskExplainer {
     const ConvTiling t = tile_conv(g, k, vector_, task_.driver == Driver::kGroups, threads_);
     name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups), lay_out_scratch(t, k, vector_).bytes);
+    set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups),
+             lay_out_scratch(t, k, vector_).bytes + div_up(t.shared_bytes, threads_));
   }
 
   void explain_weight(WeightLanes lanes) {
@@ -294,7 +326,8 @@ class TaskExplainer {
   const Task& task_;
   const Conv2dProblem& problem_;
   const DType dtype_;
-  const bool pairs_;  // products of bfloat16 pairs
+  const bool amx_;     // AMX tiles of bfloat16
+  const bool native_;  // these, or pairs: bfloat16 as it is
   const Engine& engine_;
   const VectorShape vector_;
   const DotKernelShape& dot_;
@@ -327,6 +360,7 @@ Call call_of(const ExplainedCall& explained) {
   call.direction = explained.direction;
   call.problem = p;
   call.dtype = explained.dtype;
+  call.allow_winograd = explained.allow_winograd;
   call.a = explained.input;
   call.b = explained.weight;
   const TensorSizes input{p.batch, p.in_channels, p.in_h, p.in_w}, output{p.batch, p.out_channels, p.out_h, p.out_w};
@@ -347,10 +381,7 @@ Call call_of(const ExplainedCall& explained) {
   return call;
 }
 
-}  // namespace
-
-Explanation explain(const ExplainedCall& explained) {
-  Call call = call_of(explained);
+Explanation explain_call(Call call, int threads) {
   Explanation e{};
   e.isa = engine().isa;
   if (is_empty(call)) {
@@ -358,7 +389,7 @@ Explanation explain(const ExplainedCall& explained) {
     return e;
   }
   normalize(call);
-  const int num_threads = is_small(call.problem) ? 1 : explained.num_threads;
+  const int num_threads = is_small(call.problem) ? 1 : threads;
   const IsaShape isa = shape_for(call.dtype);
   Refusals refusals;
   const auto add = [&](const Task& task) {
@@ -371,6 +402,23 @@ Explanation explain(const ExplainedCall& explained) {
     add_task(e, one);
   };
   for_each_task(call, isa, add, &refusals);
+  return e;
+}
+
+}  // namespace
+
+Explanation explain(const ExplainedCall& explained) { return explain_call(call_of(explained), explained.num_threads); }
+
+Explanation explain_matmul(const MatmulSizes& size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2,
+                           MatrixView result, int num_threads) {
+  MatmulSizes one = size;
+  const bool differ = size.batch > 1 && mat2.batch_stride != 0;
+  if (differ) one.batch = 1;
+  mat1.data = mat2.data = nullptr;
+  result.data = nullptr;
+  const int threads = shares_products(size, mat2, num_threads) ? 1 : num_threads;
+  Explanation e = explain_call(product_call(one, dtype, mat1, mat2, {}, result), threads);
+  if (differ) e.work_items *= size.batch;
   return e;
 }
 

@@ -7,7 +7,8 @@ namespace conv2d_ext::cpu {
 
 // Rounding, and whether denormal numbers are flushed, are settings of a thread. A worker takes the caller's while it
 // works, so that the bits of a result don't depend on which thread computed it. The C library's environment holds them
-// all, on every architecture: x86-64's MXCSR, aarch64's FPCR.
+// all, on every architecture: x86-64's MXCSR, aarch64's FPCR. (Instructions on bfloat16 read none of it: VDPBF16PS and
+// AMX's TDPBF16PS round to nearest even and take denormal numbers as zeros, whatever the setting.)
 class FloatEnvironmentScope {
  public:
   explicit FloatEnvironmentScope(const std::fenv_t& wanted) {

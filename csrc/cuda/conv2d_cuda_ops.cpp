@@ -64,7 +64,7 @@ void check_plan(const Plan& plan, const Conv2dProblem& p) {
 
 struct Cuda {
   static void forward(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight, const Tensor& bias,
-                      const Tensor& output) {
+                      const Tensor& output, bool /*allow_winograd*/) {
     Call call(input);
     const auto x = view(input);
     const auto w = view(weight);
@@ -77,7 +77,7 @@ struct Cuda {
   }
 
   static void grad_input(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& weight,
-                         const Tensor& result) {
+                         const Tensor& result, bool /*allow_winograd*/) {
     Call call(grad_output);
     const auto gy = view(grad_output);
     const auto w = view(weight);

@@ -55,7 +55,12 @@ class Mutation:
         flags = set()
         with contextlib.suppress(OSError):
             flags = set(pathlib.Path("/proc/cpuinfo").read_text().split())
-        needed = {"avx2": "avx2", "avx512": "avx512bw", "avx512_bf16": "avx512_bf16"}
+        needed = {
+            "avx2": "avx2",
+            "avx512": "avx512bw",
+            "avx512_bf16": "avx512_bf16",
+            "amx_emulated": "avx512bw",
+        }
         return "avx2" in flags and all(
             isa == "portable" or needed[isa] in flags for isa in self.instruction_sets()
         )
@@ -139,8 +144,122 @@ def run_mutant(mutation: Mutation, seconds: float = SECONDS, seed: int = SEED) -
 
 M = Mutation
 PAIRS = {"dtype": "bfloat16", "isas": ("avx512_bf16",)}
+AMX = {"dtype": "bfloat16", "isas": ("amx_emulated",)}
 
 MUTATIONS = (
+    # ---- Winograd
+    M(
+        "kernels/winograd.h",
+        "a transformed row of weights has another sign",
+        "t[2] = outer - inner;",
+        "t[2] = outer + inner;",
+    ),
+    M(
+        "drivers/winograd.h",
+        "a later block of channels overwrites the sums",
+        "operands.accumulate = c > 0;",
+        "operands.accumulate = false;",
+    ),
+    M(
+        "drivers/winograd.h",
+        "chains follow the blocks of channels",
+        "operands.chain = tiling.chain;",
+        "operands.chain = channels;",
+    ),
+    M(
+        "drivers/winograd.h",
+        "taps that descend are read from the first on",
+        "const int64_t step = (descends ? -1 : 1) * width;",
+        "const int64_t step = width;",
+    ),
+    M(
+        "drivers/winograd.h",
+        "both columns of a square are the first",
+        "V::store(pixels + width + v, y[0][1]);",
+        "V::store(pixels + width + v, y[0][0]);",
+    ),
+    M(
+        "drivers/winograd.h",
+        "squares that are not finite stay as they are",
+        "if (!finish(item, panel)) compute_again(item, panel);",
+        "finish(item, panel);",
+    ),
+    M(
+        "drivers/winograd_again.h",
+        "a panel's other channels are computed again, too",
+        "if (square.again[l]) to[l * gemm_.destination_m]",
+        "to[l * gemm_.destination_m]",
+        isas=("avx2", "avx512"),
+    ),
+    M(
+        "plan/tile_winograd.cpp",
+        "tiles begin within squares",
+        "t.tile_rows = min64(2 * tile_rows, gemm.rows);",
+        "t.tile_rows = min64(max64(2 * tile_rows - 1, 1), gemm.rows);",
+    ),
+    M(
+        "plan/tile_winograd.cpp",
+        "channels are staged in parts of vectors",
+        "round_up(limit::kStagedChannels, vector.lanes)",
+        "limit::kStagedChannels",
+    ),
+    # ---- AMX
+    M(
+        "kernels/amx.h",
+        "a later pass overwrites the sums of the first",
+        "now.accumulate = operands.accumulate || s > 0;",
+        "now.accumulate = operands.accumulate;",
+        **AMX,
+    ),
+    M(
+        "kernels/amx.h",
+        "pixels at uneven distances are taken as even",
+        "uneven != 0 ? 0 : step",
+        "count != kTileRows ? 0 : step",
+        **AMX,
+    ),
+    M(
+        "kernels/amx.h",
+        "rows that a rest lacks are stored",
+        "if (rows.count == kTileRows) return tile_store<N>",
+        "return tile_store<N>",
+        **AMX,
+    ),
+    M(
+        "pack/amx.h",
+        "weights of channels that the last block lacks are not cleared",
+        "if (present == 0) return;",
+        "return;",
+        **AMX,
+    ),
+    M(
+        "pack/amx.h",
+        "the last block of a patch reads channels beyond the last",
+        "kBlockChannels - (last ? source_.missing : 0)",
+        "kBlockChannels",
+        **AMX,
+    ),
+    M(
+        "pack/amx_pixels.h",
+        "the last step of a segment's pixels is not filled up",
+        "fill_zero(to + filled, length - filled);",
+        "",
+        **AMX,
+    ),
+    M(
+        "drivers/gemm.h",
+        "shared weights of a kernel in pieces lie one upon the other",
+        " + segment.tap_rows * segment.tap_col) * L",
+        ") * L",
+        **AMX,
+    ),
+    M(
+        "drivers/grad_weight_amx.h",
+        "tiles are not configured",
+        "const AmxScope tiles;",
+        "",
+        **AMX,
+    ),
     # ---- kernels
     M(
         "kernels/gemm.h",
@@ -238,8 +357,8 @@ MUTATIONS = (
     M(
         "kernels/rows.h",
         "no +0 is added last",
-        "sum = V::add(sum, V::zero());",
-        "",
+        "sum = V::add(sum, operands.bias != nullptr ? V::load(operands.bias + v * L) : V::zero());",
+        "if (operands.bias != nullptr) sum = V::add(sum, V::load(operands.bias + v * L));",
     ),
     M(
         "kernels/rows.h",
@@ -335,8 +454,9 @@ MUTATIONS = (
     M(
         "pack/patch.h",
         "all images lie on the first one",
-        "patch.image_pitch = channels * patch.channel_pitch;",
-        "patch.image_pitch = 0;",
+        "rows.size * patch.row_pitch, element_size);\n"
+        "    patch.image_pitch = channels * patch.channel_pitch;",
+        "rows.size * patch.row_pitch, element_size);\n    patch.image_pitch = 0;",
     ),
     M(
         "pack/lanes.h",
@@ -697,6 +817,43 @@ MUTATIONS = (
         "W* const lane = partial[x % 8];",
         dtype="float64",
     ),
+    # ---- products of few rows
+    M(
+        "kernels/columns.h",
+        "chains run across the ends of segments",
+        "const int64_t end = min64(k + operands.chain, segment_end);",
+        "const int64_t end = min64(k + operands.chain, operands.depth);",
+    ),
+    M(
+        "kernels/columns.h",
+        "surplus lanes are read beyond the last one",
+        "kPartial ? min64(i, operands.valid_lanes - 1) : i;",
+        "i;",
+    ),
+    M(
+        "drivers/columns.h",
+        "factors of several results in one place",
+        "part<Operand<T>>(scratch, layout.factors) + r * layout.factor_pitch",
+        "part<Operand<T>>(scratch, layout.factors)",
+    ),
+    M(
+        "drivers/columns.h",
+        "the second chunk's factors are the first's",
+        "min64(r, valid - 1) * products.factor_r + k * products.factor_k",
+        "min64(r, valid - 1) * products.factor_r",
+    ),
+    M(
+        "drivers/parts.h",
+        "the bias of a block is the first block's",
+        "static_cast<const S*>(products.bias) + lane * products.bias_step;",
+        "static_cast<const S*>(products.bias);",
+    ),
+    M(
+        "plan/candidates.cpp",
+        "few rows, though results don't lie together",
+        "(g.batch != 1 && g.cols != 1) || g.destination_m != 1",
+        "(g.batch != 1 && g.cols != 1)",
+    ),
     M(
         "drivers/grad_bias.h",
         "the last block is lost",
@@ -810,7 +967,7 @@ MUTATIONS = (
     M(
         "plan/conv_gemm.cpp",
         "an odd last channel has a partner",
-        "paired.lone = gemm.channels % 2 != 0;",
+        "stepped.missing = stepped.channels * channels - gemm.channels;",
         "",
         **PAIRS,
     ),
@@ -848,8 +1005,8 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.cpp",
         "room for a panel of one vector",
-        "s.panel = layout.take(k.max_depth() * width * size);",
-        "s.panel = layout.take(k.max_depth() * vector.lanes * size);",
+        "s.panel = layout.take(k.max_depth() * width * vector.operand_size());",
+        "s.panel = layout.take(k.max_depth() * vector.lanes * vector.operand_size());",
     ),
     M(
         "plan/tile_gemm.cpp",

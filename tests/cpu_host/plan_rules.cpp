@@ -14,6 +14,7 @@
 #include "../../csrc/cpu/plan/tile_phases.h"
 #include "../../csrc/cpu/plan/tile_pixels.h"
 #include "../../csrc/cpu/plan/tile_planes.h"
+#include "../../csrc/cpu/plan/tile_winograd.h"
 #include "parts/check.h"
 
 namespace {
@@ -301,10 +302,22 @@ void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, Weig
 }
 
 const char* short_name(Driver driver) {
-  static const char* const kNames[] = {
-      "dot",    "rows",   "strided", "phases",           "pairs",         "depthwise",   "groups",
-      "planes", "pixels", "gemm",    "weight_depthwise", "weight_groups", "weight_gemm", "padding"};
+  static const char* const kNames[] = {"dot",           "rows",        "columns",  "strided",    "phases",
+                                       "amx",           "pairs",       "winograd", "depthwise",  "groups",
+                                       "planes",        "pixels",      "gemm",     "weight_amx", "weight_depthwise",
+                                       "weight_groups", "weight_gemm", "padding"};
   return kNames[int(driver)];
+}
+
+// A product of matrices of the problem's sizes, the other factor's elements along k or not.
+Call product_call(const Conv2dProblem& problem, DType dtype) {
+  const int64_t k = problem.in_channels_per_group(), n = problem.out_channels_per_group();
+  const int64_t m = problem.out_w;
+  // Matrices with a gap between them are not joined.
+  const ConstMatrixView mat1{nullptr, k * m + 1, k, 1};
+  const ConstMatrixView mat2 =
+      problem.kernel_h % 2 ? ConstMatrixView{nullptr, 0, 1, k} : ConstMatrixView{nullptr, 0, n, 1};
+  return cpu::product_call({problem.batch, m, n, k}, dtype, mat1, mat2, {}, {nullptr, n * m, n, 1});
 }
 
 void check_task(const Task& task, const IsaShape& isa, int threads) {
@@ -330,6 +343,12 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       expect(step == 1 || step == 2 || step == 3 || step == 4 || step == 6, "a compiled number of results");
       return expect_scratch(row_scratch_bytes(*task.rows, t, step, vector.element_size));
     }
+    case Driver::kColumns: {
+      const RowTiling t = tile_rows(*task.rows, threads);
+      expect_cut(task.rows->results, t.results, t.blocks_r, "results");
+      expect_cut(task.rows->lanes, t.lanes, t.blocks_l, "lanes");
+      return expect_scratch(lay_out_column_scratch(*task.rows, t, vector.element_size).bytes);
+    }
     case Driver::kStrided: {
       const StridedTiling t = tile_strided(p, vector, threads);
       expect_cut(p.in_h, t.tile_rows, t.tiles_h, "rows");
@@ -347,8 +366,27 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       expect_cut(div_up(task.phases->gemm[0].m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
       return expect_scratch(lay_out_scratch(t, *task.phases, vector).bytes);
     }
+    case Driver::kAmx:
+      return check_conv_tiling(*g, isa.amx, false, threads);
     case Driver::kPairs:
       return check_conv_tiling(*g, isa.pairs, false, threads);
+    case Driver::kWinograd: {
+      const WinogradTiling t = tile_winograd(*g, vector, threads);
+      expect_cut(g->batch, t.tile_images, t.tiles_n, "images");
+      expect_cut(g->rows, t.tile_rows, t.tiles_h, "rows");
+      expect_cut(g->cols, t.tile_cols, t.tiles_w, "columns");
+      expect_cut(t.tiles(), t.run, t.runs, "runs of tiles");
+      expect_cut(div_up(g->m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
+      expect((t.tile_rows % 2 == 0 || t.tiles_h == 1) && (t.tile_cols % 2 == 0 || t.tiles_w == 1), "whole squares");
+      expect(t.tile_images == 1 || (t.tiles_h == 1 && t.tiles_w == 1), "only whole images together");
+      const int64_t squares = t.tile_images * ((t.tile_rows + 1) / 2) * ((t.tile_cols + 1) / 2);
+      expect(t.squares == squares, "squares of a tile");
+      const int64_t chains = pieces_of(g->channels, vector.limits.products == 64 ? 32 : 16);
+      expect(t.chain == pieces_of(g->channels, chains), "chains of near-equal length");
+      expect(t.block_channels == g->channels || t.block_channels % t.chain == 0, "blocks of whole chains");
+      expect(t.staged_channels == g->channels || t.staged_channels % vector.lanes == 0, "whole vectors of channels");
+      return expect_scratch(lay_out_scratch(t, *g, vector).bytes);
+    }
     case Driver::kGroups:
       return check_conv_tiling(*g, vector, true, threads);
     case Driver::kGemm:
@@ -375,6 +413,8 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       expect_cut(g->m, t.chunk_m, t.chunks_m, "result channels");
       return expect_scratch(lay_out_scratch(t, k, vector).bytes);
     }
+    case Driver::kWeightAmx:
+      return check_weight_tiling(p, isa.amx, WeightLanes::kChannels, threads);
     case Driver::kWeightDepthwise:
       return check_weight_tiling(p, vector, WeightLanes::kInnerGroups, threads);
     case Driver::kWeightGroups:
@@ -406,6 +446,8 @@ void check_tilings() {
     p.stride_w = pointwise ? 1 : random.between(1, 3);
     p.dilation_h = random.once_in(5) ? random.between(1, 9) : 1;
     p.dilation_w = random.once_in(5) ? random.between(1, 9) : 1;
+    const bool winograd = !pointwise && !depthwise && random.once_in(6);
+    if (winograd) p.kernel_h = p.kernel_w = 3, p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
     if (!pointwise) p.pad_top = p.pad_bottom = random.between(0, 2), p.pad_left = p.pad_right = random.between(0, 2);
     const int64_t reach_h = (p.kernel_h - 1) * p.dilation_h + 1, reach_w = (p.kernel_w - 1) * p.dilation_w + 1;
     const int64_t extent = few_planes || random.once_in(4) ? 250 : 30;
@@ -428,7 +470,8 @@ void check_tilings() {
     const ConstTensorView weight = view(p.in_channels_per_group(), p.kernel_h, p.kernel_w);
     Call calls[] = {{Direction::kForward, p, dtype, input, weight, result(output)},
                     {Direction::kGradInput, p, dtype, output, weight, result(input)},
-                    {Direction::kGradWeight, p, dtype, output, input, result(weight)}};
+                    {Direction::kGradWeight, p, dtype, output, input, result(weight)},
+                    product_call(p, dtype)};
     const int64_t bytes = 16 << random.between(0, 2), element = max64(4, size_of(dtype));
     const bool native = dtype != DType::kComplex64 && bytes > 16;
     IsaShape isa{};
@@ -445,7 +488,10 @@ void check_tilings() {
                bytes == 64   ? 4
                : bytes == 32 ? 2
                              : 1};
-    isa.has_pairs = dtype == DType::kBFloat16 && bytes == 64;
+    const bool has_amx = bytes == 64 && random.once_in(2);
+    isa.has_pairs = dtype == DType::kBFloat16 && bytes == 64 && !has_amx;
+    isa.has_amx = dtype == DType::kBFloat16 && has_amx;
+    isa.amx = {16, 2, 4, true, kAmxLimits, 64};
     isa.pairs = isa.vector;
     isa.pairs.limits = kPairLimits;
     const int threads = int(random.once_in(2) ? random.between(1, 4) : random.between(1, 64));
@@ -458,6 +504,7 @@ void check_tilings() {
           int(p.stride_h), int(p.stride_w), threads, int(bytes));
       const std::string now = report().now;
       normalize(call);
+      call.allow_winograd = winograd;
       for_each_task(call, isa, [&](const Task& task) {
         report().now = now;
         check_task(task, isa, threads);

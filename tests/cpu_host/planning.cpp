@@ -22,6 +22,7 @@
 #include "../../csrc/cpu/plan/tile_phases.h"
 #include "../../csrc/cpu/plan/tile_pixels.h"
 #include "../../csrc/cpu/plan/tile_planes.h"
+#include "../../csrc/cpu/plan/tile_winograd.h"
 
 namespace {
 
@@ -41,11 +42,18 @@ struct Draw {
   Conv2dProblem problem;
   DType dtype;
   int threads;
+  bool winograd;
   Strides input, weight, output, grad_input, grad_weight;
 };
 
-// What the instruction sets have; the last takes bfloat16 in pairs.
-IsaShape shapes_of(DType dtype, int vector_bytes) {
+// What the instruction sets have; the last two take bfloat16 in pairs and in AMX tiles.
+struct Isa {
+  int vector_bytes;
+  bool has_pairs, has_amx;
+};
+constexpr Isa kIsas[] = {{16, false, false}, {32, false, false}, {64, true, false}, {64, false, true}};
+IsaShape shapes_of(DType dtype, const Isa& isa) {
+  int vector_bytes = isa.vector_bytes;
   const int64_t storage = size_of(dtype);
   const bool narrow = dtype == DType::kBFloat16 || dtype == DType::kFloat16;
   const bool native = narrow || dtype == DType::kFloat32 || dtype == DType::kFloat64;
@@ -59,9 +67,11 @@ IsaShape shapes_of(DType dtype, int vector_bytes) {
   shape.vector = vector;
   shape.dot = {
       vector.lanes, 64 / element, element, storage, single, rows, vector_bytes == 64 ? 4 : vector_bytes == 32 ? 2 : 1};
-  shape.has_pairs = dtype == DType::kBFloat16 && vector_bytes == 64;
+  shape.has_pairs = dtype == DType::kBFloat16 && isa.has_pairs;
   shape.pairs = vector;
   shape.pairs.limits = kPairLimits;
+  shape.has_amx = dtype == DType::kBFloat16 && isa.has_amx;
+  shape.amx = {16, 2, 4, true, kAmxLimits, 64};
   return shape;
 }
 
@@ -81,7 +91,7 @@ class Random {
 };
 
 // Kinds of problems that drivers of their own take.
-enum class Style { kAny, kPointwise, kOnePixel, kFarRow, kStrided };
+enum class Style { kAny, kPointwise, kOnePixel, kFarRow, kStrided, kWinograd };
 
 // One axis: false where it makes no convolution.
 bool draw_axis(Random& random, Style style, bool is_row, int64_t& in, int64_t& out, int64_t& kernel, int64_t& stride,
@@ -96,6 +106,13 @@ bool draw_axis(Random& random, Style style, bool is_row, int64_t& in, int64_t& o
       kernel = is_row ? random.between(150, 256) : random.between(1, 2) % 2 + 1;
       dilation = is_row ? random.between(1, 200) : 1;
       in = (kernel - 1) * dilation + random.between(1, 30000);
+    } else if (style == Style::kWinograd) {
+      kernel = 3;
+      in = random.once_in(8) ? random.between(1, 100000) : random.between(3, 200);
+      before = random.between(0, 3);
+      after = random.between(0, 3);
+      out = in + before + after - 2;
+      return out > 0;
     } else {  // the phases of columns together
       kernel = is_row ? random.between(2, 20) : random.once_in(8) ? random.between(1, 100000) : random.between(1, 8);
       stride = is_row ? 2 : kernel;
@@ -171,10 +188,14 @@ bool draw(Random& random, Draw& d) {
                       : random.once_in(12) ? Style::kOnePixel
                       : random.once_in(30) ? Style::kFarRow
                       : random.once_in(30) ? Style::kStrided
+                      : random.once_in(30) ? Style::kWinograd
                                            : Style::kAny;
-  const bool depthwise = random.once_in(2) || style == Style::kFarRow || style == Style::kStrided;
-  const int64_t in_channels = depthwise ? 1 : count(random.once_in(2) ? 600 : 5);
-  const int64_t out_channels = depthwise ? 1 : count(random.once_in(2) ? 600 : 5);
+  const bool depthwise =
+      (random.once_in(2) && style != Style::kWinograd) || style == Style::kFarRow || style == Style::kStrided;
+  const bool many = style == Style::kWinograd;
+  const int64_t in_channels = depthwise ? 1 : count(many ? 2100 : random.once_in(2) ? 600 : 5);
+  const int64_t out_channels = depthwise ? 1 : count(many || random.once_in(2) ? 600 : 5);
+  d.winograd = many || random.once_in(2);
   if (Wide(p.groups) * in_channels > kHuge || Wide(p.groups) * out_channels > kHuge) return false;
   p.in_channels = p.groups * in_channels;
   p.out_channels = p.groups * out_channels;
@@ -196,6 +217,16 @@ bool draw(Random& random, Draw& d) {
   d.grad_input = dense(random, p.batch, p.in_channels, p.in_h, p.in_w, false);
   d.grad_weight = dense(random, p.out_channels, in_channels, p.kernel_h, p.kernel_w, false);
   return true;
+}
+
+// A product of matrices with the draw's batch, channels and row of pixels; either factor's elements may lie along k.
+Call product_call(const Draw& d) {
+  const int64_t k = d.problem.in_channels_per_group(), n = d.problem.out_channels_per_group();
+  const int64_t m = std::min<int64_t>(d.problem.out_w, 64);
+  // Matrices with a gap between them are not joined.
+  const ConstMatrixView mat1{nullptr, k * m + 1, k, 1};
+  const ConstMatrixView mat2 = d.threads % 2 ? ConstMatrixView{nullptr, 0, 1, k} : ConstMatrixView{nullptr, 0, n, 1};
+  return cpu::product_call({d.problem.batch, m, n, k}, d.dtype, mat1, mat2, {}, {nullptr, n * m, n, 1});
 }
 
 // ---- checks
@@ -248,14 +279,24 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
       const RowTiling t = tile_rows(*task.rows, d.threads);
       return check_scratch("rows", row_scratch_bytes(*task.rows, t, row_results(t.results), vector.element_size));
     }
+    case Driver::kColumns: {
+      const RowTiling t = tile_rows(*task.rows, d.threads);
+      return check_scratch("columns", lay_out_column_scratch(*task.rows, t, vector.element_size).bytes);
+    }
     case Driver::kStrided:
       return check_scratch("strided", lay_out_scratch(tile_strided(p, vector, d.threads), p, vector).bytes);
     case Driver::kPhases: {
       const PhasesTiling t = tile_phases(*task.phases, vector, d.threads);
       return check_scratch("phases", lay_out_scratch(t, *task.phases, vector).bytes);
     }
+    case Driver::kAmx:
+      return plan_gemm("conv, amx", *task.gemm, false, d, isa.amx);
     case Driver::kPairs:
       return plan_gemm("conv, pairs", *task.gemm, false, d, isa.pairs);
+    case Driver::kWinograd: {
+      const WinogradTiling t = tile_winograd(*task.gemm, vector, d.threads);
+      return check_scratch("winograd", lay_out_scratch(t, *task.gemm, vector).bytes);
+    }
     case Driver::kDepthwise: {
       const DepthwiseTiling t = tile_depthwise(*task.gemm, vector, d.threads);
       return check_scratch("depthwise", lay_out_scratch(t, *task.gemm, vector).bytes);
@@ -273,6 +314,8 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
     }
     case Driver::kGemm:
       return plan_gemm("conv", *task.gemm, false, d, vector);
+    case Driver::kWeightAmx:
+      return plan_weight(p, d, isa.amx, WeightLanes::kChannels);
     case Driver::kWeightDepthwise:
       return plan_weight(p, d, vector, WeightLanes::kInnerGroups);
     case Driver::kWeightGroups:
@@ -402,13 +445,15 @@ void plan(const Draw& d) {
   const bool few_steps = std::min(p.kernel_h, p.out_h) <= kMostSteps && std::min(p.kernel_w, p.out_w) <= kMostSteps;
   Call calls[] = {{Direction::kForward, d.problem, d.dtype, view(d.input), view(d.weight), result(d.output)},
                   {Direction::kGradInput, d.problem, d.dtype, view(d.output), view(d.weight), result(d.grad_input)},
-                  {Direction::kGradWeight, d.problem, d.dtype, view(d.output), view(d.input), result(d.grad_weight)}};
-  for (const int vector_bytes : {16, 32, 64}) {
-    const IsaShape isa = shapes_of(d.dtype, vector_bytes);
+                  {Direction::kGradWeight, d.problem, d.dtype, view(d.output), view(d.input), result(d.grad_weight)},
+                  product_call(d)};
+  for (const Isa& set : kIsas) {
+    const IsaShape isa = shapes_of(d.dtype, set);
     for (Call call : calls) {
       if (call.direction == Direction::kGradInput && !few_phases) continue;
       if (call.direction == Direction::kForward && !few_steps) continue;
       normalize(call);
+      call.allow_winograd = d.winograd;
       struct Enough {};
       int tasks = 0;
       try {

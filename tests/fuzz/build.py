@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "fuzz"
 BUILD = ROOT / "build" / "fuzz"
 
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated")
 # Of which any may be left out; integers stand for all of their kinds.
 DTYPES = ("float32", "float64", "bfloat16", "float16", "complex64", "complex128", "integers")
 # What the harness puts others in the place of, and what knows torch.
@@ -173,7 +173,7 @@ def build(
     csrc and tests/fuzz are, these or altered copies."""
     compiler = compiler or default_compiler()
     # Those that others are made of.
-    if "avx512_bf16" in isas:
+    if {"avx512_bf16", "amx", "amx_emulated"}.intersection(isas):
         isas = (*isas, "avx512")
     if "avx512" in isas and "integers" in dtypes:
         isas = (*isas, "avx2")

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 namespace conv2d_ext::fuzz {
 
@@ -70,6 +71,11 @@ bool is_valid(Conv2dProblem& p, DType dtype) {
          bytes_fit(size, p.out_channels, p.in_channels / p.groups, p.kernel_h, p.kernel_w);
 }
 
+bool is_product(const Conv2dProblem& p) {
+  return p.groups == 1 && p.in_h == 1 && p.kernel_h == 1 && p.kernel_w == 1 && p.stride_h == 1 && p.stride_w == 1 &&
+         p.pad_top == 0 && p.pad_bottom == 0 && p.pad_left == 0 && p.pad_right == 0;
+}
+
 double products(const Conv2dProblem& p) {
   return double(p.batch) * double(p.out_channels) * double(p.out_h) * double(p.out_w) *
          double(p.in_channels_per_group()) * double(p.kernel_h) * double(p.kernel_w);
@@ -81,20 +87,23 @@ namespace {
 
 const char kMagic[] = "conv2d";
 
-const char* const kOps[] = {"forward", "grad_input", "grad_weight", "grad_bias"};
+const char* const kOps[] = {"forward", "grad_input", "grad_weight", "grad_bias", "matmul"};
 const char* const kDTypes[] = {"float32", "float64", "bfloat16", "float16", "complex64", "complex128",
                                "int8",    "uint8",   "int16",    "int32",   "int64"};
-const char* const kIsas[] = {"portable", "avx2", "avx512", "avx512_bf16"};
+const char* const kIsas[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated"};
 const char* const kRoundings[] = {"nearest", "down", "up", "zero"};
 const char* const kValueNames[] = {"normal",       "positive",    "rectified", "small_whole", "zeros", "denormal",
                                    "underflowing", "overflowing", "wild",      "infinite",    "nan"};
 
+constexpr int kOpCount = int(std::size(kOps)), kDTypeCount = int(std::size(kDTypes));
+constexpr int kIsaCount = int(std::size(kIsas)), kRoundingCount = int(std::size(kRoundings));
+
 // Calls visit(name, value, words, count) for every field.
 template <class Visit>
 void for_each_field(Case& c, Visit visit) {
-  visit("op", c.op, kOps, 4);
-  visit("dtype", c.dtype, kDTypes, 11);
-  visit("isa", c.isa, kIsas, 4);
+  visit("op", c.op, kOps, kOpCount);
+  visit("dtype", c.dtype, kDTypes, kDTypeCount);
+  visit("isa", c.isa, kIsas, kIsaCount);
   const auto number = [&](const std::string& name, int64_t& value) { visit(name, value, nullptr, 0); };
   number("batch", c.batch);
   number("groups", c.groups);
@@ -128,10 +137,11 @@ void for_each_field(Case& c, Visit visit) {
   number("seed", c.seed);
   number("threads", c.threads);
   number("schedule", c.schedule);
-  visit("rounding", c.rounding, kRoundings, 4);
+  visit("rounding", c.rounding, kRoundings, kRoundingCount);
   number("flush", c.flush);
   number("limits", c.limits);
   number("variants", c.variants);
+  number("winograd", c.winograd);
   number("plan", c.plan);
 }
 
@@ -149,15 +159,16 @@ void clamp(Case& c) {
     into(layout.far, 0, 1);
   }
   for (int64_t& values : c.values) into(values, 0, kValues - 1);
-  into(c.op, 0, 3);
-  into(c.dtype, -1, 10);
-  into(c.isa, -1, 3);
+  into(c.op, 0, kOpCount - 1);
+  into(c.dtype, -1, kDTypeCount - 1);
+  into(c.isa, -1, kIsaCount - 1);
   into(c.bias, 0, 1);
   into(c.bias_stride, 0, 3);
   into(c.threads, 1, 4);
   into(c.schedule, 0, 3);
-  into(c.rounding, 0, 3);
+  into(c.rounding, 0, kRoundingCount - 1);
   into(c.flush, 0, 2);
+  into(c.winograd, 0, 1);
 }
 
 }  // namespace

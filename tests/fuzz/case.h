@@ -14,7 +14,10 @@
 
 namespace conv2d_ext::fuzz {
 
-enum class Op : int { kForward, kGradInput, kGradWeight, kGradBias };
+enum class Op : int { kForward, kGradInput, kGradWeight, kGradBias, kMatmul };
+
+// A product of matrices is described as the forward it is: K channels, a row of pixels for each row of mat1.
+constexpr bool is_forward(Op op) { return op == Op::kForward || op == Op::kMatmul; }
 
 // How a tensor of sizes (d0, d1, d2, d3) lies in memory.
 struct Layout {
@@ -60,6 +63,7 @@ struct Case {
   int64_t flush = 0;                  // 1: denormal results are flushed, 2: operands too
   int64_t limits = 0;                 // 0: the product's, else a seed for smaller ones
   int64_t variants = 127;             // which other ways to run it are compared with the first: check.cpp
+  int64_t winograd = 0;               // asked for
   int64_t plan = 0;                   // only explained, not run: sizes may be anything
 
   Conv2dProblem problem() const;
@@ -67,6 +71,9 @@ struct Case {
 
 // The rule of conv2d_checks.cpp: whether the engine may be called with it. Fills in the output's size.
 bool is_valid(Conv2dProblem& problem, DType dtype);
+
+// Whether a problem is a product of matrices.
+bool is_product(const Conv2dProblem& problem);
 
 // Multiply-adds of a valid problem.
 double products(const Conv2dProblem& problem);

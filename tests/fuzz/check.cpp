@@ -70,6 +70,7 @@ struct Way {
   Layout layout[3];
   int64_t bias_stride;
   uint8_t filling;
+  bool one_matrix = false;  // of a product with one row an image: they are the rows of one matrix
 };
 
 Way first_way(const Case& c) {
@@ -86,6 +87,23 @@ bool fits(const Case& c, const Conv2dProblem& p, const Way& way) {
     if (!Tensor::fits(DType(c.dtype), tensor_size(p, t), way.layout[t])) return false;
   }
   return true;
+}
+
+// The forward as a product of matrices: for each image one of its pixels' rows, or of all images' single pixels one.
+struct ProductViews {
+  ConstTensorView a, b;
+  TensorView result;
+};
+void multiply(const Conv2dProblem& p, DType dtype, const ProductViews& views, const cpu::Bias& bias, bool one_matrix,
+              const cpu::Executor& threads) {
+  const auto &a = views.a, &b = views.b;
+  const auto& result = views.result;
+  const int row = one_matrix ? 0 : 3;
+  const int64_t batch = one_matrix ? 1 : p.batch;
+  const MatmulSizes size{batch, one_matrix ? p.batch : p.out_w, p.out_channels, p.in_channels};
+  const int64_t from = one_matrix ? 0 : a.stride[0], to = one_matrix ? 0 : result.stride[0];
+  cpu::matmul(size, dtype, {a.data, from, a.stride[row], a.stride[1]}, {b.data, 0, b.stride[1], b.stride[0]}, bias,
+              {result.data, to, result.stride[row], result.stride[1]}, threads);
 }
 
 // The result's numbers. What a call may not do is found here: touch other memory, take too much scratch.
@@ -110,11 +128,15 @@ std::vector<uint8_t> call(const Case& c, const Conv2dProblem& p, const Operands&
     const Environment environment(c.rounding, c.flush);
     switch (op) {
       case Op::kForward:
-        cpu::forward(p, dtype, a.view(), b.view(),
+        cpu::forward(p, {dtype, c.winograd != 0}, a.view(), b.view(),
                      {operands.has_bias ? bias.view().data : nullptr, bias.view().stride[3]}, result.view(), threads);
         break;
+      case Op::kMatmul:
+        multiply(p, dtype, {a.view(), b.view(), result.view()},
+                 {operands.has_bias ? bias.view().data : nullptr, bias.view().stride[3]}, way.one_matrix, threads);
+        break;
       case Op::kGradInput:
-        cpu::grad_input(p, dtype, a.view(), b.view(), result.view(), threads);
+        cpu::grad_input(p, {dtype, c.winograd != 0}, a.view(), b.view(), result.view(), threads);
         break;
       case Op::kGradWeight:
         cpu::grad_weight(p, dtype, a.view(), b.view(), result.view(), threads);
@@ -146,6 +168,25 @@ bool is_whole(int64_t values) { return values == int64_t(Values::kSmallWhole) ||
 // allows where F.conv2d sums a long sum of non-zero mean (an error of 1.8 in the mean, 6.2 at most).
 constexpr double kMeanError = 4.6, kLargestError = 13.4;
 
+// The largest finite number of both operands, 1 at least.
+double largest_operand(const Operands& operands, const Format& storage) {
+  double largest = 1;
+  for (const Numbers* x : {&operands.a, &operands.b}) {
+    const int64_t parts = int64_t(x->bytes.size()) / storage.bytes;
+    for (int64_t i = 0; i < parts; ++i) {
+      const double size = std::fabs(decode(storage, x->bytes.data() + i * storage.bytes));
+      if (std::isfinite(size) && size > largest) largest = size;
+    }
+  }
+  return largest;
+}
+
+// Whether Winograd's F(2 x 2, 3 x 3) may compute some of it, whose errors follow from an element's neighbours, too.
+bool may_take_winograd(const Case& c, const Conv2dProblem& p) {
+  return c.winograd != 0 && p.kernel_h == 3 && p.kernel_w == 3 && storage_format(DType(c.dtype)).bytes <= 4 &&
+         (Op(c.op) == Op::kForward || Op(c.op) == Op::kGradInput);
+}
+
 void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& operands,
                          const std::vector<uint8_t>& numbers) {
   const Op op = Op(c.op);
@@ -162,20 +203,17 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
   }
   const Format &storage = storage_format(dtype), &compute = compute_format(dtype);
   const double k = double(expected.products);
-  const bool pairs = c.isa == 3 && dtype == DType::kBFloat16;
-  const bool directed = c.rounding != 0, flushes = c.flush != 0 || pairs;
+  const bool pairs = c.isa == 3 && dtype == DType::kBFloat16, amx = c.isa > 3 && dtype == DType::kBFloat16;
+  const bool directed = c.rounding != 0, flushes = c.flush != 0 || pairs || amx;
   // An operand of the result's last addition could be any: what rounds, and how often, on an element's way.
-  const double steps =
-      std::min(k + 2, 176 + k / 2048) * (directed ? 2 : 1) * (compute.fraction == 23 && c.isa == 0 ? 2 : 1);
-  double largest = 1;
-  for (const Numbers* x : {&operands.a, &operands.b}) {
-    const int64_t parts = int64_t(x->bytes.size()) / storage.bytes;
-    for (int64_t i = 0; i < parts; ++i) {
-      const double size = std::fabs(decode(storage, x->bytes.data() + i * storage.bytes));
-      if (std::isfinite(size) && size > largest) largest = size;
-    }
-  }
+  const double steps = std::min(k + 2, 176 + k / (amx ? 16 : 2048)) * (directed ? 2 : 1) *
+                       (compute.fraction == 23 && c.isa == 0 ? 2 : 1);
+  const double largest = largest_operand(operands, storage);
+  const bool winograd = may_take_winograd(c, p);
+  // 16 products of a channel, whose factors are sums of four operands and halves of denormal numbers.
+  const double spread = winograd ? 16 * k * largest * largest : 0;
   double floor = (2 * k + 4) * (flushes ? compute.least_normal : compute.least_denormal);
+  if (winograd) floor *= 64 * largest;
   if (flushes) floor += (2 * k + 4) * compute.least_normal * largest;
   floor += flushes && storage.least == compute.least ? storage.least_normal : 2 * storage.least_denormal;
   const bool whole = is_whole(c.values[0]) && (op == Op::kGradBias || is_whole(c.values[1])) &&
@@ -207,7 +245,7 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
     };
     if (!(magnitude < compute.largest / 4)) continue;  // may overflow on the way
     // Infinity times a denormal number that is taken as zero is NaN.
-    if (!std::isfinite(wanted) && (c.flush == 2 || pairs)) {
+    if (!std::isfinite(wanted) && (c.flush == 2 || pairs || amx)) {
       if (std::isfinite(got)) return wrong("expected");
       continue;
     }
@@ -220,7 +258,7 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
       continue;
     }
     if (got == 0 && std::signbit(got) && no_negative_zeros) return wrong("sign of zero, expected");
-    const double sizes = exact ? 0 : steps * compute.unit * magnitude;
+    const double sizes = exact ? 0 : steps * compute.unit * (magnitude + spread);
     const double narrowing = (storage.bytes == compute.bytes ? (exact ? 0 : compute.unit) : storage.unit) *
                              (directed ? 2 : 1) * (std::fabs(double(wanted)) + sizes);
     const double tolerance = sizes + narrowing + (exact ? 0 : floor);
@@ -239,7 +277,8 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
   const bool repeated = (c.layout[0].expanded | c.layout[1].expanded | c.layout[2].expanded) != 0;
   if (smooth && !repeated && !directed && !flushes && storage.bytes == compute.bytes && measured >= 32) {
     const double mean = std::sqrt(squares / double(measured));
-    if (mean > kMeanError || most > kLargestError) {
+    // Winograd's may be large where a neighbour's sum is, beside a small one of its own.
+    if (mean > kMeanError || (most > kLargestError && !winograd)) {
       fail("accuracy: error of " + number(mean) + " roundoffs in the mean, " + number(most) + " at most");
     }
   }
@@ -288,6 +327,7 @@ void compare_batches(const Case& c, const Conv2dProblem& p, const Operands& oper
   Operands others{take_images(operands.a, images), operands.b, operands.bias, operands.has_bias};
   Way way = first;
   if (random.below(2) == 0) set_format(way, random.below(2) == 0);
+  way.one_matrix = Op(c.op) == Op::kMatmul && p.in_w == 1 && random.below(2) == 0;
   way.layout[0].far = way.layout[2].far = 0;
   if (!fits(c, other, way) || !is_valid(other, DType(c.dtype))) return;
   const std::vector<uint8_t> result = call(c, other, others, way);
@@ -299,8 +339,9 @@ void compare_batches(const Case& c, const Conv2dProblem& p, const Operands& oper
 
 bool agree(int64_t a, int64_t b, const Case& c) {
   if (a == 0 || b == 0) return false;
-  return DType(c.dtype) != DType::kBFloat16 || (a != 3 && b != 3) || Op(c.op) == Op::kGradWeight ||
-         Op(c.op) == Op::kGradBias;
+  if (DType(c.dtype) != DType::kBFloat16 || Op(c.op) == Op::kGradBias) return true;
+  if (a > 3 || b > 3) return a > 3 && b > 3;  // AMX's tiles, and their emulation
+  return (a != 3 && b != 3) || Op(c.op) == Op::kGradWeight;
 }
 
 // ---- explain --------------------------------------------------------------------------------------------------------
@@ -308,14 +349,17 @@ bool agree(int64_t a, int64_t b, const Case& c) {
 // A driver's name, of what ran and of what is explained.
 std::string kind_of_run(const Run& run) {
   const std::string& name = driver_of(run.body);
+  if (name.find("amx") == 0) return name.find("GradWeightCall<") != std::string::npos ? "weight, amx" : "amx";
   static constexpr const char* kKinds[][2] = {
       {"PixelCall<", "pixels"},
+      {"WinogradCall<", "winograd"},
       {"FewPlanesCall<", "few planes"},
       {"DepthwiseCall<", "depthwise"},
       {"StridedCall<", "strided"},
       {"PhasesCall<", "phases"},
       {"DotCall<", "dot products"},
       {"RowCall<", "rows"},
+      {"ColumnCall<", "columns"},
       {"GradBiasCall<", "bias"},
       {"WeightLanes)0>", "weight, channels"},
       {"WeightLanes)1>", "weight, groups"},
@@ -335,12 +379,15 @@ std::string isa_of_run(const Run& run) {
 
 std::string kind_of_explanation(const cpu::Explanation& e, Op op) {
   const auto has = [&](const char* part) { return e.engine.find(part) != std::string::npos; };
+  if (has("AMX tiles")) return op == Op::kGradWeight ? "weight, amx" : "amx";
   if (has("bfloat16 products in pairs")) return "pairs";
+  if (has("Winograd")) return "winograd";
   if (has("plane by plane")) return "few planes";
   if (has("vectors over pixels")) return "pixels";
   if (has("as they lie in memory")) return op == Op::kGradWeight ? "depthwise weight" : "depthwise";
   if (has("dot products along")) return "dot products";
   if (has("rows times factors")) return "rows";
+  if (has("columns times factors")) return "columns";
   if (has("pixels of two phases")) return "strided";
   if (has("phases of the stride together")) return "phases";
   if (has("vectors over groups")) return op == Op::kGradWeight ? "weight, groups" : "groups";
@@ -359,6 +406,15 @@ cpu::Explanation explain(const Case& c, const Conv2dProblem& p, const Way& way, 
                                                    cpu::Direction::kGradWeight};
   use_isa(int(way.isa));
   use_limits(way.limits);
+  // Choices that change no bit weigh shares, which are rounded as the call's are.
+  const Environment environment(c.rounding, c.flush);
+  if (Op(c.op) == Op::kMatmul) {
+    const ConstTensorView a = view_of(tensor_size(p, 0), channels_last), b = view_of(tensor_size(p, 1), channels_last);
+    const ConstTensorView result = view_of(tensor_size(p, 2), channels_last);
+    return cpu::explain_matmul({p.batch, p.out_w, p.out_channels, p.in_channels}, DType(c.dtype),
+                               {nullptr, a.stride[0], a.stride[3], a.stride[1]}, {nullptr, 0, b.stride[1], b.stride[0]},
+                               {nullptr, result.stride[0], result.stride[3], result.stride[1]}, int(way.threads));
+  }
   cpu::ExplainedCall call{};
   call.direction = kDirections[c.op];
   call.problem = p;
@@ -368,8 +424,7 @@ cpu::Explanation explain(const Case& c, const Conv2dProblem& p, const Way& way, 
   std::copy(std::begin(call.weight.stride), std::end(call.weight.stride), call.grad_weight_stride);
   call.channels_last = channels_last;
   call.num_threads = int(way.threads);
-  // Choices that change no bit weigh shares, which are rounded as the call's are.
-  const Environment environment(c.rounding, c.flush);
+  call.allow_winograd = c.winograd != 0;
   return cpu::explain(call);
 }
 
@@ -424,7 +479,7 @@ Operands draw_operands(const Case& c, const Conv2dProblem& p) {
   Operands o;
   o.a = draw_numbers(dtype, tensor_size(p, roles.a), c.layout[roles.a].expanded, Values(c.values[0]), 3 * seed);
   o.b = draw_numbers(dtype, tensor_size(p, roles.b), c.layout[roles.b].expanded, Values(c.values[1]), 3 * seed + 1);
-  o.has_bias = c.bias != 0 && Op(c.op) == Op::kForward;
+  o.has_bias = c.bias != 0 && is_forward(Op(c.op));
   o.bias = draw_numbers(dtype, {1, 1, 1, o.has_bias ? p.out_channels : 1}, c.bias_stride == 0 ? 15 : 0,
                         Values(c.values[2]), 3 * seed + 2);
   return o;
@@ -455,7 +510,7 @@ void check_one(const Case& c) {
   ++counts.cases;
   const Op op = Op(c.op);
   Conv2dProblem p = c.problem();
-  if (!is_valid(p, DType(c.dtype))) {
+  if (!is_valid(p, DType(c.dtype)) || (op == Op::kMatmul && !is_product(p))) {
     ++counts.refused;
     return;
   }
@@ -492,7 +547,7 @@ void check_one(const Case& c) {
     way.filling = 0xa5;
     if (fits(c, p, way)) compare(c, numbers, call(c, p, operands, way), 0, "the strides");
   }
-  if ((c.variants & 8) != 0 && (op == Op::kForward || op == Op::kGradInput)) {
+  if ((c.variants & 8) != 0 && (is_forward(op) || op == Op::kGradInput)) {
     compare_batches(c, p, operands, first, numbers, random);
   }
   // Small tiles of large problems take long: weights are packed for every tile.

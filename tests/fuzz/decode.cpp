@@ -100,6 +100,7 @@ enum class Kind {
   kWideRows,
   kExtreme,
   kExpanded,
+  kWinograd,
 };
 
 Layout draw_layout(Bytes& bytes, bool may_expand, bool dense) {
@@ -151,10 +152,11 @@ void fit(Kind kind, Case& c, Axis& h, Axis& w, double most) {
     int64_t* sizes[] = {&c.batch, &h.out, &w.out, &c.out, &c.in, &c.groups, &h.kernel, &w.kernel};
     bool keep[8] = {};
     keep[5] = kind == Kind::kDepthwise || kind == Kind::kGrouped;
-    keep[4] = kind == Kind::kLongSum && c.op == int64_t(Op::kForward);
+    keep[4] = kind == Kind::kLongSum && is_forward(Op(c.op));
     keep[3] = (kind == Kind::kLongSum && c.op == int64_t(Op::kGradInput)) || kind == Kind::kDepthwise;
     keep[6] = keep[7] = kind == Kind::kLargeKernel || kind == Kind::kLongKernel;
     keep[2] = kind == Kind::kWideRows;
+    for (int i = 1; kind == Kind::kWinograd && i < 8; ++i) keep[i] = i != 5;
     int largest = -1;
     for (int i = 0; i < 8; ++i) {
       if (!keep[i] && *sizes[i] > 1 && (largest < 0 || *sizes[i] > *sizes[largest])) largest = i;
@@ -166,6 +168,15 @@ void fit(Kind kind, Case& c, Axis& h, Axis& w, double most) {
     }
     *sizes[largest] = std::max<int64_t>(1, *sizes[largest] / 2);
   }
+}
+
+// Few rows, which have drivers of their own, as often as more.
+void draw_product(Bytes& bytes, Kind kind, Case& c, Axis& h, Axis& w) {
+  h = w = Axis();
+  c.groups = 1;
+  c.batch = bytes.one_in(2) ? 1 : bytes.from(1, 9);
+  w.out = bytes.one_in(2) ? bytes.from(1, 9) : small(bytes);
+  if (kind == Kind::kLongSum) c.in = bytes.one_in(3) ? bytes.from(2000, 10000) : bytes.from(100, 1000);
 }
 
 void draw_extreme(Bytes& bytes, int64_t& in, int64_t& kernel, int64_t& stride, int64_t& dilation, int64_t& before,
@@ -221,7 +232,7 @@ Case decode(const uint8_t* data, size_t size) {
   Bytes bytes(data, size);
   Case c;
   c.op = bytes.below(16);
-  c.op = c.op == 15 ? int64_t(Op::kGradBias) : c.op % 3;
+  c.op = c.op == 15 ? int64_t(Op::kGradBias) : c.op >= 13 ? int64_t(Op::kMatmul) : c.op % 3;
   c.dtype = draw_dtype(bytes);
   const std::vector<int>& isas = isas_present();
   c.isa = isas[size_t(bytes.below(int64_t(isas.size())))];
@@ -237,13 +248,13 @@ Case decode(const uint8_t* data, size_t size) {
   c.bias = bytes.below(2);
   c.bias_stride = bytes.one_in(2) ? bytes.below(4) : 1;
 
-  if (bytes.one_in(12)) {
+  if (c.op != int64_t(Op::kMatmul) && bytes.one_in(12)) {
     c.plan = 1;
     draw_plan(bytes, c);
     return c;
   }
 
-  const Kind kind = Kind(bytes.below(16));
+  const Kind kind = Kind(bytes.below(17));
   Axis h, w;
   c.batch = bytes.from(1, bytes.one_in(3) ? 9 : 3);
   if (bytes.one_in(24)) c.batch = bytes.from(1, 80);
@@ -310,7 +321,7 @@ Case decode(const uint8_t* data, size_t size) {
     case Kind::kLongSum:
       c.in = bytes.one_in(2) ? bytes.from(300, 3000) : bytes.from(30, 300);
       c.out = bytes.one_in(2) ? bytes.from(300, 3000) : bytes.from(30, 300);
-      if (c.op == int64_t(Op::kForward)) c.out = bytes.from(1, 9);
+      if (is_forward(Op(c.op))) c.out = bytes.from(1, 9);
       // As many channels as joined phases want, or few.
       if (c.op == int64_t(Op::kGradInput)) c.in = bytes.one_in(3) ? bytes.from(16, 33) : bytes.from(1, 9);
       if (c.op == int64_t(Op::kGradWeight)) {
@@ -334,14 +345,30 @@ Case decode(const uint8_t* data, size_t size) {
       c.in = bytes.from(1, 20);
       c.out = bytes.from(1, 20);
       break;
+    case Kind::kWinograd:
+      c.winograd = 1;
+      c.groups = bytes.from(1, 2);
+      c.in = bytes.from(15, 24);
+      c.out = bytes.from(15, 24);
+      if (bytes.one_in(4)) (bytes.one_in(2) ? c.in : c.out) += bytes.from(1, 50);
+      h = w = Axis();
+      h.kernel = w.kernel = 3;
+      h.out = bytes.from(6, 10);
+      w.out = bytes.from(6, 20);
+      most = 1e6;
+      break;
     default:
       break;
   }
+  if (c.op == int64_t(Op::kMatmul)) draw_product(bytes, kind, c, h, w);
   fit(kind, c, h, w, most);
-  if (most > 20e3) c.limits = 0;  // weights are packed for every tile: small ones would take long
-  h.draw_padding(bytes);
-  w.draw_padding(bytes);
-  if (kind == Kind::kPadded) {
+  // Weights are packed for every tile: small ones would take long.
+  if (most > 20e3 && kind != Kind::kWinograd) c.limits = 0;
+  if (c.op != int64_t(Op::kMatmul)) {
+    h.draw_padding(bytes);
+    w.draw_padding(bytes);
+  }
+  if (kind == Kind::kPadded && c.op != int64_t(Op::kMatmul)) {
     h.before += bytes.below(40);
     w.after += bytes.below(40);
     w.before += bytes.below(10);
@@ -370,7 +397,9 @@ Case decode(const uint8_t* data, size_t size) {
   if (bytes.one_in(16) && w.out == 1 && w.slack == 0) c.stride_w = any_size(bytes, 63);
   if (bytes.one_in(16) && h.kernel == 1) c.dilation_h = any_size(bytes, 63);
   if (bytes.one_in(16) && w.kernel == 1) c.dilation_w = any_size(bytes, 63);
-  if (kind == Kind::kExtreme) {
+  if (c.op == int64_t(Op::kMatmul)) {
+    c.stride_w = c.stride_h = c.dilation_w = c.dilation_h = 1;
+  } else if (kind == Kind::kExtreme) {
     c.batch = bytes.from(1, 3);
     c.groups = bytes.from(1, 2);
     c.in = std::min<int64_t>(c.in, 20);
@@ -392,7 +421,7 @@ Case decode(const uint8_t* data, size_t size) {
       c.layout[t].order = kChannelsLast;
     }
   }
-  if (kind == Kind::kExpanded) {
+  if (kind == Kind::kExpanded && c.op != int64_t(Op::kMatmul)) {
     // Sizes beyond 2^31 of an input that is expanded.
     if (result != 0) {
       c.layout[0] = Layout();

@@ -74,6 +74,7 @@ void sum_products(Op op, const Conv2dProblem& p, const Numbers& a, const Numbers
   const Sizes result = dense_steps(result_size(op, p));
   switch (op) {
     case Op::kForward:
+    case Op::kMatmul:
       for_each_product(p, a.step, b.step, result, [&](int64_t i, int64_t w, int64_t o) { sum.add(o, i, w); });
       break;
     case Op::kGradInput:
@@ -190,7 +191,7 @@ void expect_real(Op op, const Conv2dProblem& p, const Numbers& a, const Numbers&
                  Expected& expected) {
   const size_t count = expected.magnitude.size();
   if (is_complex(a.dtype)) {
-    ComplexSum<Real> sum{real_numbers(a),          real_numbers(b),    op != Op::kForward,
+    ComplexSum<Real> sum{real_numbers(a),          real_numbers(b),    !is_forward(op),
                          std::vector<Real>(count), expected.magnitude, std::vector<int32_t>(count)};
     sum_products(op, p, a, b, sum);
     finish(sum, p, op, bias, 2, expected);

@@ -26,7 +26,7 @@ struct Roles {
   int a, b, result;
 };
 constexpr Roles roles_of(Op op) {
-  return op == Op::kForward      ? Roles{0, 1, 2}
+  return is_forward(op)          ? Roles{0, 1, 2}
          : op == Op::kGradInput  ? Roles{2, 1, 0}
          : op == Op::kGradWeight ? Roles{2, 0, 1}
                                  : Roles{2, 2, -1};

@@ -33,6 +33,9 @@ __attribute__((weak)) const Engine* portable_engine() { return nullptr; }
 __attribute__((weak)) const Engine* avx2_engine() { return nullptr; }
 __attribute__((weak)) const Engine* avx512_engine() { return nullptr; }
 __attribute__((weak)) const Engine* avx512_bf16_engine() { return nullptr; }
+__attribute__((weak)) const Engine* amx_engine() { return nullptr; }
+__attribute__((weak)) const Engine* amx_emulated_engine() { return nullptr; }
+bool isa_is_forced() { return true; }
 
 }  // namespace conv2d_ext::cpu
 
@@ -40,7 +43,7 @@ namespace conv2d_ext::fuzz {
 
 // ---- instruction sets -----------------------------------------------------------------------------------------------
 
-const char* const kIsaNames[kIsas] = {"portable", "avx2", "avx512", "avx512_bf16"};
+const char* const kIsaNames[kIsas] = {"portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated"};
 
 namespace {
 
@@ -52,8 +55,9 @@ const cpu::Engine* engine_of(int isa) {
       return cpu::avx2_engine();
     case 2:
       return cpu::avx512_engine();
-    default:
-      return cpu::avx512_engine() != nullptr ? cpu::avx512_bf16_engine() : nullptr;
+    default:  // made of that one
+      if (cpu::avx512_engine() == nullptr) return nullptr;
+      return isa == 3 ? cpu::avx512_bf16_engine() : isa == 4 ? cpu::amx_engine() : cpu::amx_emulated_engine();
   }
 }
 
@@ -202,47 +206,22 @@ namespace d = cpu::limits::depthwise;
 namespace p = cpu::limits::phases;
 namespace f = cpu::limits::few_planes;
 namespace o = cpu::limits::one_pixel;
+namespace w = cpu::limits::winograd;
 
 int64_t* const kLimits[] = {
-    &t::kTilePixels,
-    &t::kPanelBytes,
-    &t::kFarRowsBytes,
-    &t::kLeastPixelsToCopyRows,
-    &t::kLeastChannelsToAlign,
-    &t::kPatchBytes,
-    &t::kMaxPatchBytes,
-    &t::kTileBytes,
-    &t::kSumBytes,
-    &t::kWeightTileBytes,
-    &t::kWeightTileColumns,
-    &t::kPartialBytes,
-    &t::kInnerGroupsBytes,
-    &t::kInnerPatchBytes,
-    &d::kBlockBytes,
-    &d::kRowsBytes,
-    &d::kTileBytes,
-    &d::kTilePixels,
-    &d::kStridedPairs,
-    &d::kStridedPixels,
-    &d::kMaxStridedPatchBytes,
-    &p::kMostPhasePixels,
-    &p::kMostPatchBytes,
-    &p::kMostPanelBytes,
-    &f::kRunBytes,
-    &f::kLeastRunBytes,
-    &f::kLeastSourceBytes,
-    &f::kLeastPlaneBytes,
-    &f::kLeastWidenedPlaneBytes,
-    &o::kDotResults,
-    &o::kDotImages,
-    &o::kDotStreamBytes,
-    &o::kDotBlockBytes,
-    &o::kThreadProducts,
-    &o::kSmallProducts,
-    &o::kRowLanes,
-    &o::kMaxRowImages,
-    &o::kMaxRowImagesFar,
-    &o::kFarWeights,
+    &t::kTilePixels,           &t::kPanelBytes,        &t::kFarRowsBytes,    &t::kLeastPixelsToCopyRows,
+    &t::kLeastChannelsToAlign, &t::kPatchBytes,        &t::kAmxTilePixels,   &t::kAmxPatchBytes,
+    &t::kAmxRowBytes,          &t::kMaxPatchBytes,     &t::kTileBytes,       &t::kSumBytes,
+    &t::kWeightTileBytes,      &t::kWeightTileColumns, &t::kPartialBytes,    &t::kInnerGroupsBytes,
+    &t::kInnerPatchBytes,      &d::kBlockBytes,        &d::kRowsBytes,       &d::kTileBytes,
+    &d::kTilePixels,           &d::kStridedPairs,      &d::kStridedPixels,   &d::kMaxStridedPatchBytes,
+    &p::kMostPhasePixels,      &p::kMostPatchBytes,    &p::kMostPanelBytes,  &f::kRunBytes,
+    &f::kLeastRunBytes,        &f::kLeastSourceBytes,  &f::kLeastPlaneBytes, &f::kLeastWidenedPlaneBytes,
+    &o::kDotResults,           &o::kDotImages,         &o::kDotStreamBytes,  &o::kDotBlockBytes,
+    &o::kThreadProducts,       &o::kSmallProducts,     &o::kRowLanes,        &o::kMaxRowImages,
+    &o::kMaxRowImagesFar,      &o::kFarWeights,        &o::kMostProductRows, &o::kMostColumnRows,
+    &o::kFarColumnsBytes,      &w::kSquares,           &w::kSourceBytes,     &w::kKeptWeightBytes,
+    &w::kItemsPerThread,       &w::kBlockChannels,     &w::kStagedChannels,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

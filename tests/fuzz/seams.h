@@ -11,7 +11,7 @@
 
 namespace conv2d_ext::fuzz {
 
-constexpr int kIsas = 4;
+constexpr int kIsas = 6;
 extern const char* const kIsaNames[kIsas];  // from the lowest on
 // Those that are compiled in and that this machine runs, ascending.
 const std::vector<int>& isas_present();

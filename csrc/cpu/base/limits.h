@@ -36,6 +36,9 @@ CONV2D_LIMIT kLeastPixelsToCopyRows = 192;
 CONV2D_LIMIT kLeastChannelsToAlign = 64;
 // Patch and C tile together stay below a usual L2.
 CONV2D_LIMIT kPatchBytes = 300 * 1024;
+// The same of AMX tiles, on CPUs with 2 MiB of L2: their patch holds the columns of a kernel once for each of its taps.
+CONV2D_LIMIT kAmxTilePixels = 600;
+CONV2D_LIMIT kAmxPatchBytes = 896 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
@@ -46,11 +49,28 @@ CONV2D_LIMIT kSumBytes = 384 * 1024;
 CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 144;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
+// With AMX tiles: the input's pixels at each weight element of a tile.
+CONV2D_LIMIT kAmxRowBytes = 512 * 1024;
 // Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
 CONV2D_LIMIT kInnerGroupsBytes = 256;
 CONV2D_LIMIT kInnerPatchBytes = 256 * 1024;
 
 }  // namespace tiling
+
+namespace winograd {
+
+// Squares of a tile: enough that transforming a block of weights once a tile costs little, few enough that what is
+// transformed stays in L2.
+CONV2D_LIMIT kSquares = 96;
+// The transformed source of a tile, and transformed weights that an item keeps.
+CONV2D_LIMIT kSourceBytes = 1792 * 1024;
+CONV2D_LIMIT kKeptWeightBytes = 640 * 1024;
+CONV2D_LIMIT kItemsPerThread = 4;
+// Channels whose weights are transformed together, about, and channels that wait for it: L1 holds those.
+CONV2D_LIMIT kBlockChannels = 64;
+CONV2D_LIMIT kStagedChannels = 16;
+
+}  // namespace winograd
 
 namespace depthwise {
 
@@ -114,6 +134,11 @@ CONV2D_LIMIT kRowLanes = 2048;
 CONV2D_LIMIT kMaxRowImages = 64;
 CONV2D_LIMIT kMaxRowImagesFar = 12;
 CONV2D_LIMIT kFarWeights = 4 * 1024 * 1024;
+// Rows of a product of matrices from which on packing the other factor pays: of one whose rows, or columns, are read.
+CONV2D_LIMIT kMostProductRows = 2;
+CONV2D_LIMIT kMostColumnRows = 8;
+// Bytes of columns that are prefetched: they come from memory.
+CONV2D_LIMIT kFarColumnsBytes = 8 * 1024 * 1024;
 
 }  // namespace one_pixel
 

@@ -13,8 +13,13 @@ struct Float16 {
   uint16_t bits;
 };
 // Two bfloat16 numbers that one instruction multiplies and adds together; the first is the low half.
-struct BFloat16Pair {
+struct __attribute__((packed, aligned(2))) BFloat16Pair {  // anywhere in a tensor of bfloat16
   uint32_t bits;
+};
+// The channels of a pixel, or of a result channel's weight, that a row of an AMX tile holds.
+constexpr int64_t kBlockChannels = 32;
+struct BFloat16Block {
+  BFloat16 channel[kBlockChannels];
 };
 template <class R>
 struct Complex {

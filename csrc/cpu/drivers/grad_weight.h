@@ -117,6 +117,13 @@ struct GradWeightCall {
 
   // c[panel][element][channel] = the sum over one chunk of pixels.
   void sum_chunk(const WeightTile& t, int64_t chunk, char* memory, T* c_tile) const {
+    if constexpr (kTakesBlocks<T>) {
+      sum_chunk_in_tiles(*this, t, chunk, memory, c_tile);
+    } else {
+      sum_chunk_in_vectors(t, chunk, memory, c_tile);
+    }
+  }
+  void sum_chunk_in_vectors(const WeightTile& t, int64_t chunk, char* memory, T* c_tile) const {
     const int64_t first = chunk * kPixelSegmentsPerChunk;
     const int64_t last = min64(first + kPixelSegmentsPerChunk, pixels.segments());
     const Scratch scratch = scratch_in(memory);
@@ -249,9 +256,7 @@ struct GradWeightCall {
       gemm_panel<G, T>(t.elements(), vectors, operands);
     }
   }
-  Panels panels_of(const WeightTile& t) const {
-    return cut_panels(div_up(t.channels_m, kPerVector), Vec<T>::kMaxVectors);
-  }
+  Panels panels_of(const WeightTile& t) const { return cut_panels(div_up(t.channels_m, kPerVector), kPanelVectors<T>); }
 
   // A panel of a segment's pixels: [pixel][lane], from the tile's output channel m on.
   CONV2D_INLINE void pack_grad_output(const WeightTile& t, const Tile& segment, int64_t m, int64_t vectors,

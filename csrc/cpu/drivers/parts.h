@@ -64,6 +64,11 @@ CONV2D_INLINE int64_t* fill_taps(const Patch& patch, int64_t channels, int64_t r
 // The patch that a tile and a block of a GEMM meet.
 template <class T>
 Patch lay_out_patch(PatchOrder order, const ConvGemm& gemm, const Tile& tile, const KBlock& block) {
+  if (order == PatchOrder::kBlocks) {
+    return lay_out_patch(order, make_block_rows(gemm.axis_h, tile.row, tile.rows, block.tap_row, block.tap_rows),
+                         make_block_cols(gemm.axis_w, tile.col, tile.cols, block.tap_col, block.tap_cols), tile.images,
+                         block.channels, 1, sizeof(Operand<T>));
+  }
   return lay_out_patch(order, make_patch_axis(gemm.axis_h, tile.row, tile.rows, block.tap_row, block.tap_rows),
                        make_patch_axis(gemm.axis_w, tile.col, tile.cols, block.tap_col, block.tap_cols), tile.images,
                        block.channels, Vec<T>::kLanes, sizeof(T));
@@ -93,7 +98,20 @@ CONV2D_INLINE void load_bias(const ConvGemm& gemm, int64_t group, int64_t m, int
            false);
 }
 
+// The bias of products from lane number `lane` on, in whole vectors up to `pitch`. nullptr where there is none.
+template <class S, class T>
+CONV2D_INLINE const T* load_bias(const RowProducts& products, int64_t lane, int64_t lanes, int64_t pitch, T* bias) {
+  if (products.bias == nullptr) return nullptr;
+  fill_zero(bias, pitch);
+  const S* const from = static_cast<const S*>(products.bias) + lane * products.bias_step;
+  copy_run(from, products.bias_step, lanes, bias, false);
+  return bias;
+}
+
 // A short sum starts from the bias; a longer one starts from zero and has it added last.
-inline bool starts_from_bias(const ConvGemm& gemm) { return gemm.channels * gemm.taps() <= kBiasFirstProducts; }
+// (AMX tiles start from zero; their sums are never as short.)
+inline bool starts_from_bias(const ConvGemm& gemm) {
+  return gemm.channels * gemm.taps() <= kBiasFirstProducts && gemm.per_step != kBlockChannels;
+}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,8 +1,10 @@
-// The gradients of convolutions with one result pixel: rows of a matrix times factors. At small batches they are bound
-// by reading or writing the weight once, so nothing of it is packed; vectors lie along its rows.
+// The gradients of convolutions with one result pixel, and products of matrices with few rows: rows times factors. At
+// small batches they are bound by reading or writing the weight once, so nothing of it is packed; vectors lie along its
+// rows.
 //
 //   grad_input   result[n, k] = sum over m of grad_output[n, m] * weight[m, k]      k = (c, i, j)
 //   grad_weight  result[m, k] = sum over n of grad_output[n, m] * input[n, k]
+//   matmul       result[r, n] = bias[n] + sum over k of mat1[r, k] * mat2[k, n]
 //
 // They keep the order of the GEMM drivers, which take what RowProducts (plan/tile_one_pixel.h) can't express: complex
 // and integer types, and strides by which k doesn't lie as one run.
@@ -10,6 +12,7 @@
 
 #include "../kernels/rows.h"
 #include "../pack/store.h"
+#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -56,7 +59,9 @@ struct RowCall {
   // As many results as the kernel takes, of which `valid` exist.
   void sum(int64_t group, int64_t result0, int64_t results, int64_t valid, int64_t lane0, int64_t lanes) const {
     const Chain chain = chain_of(results);
-    T* const factors = static_cast<T*>(thread_scratch(row_scratch_bytes(products, tiling, results, sizeof(T))));
+    T* factors = static_cast<T*>(thread_scratch(row_scratch_bytes(products, tiling, results, sizeof(T))));
+    const T* const bias = load_bias<S>(products, lane0, lanes, sum_pitch, factors);
+    if (bias != nullptr) factors += sum_pitch;
     const S* const factor =
         static_cast<const S*>(products.factor) + group * products.factor_g + result0 * products.factor_r;
     RowOperands<S, T> operands{};
@@ -71,6 +76,7 @@ struct RowCall {
     operands.result_pitch = products.result_r;
     operands.valid_results = valid;
     operands.first = true;
+    operands.bias = bias;
     const int64_t chunk = products.segments_per_chunk * products.segment;
     const bool has_chunks = products.depth > chunk;
     for (int64_t k = 0; k < products.depth;) {
@@ -93,7 +99,7 @@ struct RowCall {
     if (!has_chunks) return;
     finish_chunks(operands.sums, totals, lost, results * sum_pitch);
     for (int64_t r = 0; r < valid; ++r) {
-      store_row(operands.sums + r * sum_pitch, Vec<T>::zero(), lanes, operands.result + r * operands.result_pitch);
+      store_with_bias(operands.sums + r * sum_pitch, bias, lanes, operands.result + r * operands.result_pitch);
     }
   }
 };

@@ -17,17 +17,27 @@ struct Engine {
   int (*rows)(DType, int64_t vectors);  // MR of the GEMM micro-kernels that are so many vectors wide
   // The engine of integers, whose vectors are as wide everywhere. nullptr: this one.
   const Engine* (*integers)();
-  // The engine of products of bfloat16 pairs, which runs kPairs alone. Or nullptr.
+  // The engines of products of bfloat16 pairs, which runs kPairs and kColumns, and of AMX tiles. Or nullptr.
   const Engine* pairs;
+  const Engine* amx;
 };
 const Engine* portable_engine();
 const Engine* avx2_engine();
 const Engine* avx512_engine();
 const Engine* avx512_bf16_engine();
+const Engine* amx_engine();
+const Engine* amx_emulated_engine();
 
 // Whether this machine runs an instruction set.
 bool machine_has(const char* isa);
+// Whether an instruction set that the machine has is the better choice than those it includes. If not, it runs where it
+// is asked for by name.
+bool machine_prefers(const char* isa);
+// Why the machine has no AMX that this process may use; nullptr where it has.
+const char* why_no_amx();
 
+// Whether CONV2D_EXT_CPU_ISA names the one in use.
+bool isa_is_forced();
 // The one in use; isa_name() says which. (It is apart, in select.cpp, for a test to put another in its place.)
 const Engine& engine();
 

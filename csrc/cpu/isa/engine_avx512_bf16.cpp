@@ -7,15 +7,25 @@
 #define CONV2D_NATIVE_VEC "vec_avx512.h"
 #define CONV2D_TARGET "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #define CONV2D_BFLOAT16_PAIRS
+#define CONV2D_NARROWS_BFLOAT16
 #include "target_begin.h"
 
+#include "../drivers/columns.h"
 #include "../drivers/gemm.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
+template <class Driver>
+void run_all(const Driver& call, const Executor& executor) {
+  run_items(executor, call.items(), const_cast<Driver*>(&call), &Driver::run);
+}
 inline void run_task(DType, const Task& task, const Executor& executor) {
-  ConvCall<BFloat16, float, false> call(*task.gemm, executor.num_threads);
-  run_items(executor, call.items(), &call, &ConvCall<BFloat16, float, false>::run);
+  const int threads = executor.num_threads;
+  if (task.driver == Driver::kColumns) {
+    run_all(ColumnCall<BFloat16, float>(*task.rows, threads), executor);
+  } else {
+    run_all(ConvCall<BFloat16, float, false>(*task.gemm, threads), executor);
+  }
 }
 inline IsaShape shape_of(DType) {
   IsaShape shape{};

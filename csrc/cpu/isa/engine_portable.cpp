@@ -10,5 +10,7 @@ const Engine* portable_engine() {
 const Engine* avx2_engine() { return nullptr; }
 const Engine* avx512_engine() { return nullptr; }
 const Engine* avx512_bf16_engine() { return nullptr; }
+const Engine* amx_engine() { return nullptr; }
+const Engine* amx_emulated_engine() { return nullptr; }
 #endif
 }  // namespace conv2d_ext::cpu

@@ -11,6 +11,8 @@ namespace conv2d_ext::cpu {
 
 bool machine_has(const char* isa) {
 #if defined(__x86_64__)
+  if (std::strcmp(isa, "amx") == 0) return machine_has("avx512_bf16") && why_no_amx() == nullptr;
+  if (std::strcmp(isa, "amx_emulated") == 0) return machine_has("avx512");
   if (std::strcmp(isa, "avx512_bf16") == 0) return __builtin_cpu_supports("avx512bf16") && machine_has("avx512");
   if (std::strcmp(isa, "avx512") == 0) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -26,6 +28,17 @@ bool machine_has(const char* isa) {
   return std::strcmp(isa, "portable") == 0;
 }
 
+bool machine_prefers([[maybe_unused]] const char* isa) {
+#if defined(__x86_64__)
+  // Intel's VDPBF16PS has half the rate of its multiply-adds, so that it takes as long as they for as many products,
+  // and pairs cost more to pack: float16, which is widened, was 1.4 times as fast on Sapphire Rapids. AMD's has the
+  // full rate.
+  if (std::strcmp(isa, "avx512_bf16") == 0) return !__builtin_cpu_is("intel");
+  if (std::strcmp(isa, "amx_emulated") == 0) return false;  // for tests
+#endif
+  return true;
+}
+
 const Engine& engine_for(DType dtype) {
   const Engine& widest = engine();
   return is_integer(dtype) && widest.integers != nullptr ? *widest.integers() : widest;
@@ -36,12 +49,17 @@ IsaShape shape_for(DType dtype) {
   IsaShape shape = taken.shape(dtype);
   shape.has_pairs = dtype == DType::kBFloat16 && taken.pairs != nullptr;
   if (shape.has_pairs) shape.pairs = taken.pairs->shape(dtype).vector;
+  shape.has_amx = dtype == DType::kBFloat16 && taken.amx != nullptr;
+  if (shape.has_amx) shape.amx = taken.amx->shape(dtype).vector;
+  const bool lacks_amx = dtype == DType::kBFloat16 && taken.amx == nullptr && amx_engine() != nullptr;
+  if (lacks_amx) shape.no_amx = isa_is_forced() ? "another instruction set was asked for" : why_no_amx();
   return shape;
 }
 
 const Engine& engine_for(DType dtype, const Task& task) {
   const Engine& taken = engine_for(dtype);
-  return task.driver == Driver::kPairs ? *taken.pairs : taken;
+  if (task.driver == Driver::kAmx || task.driver == Driver::kWeightAmx) return *taken.amx;
+  return task.gemm != nullptr && task.gemm->per_step == 2 ? *taken.pairs : taken;
 }
 
 }  // namespace conv2d_ext::cpu

@@ -1,6 +1,7 @@
 // The body of every engine_<isa>.cpp: tasks to drivers, for each dtype, compiled for one instruction set.
 #pragma once
 
+#include "../drivers/columns.h"
 #include "../drivers/depthwise.h"
 #include "../drivers/dot.h"
 #include "../drivers/gemm.h"
@@ -11,6 +12,7 @@
 #include "../drivers/planes.h"
 #include "../drivers/rows.h"
 #include "../drivers/strided.h"
+#include "../drivers/winograd.h"
 #include "engine.h"
 #include "../kernels/vector_shape.h"
 
@@ -93,6 +95,9 @@ void run_task_of(const Task& task, const Executor& executor) {
     case Driver::kRows:
       if constexpr (kNative) run_rows<S>(*task.rows, executor);
       return;
+    case Driver::kColumns:
+      if constexpr (kNative) run_all(ColumnCall<S, T>(*task.rows, threads), executor);
+      return;
     case Driver::kStrided:
       if constexpr (kNative) {
         run_strided<S>(task.call->problem, task.call->a, task.call->b, task.call->result, executor);
@@ -100,6 +105,9 @@ void run_task_of(const Task& task, const Executor& executor) {
       return;
     case Driver::kPhases:
       if constexpr (kNative) run_all(PhasesCall<S, T>(*task.phases, threads), executor);
+      return;
+    case Driver::kWinograd:
+      if constexpr (std::is_same_v<T, float>) run_all(WinogradCall<S, T>(*task.gemm, threads), executor);
       return;
     case Driver::kDepthwise:
       if constexpr (kNative) run_all(DepthwiseCall<S, T>(*task.gemm, threads), executor);
@@ -125,6 +133,8 @@ void run_task_of(const Task& task, const Executor& executor) {
     case Driver::kWeightGemm:
       run_grad_weight<S, T, WeightLanes::kChannels>(*task.call, executor);
       return;
+    case Driver::kAmx:  // Engine::amx runs it
+    case Driver::kWeightAmx:
     case Driver::kPairs:    // Engine::pairs runs it
     case Driver::kPadding:  // no instruction set's
       return;

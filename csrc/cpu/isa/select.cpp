@@ -13,20 +13,33 @@ namespace {
 const char* const kIsaVariable = "CONV2D_EXT_CPU_ISA";
 
 const Engine& choose_isa() {
-  const Engine* const engines[] = {avx512_bf16_engine(), avx512_engine(), avx2_engine(), portable_engine()};
+  const Engine* const engines[] = {amx_engine(),  avx512_bf16_engine(), avx512_engine(),
+                                   avx2_engine(), portable_engine(),    amx_emulated_engine()};
   const char* const wanted = std::getenv(kIsaVariable);
-  const bool forced = wanted != nullptr && *wanted != '\0';
+  const bool forced = wanted != nullptr && isa_is_forced();
   for (const Engine* engine : engines) {
     if (engine == nullptr || (forced && std::strcmp(engine->isa, wanted) != 0)) continue;
-    if (machine_has(engine->isa)) return *engine;
+    if (machine_has(engine->isa) && (forced || machine_prefers(engine->isa))) return *engine;
     if (forced) {
-      throw std::runtime_error(std::string(kIsaVariable) + "=" + wanted + ": this CPU lacks that instruction set");
+      std::string reason = "this CPU lacks that instruction set";
+      if (std::strcmp(wanted, "amx") == 0 && why_no_amx() != nullptr) {
+        reason = std::string("this CPU can't use that instruction set: ") + why_no_amx();
+      }
+      throw std::runtime_error(std::string(kIsaVariable) + "=" + wanted + ": " + reason);
     }
   }
   throw std::runtime_error(std::string(kIsaVariable) + "=" + wanted + ": expected one of " + compiled_isas());
 }
 
 }  // namespace
+
+bool isa_is_forced() {
+  static const bool forced = [] {
+    const char* const wanted = std::getenv(kIsaVariable);
+    return wanted != nullptr && *wanted != '\0';
+  }();
+  return forced;
+}
 
 const Engine& engine() {
   static const Engine& chosen = choose_isa();
@@ -35,6 +48,10 @@ const Engine& engine() {
 
 const char* isa_name() { return engine().isa; }
 
-const char* compiled_isas() { return avx2_engine() != nullptr ? "portable, avx2, avx512, avx512_bf16" : "portable"; }
+const char* compiled_isas() {
+  if (avx2_engine() == nullptr) return "portable";
+  return amx_engine() != nullptr ? "portable, avx2, avx512, avx512_bf16, amx, amx_emulated"
+                                 : "portable, avx2, avx512, avx512_bf16";
+}
 
 }  // namespace conv2d_ext::cpu

@@ -30,6 +30,7 @@
 #include "../plan/tile_pixels.h"
 #include "../plan/tile_grid.h"
 #include "../plan/tile_planes.h"
+#include "../plan/tile_winograd.h"
 #include "engine.h"
 
 #define CONV2D_INLINE inline __attribute__((always_inline))

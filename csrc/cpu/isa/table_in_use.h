@@ -7,11 +7,11 @@
 
 namespace conv2d_ext::cpu {
 
-// AVX512_BF16 has no table of its own. One that is not compiled is null.
+// AVX512_BF16 and AMX have no table of their own. One that is not compiled is null.
 template <class Table>
 const Table& table_in_use(const Table* portable, const Table* avx2, const Table* avx512) {
   const std::string_view isa = engine().isa;
-  return *(isa.substr(0, 6) == "avx512" ? avx512 : isa == "avx2" ? avx2 : portable);
+  return *(isa.substr(0, 6) == "avx512" || isa.substr(0, 3) == "amx" ? avx512 : isa == "avx2" ? avx2 : portable);
 }
 
 }  // namespace conv2d_ext::cpu

@@ -10,6 +10,7 @@ constexpr bool kFusedMultiplyAdd = true;
 constexpr bool kHasIntegers = true;
 constexpr int kIntegerBytes = 32;
 constexpr bool kLoopsInRounds = true;
+constexpr bool kLoadsTransposed = false;
 
 template <class T>
 struct Vec;

@@ -13,6 +13,10 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 #if defined(CONV2D_BFLOAT16_PAIRS)
 constexpr const char* kIsaName = "avx512_bf16";
+#elif defined(CONV2D_AMX_EMULATED)
+constexpr const char* kIsaName = "amx_emulated";
+#elif defined(CONV2D_AMX)
+constexpr const char* kIsaName = "amx";
 #else
 constexpr const char* kIsaName = "avx512";
 #endif
@@ -20,6 +24,7 @@ constexpr bool kFusedMultiplyAdd = true;
 constexpr bool kHasIntegers = false;
 constexpr int kIntegerBytes = 32;
 constexpr bool kLoopsInRounds = false;
+constexpr bool kLoadsTransposed = true;
 
 template <class T>
 struct Vec;
@@ -42,6 +47,7 @@ struct Vec<float> {
     __builtin_memcpy(&bits, p, sizeof bits);
     return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
   }
+  static CONV2D_INLINE reg load_partial(const BFloat16Pair* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_dpbf16_ps(c, __m512bh(a), __m512bh(b)); }
 #else
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
@@ -82,6 +88,40 @@ struct Vec<float> {
       r[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
       r[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
       r[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+  }
+  // The transpose of 16 rows of 32-bit elements, `step` bytes apart. Rows i and i + 8 are put together as they are
+  // loaded, half a row at a time, which leaves 48 shuffles of transpose's 64.
+  static CONV2D_INLINE void load_transposed(const char* rows, int64_t step, reg (&r)[16]) {
+    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13),
+                  high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    const auto pair = [&](int i, int64_t column) CONV2D_INLINE_LAMBDA {
+      const __m256 first = _mm256_loadu_ps(reinterpret_cast<const float*>(rows + i * step) + column);
+      const __m256 second = _mm256_loadu_ps(reinterpret_cast<const float*>(rows + (i + 8) * step) + column);
+      return _mm512_castpd_ps(
+          _mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(first)), _mm256_castps_pd(second), 1));
+    };
+#pragma GCC unroll 2
+    for (int column = 0; column < 16; column += 8) {
+      // 4 x 4 blocks within each 128-bit lane: t[i] and t[i + 4] have columns i and i + 4 of four rows each ...
+      reg t[8];
+#pragma GCC unroll 2
+      for (int i = 0; i < 8; i += 4) {
+        const reg r0 = pair(i, column), r1 = pair(i + 1, column), r2 = pair(i + 2, column), r3 = pair(i + 3, column);
+        const reg a = _mm512_unpacklo_ps(r0, r1), b = _mm512_unpackhi_ps(r0, r1);
+        const reg c = _mm512_unpacklo_ps(r2, r3), d = _mm512_unpackhi_ps(r2, r3);
+        t[i] = _mm512_shuffle_ps(a, c, 0x44);
+        t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+        t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+        t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+      }
+      // ... then a column of 16 rows from two vectors.
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const __m512d first = _mm512_castps_pd(t[i]), second = _mm512_castps_pd(t[i + 4]);
+        r[column + i] = _mm512_castpd_ps(_mm512_permutex2var_pd(first, low, second));
+        r[column + i + 4] = _mm512_castpd_ps(_mm512_permutex2var_pd(first, high, second));
+      }
     }
   }
   static CONV2D_INLINE reg sum_each(reg (&r)[16]) {
@@ -176,7 +216,7 @@ CONV2D_INLINE void narrow(Float16* p, __m512 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 CONV2D_INLINE __m256i narrow_to_bfloat16(__m512 v) {
-#if defined(CONV2D_BFLOAT16_PAIRS)
+#if defined(CONV2D_NARROWS_BFLOAT16)
   // The instruction would flush denormal numbers.
   constexpr int kDenormal = 0x20;
   if (__builtin_expect(_mm512_fpclass_ps_mask(v, kDenormal) == 0, 1)) return __m256i(_mm512_cvtneps_pbh(v));

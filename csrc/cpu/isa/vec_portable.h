@@ -9,6 +9,7 @@
 //   sqrt                          (float)
 //   load_partial, store_partial   the first n lanes, 0 <= n <= kLanes; nothing else is touched
 //   transpose                     of kLanes vectors, in registers (float and double)
+//   load_transposed               the same of 32-bit elements in memory (float where kLoadsTransposed)
 //   unzip, zip                    the elements of two vectors in a row, those of even and of odd number; the inverse
 //   sum_each(r)                   element i: the sum of r[i]'s lanes, where lane l is added to lane l + kLanes / 2, of
 //                                 these sums l to l + kLanes / 4, and so on (float and double)
@@ -22,7 +23,8 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// What the elements of packed panels and patches are: T itself, or (where a step of k takes two products) a pair.
+// What the elements of packed panels and patches are: T itself, or (where a step of k takes two products) a pair, or
+// (in AMX tiles, whose step takes 32) a block.
 template <class T>
 struct OperandOf {
   using type = T;
@@ -33,16 +35,25 @@ struct OperandOf<float> {
   using type = BFloat16Pair;
 };
 #endif
+#if defined(CONV2D_AMX)
+template <>
+struct OperandOf<float> {
+  using type = BFloat16Block;
+};
+#endif
 template <class T>
 using Operand = typename OperandOf<T>::type;
 template <class T>
 constexpr bool kTakesPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
+template <class T>
+constexpr bool kTakesBlocks = std::is_same_v<Operand<T>, BFloat16Block>;
 
 #if !defined(CONV2D_NATIVE_VEC)
 constexpr const char* kIsaName = "portable";
 constexpr bool kHasIntegers = true;
 constexpr int kIntegerBytes = 16;
 constexpr bool kLoopsInRounds = false;
+constexpr bool kLoadsTransposed = false;
 #if defined(__ARM_FEATURE_FMA)
 constexpr bool kFusedMultiplyAdd = true;
 #else

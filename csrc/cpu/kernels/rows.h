@@ -10,9 +10,9 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 //   sum[r][0:NR]  =  sum over k of factors[k][r] * rows[k][0:NR]
 //
 // for 0 <= r < MR: one chain of `depth` fused multiply-adds from zero. It is added to sums[r] unless it is the first of
-// its chunk, and goes into sums[r] or, if it is the last of the only chunk, is rounded and stored: sums of one product
-// are as long as writing them takes. Of the MR results valid_results exist. With kPartial NR is less than a vector:
-// `lanes` elements.
+// its chunk, and goes into sums[r] or, if it is the last of the only chunk, has the bias added and is rounded and
+// stored: sums of one product are as long as writing them takes. Of the MR results valid_results exist. With kPartial
+// NR is less than a vector: `lanes` elements.
 //
 // Registers: MR * NV accumulators, a vector of the row, MR broadcasts.
 template <class S, class T>
@@ -26,6 +26,7 @@ struct RowOperands {
   S* result;
   int64_t result_pitch, valid_results;
   bool first, last;
+  const T* bias = nullptr;  // NR elements, or zeros
 };
 
 template <class S, class T, int MR, int NV, bool kPartial>
@@ -82,8 +83,7 @@ CONV2D_INLINE void row_ukernel(const RowOperands<S, T>& operands, int lanes) {
         V::store(sums + v * L, sum);
         continue;
       }
-      // As with every other result a bias, here none, is added last.
-      sum = V::add(sum, V::zero());
+      sum = V::add(sum, operands.bias != nullptr ? V::load(operands.bias + v * L) : V::zero());
       if constexpr (kPartial) {
         store_as_partial(result, sum, lanes);
       } else {
@@ -114,6 +114,7 @@ CONV2D_INLINE void row_panels(RowOperands<S, T> operands, int64_t lanes) {
     operands.rows += NV * L;
     operands.sums += NV * L;
     operands.result += NV * L;
+    if (operands.bias != nullptr) operands.bias += NV * L;
   }
   if constexpr (NV > 1) {
     row_panels<S, T, MR, NV / 2, false>(operands, lanes);

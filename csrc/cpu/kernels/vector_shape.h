@@ -5,10 +5,23 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
+// Vectors in the widest panel.
+template <class T>
+constexpr int kPanelVectors = kTakesBlocks<T> ? 2 : Vec<T>::kMaxVectors;
+
+// Rows that a micro-kernel of AMX tiles takes.
+constexpr int64_t amx_rows(int64_t vectors) { return vectors == 2 ? 32 : 64; }
+
 template <class T>
 constexpr VectorShape vector_shape() {
-  return {Vec<T>::kLanes, Vec<T>::kMaxVectors, int64_t(sizeof(T)), kHasTranspose<T>,
-          kTakesPairs<T> ? kPairLimits : chain_limits(kFusedMultiplyAdd)};
+  return {Vec<T>::kLanes,
+          kPanelVectors<T>,
+          int64_t(sizeof(T)),
+          kHasTranspose<T>,
+          kTakesBlocks<T>  ? kAmxLimits
+          : kTakesPairs<T> ? kPairLimits
+                           : chain_limits(kFusedMultiplyAdd),
+          int64_t(sizeof(Operand<T>))};
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

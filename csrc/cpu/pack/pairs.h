@@ -86,11 +86,11 @@ struct PixelCopier<BFloat16, BFloat16Pair> {
     const BFloat16* const src = from.data;
     const int64_t step = from.step, count = from.count;
     if (patch.order == PatchOrder::kPlanar) {
-      const bool lone = source.lone && plane == patch.channels - 1;
+      const bool lone = source.missing != 0 && plane == patch.channels - 1;
       copy_pairs(src, lone ? nullptr : src + source.channel / 2, step, count, dst);
     } else {
-      const int64_t channels = 2 * patch.channels - (source.lone ? 1 : 0);
-      if (step == channels && !source.lone && patch.col_pitch == patch.channels) {
+      const int64_t channels = 2 * patch.channels - source.missing;
+      if (step == channels && source.missing == 0 && patch.col_pitch == patch.channels) {
         __builtin_memcpy(dst, src, size_t(count * patch.channels) * sizeof(BFloat16Pair));
       } else if (step == channels && channels < 16) {  // which lie without gaps in the patch, too
         copy_odd_channels(src, channels, count, dst);
@@ -128,18 +128,19 @@ CONV2D_INLINE void pack_transposed_pairs(int64_t lanes, int64_t depth, const Pan
   }
 }
 
-// pack_weight for k = (pair of channels, i, j). `lone`: the last pair has one channel.
+// pack_weight for k = (block of pairs of channels, i, j, pair of the block). `lone`: the last pair has one channel.
 inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
-                              const Panel<BFloat16Pair>& to) {
+                              const Panel<BFloat16Pair>& to, int64_t pairs_per_block = 1) {
   const int64_t lane_step = from.lane_step, lanes = from.lanes, pairs = from.channels, width = to.width;
-  const int64_t pair_step = gemm.weight_c, second = gemm.weight_c / 2, taps = from.taps();
+  const int64_t second = gemm.weight_c / gemm.per_step, pair_step = 2 * second, taps = from.taps();
   const BFloat16* const weight = from.data;
   const auto tap_offset = [&](int64_t t) {
     return t / from.tap_cols * gemm.weight_i + t % from.tap_cols * gemm.weight_j;
   };
-  // Rows k, k + step, ...
-  const auto rows = [&](int64_t k, int64_t step) {
-    return Panel<BFloat16Pair>{to.data + k * to.pitch, step * to.pitch, width};
+  // From the row of pair c and tap t on, every so many rows.
+  const auto rows = [&](int64_t c, int64_t t, int64_t step) {
+    const int64_t row = (c / pairs_per_block * taps + t) * pairs_per_block + c % pairs_per_block;
+    return Panel<BFloat16Pair>{to.data + row * to.pitch, step * to.pitch, width};
   };
 
   if (lane_step == 1) {
@@ -147,7 +148,7 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
       const bool alone = lone && c == pairs - 1;
       for (int64_t t = 0; t < taps; ++t) {
         const BFloat16* const src = weight + c * pair_step + tap_offset(t);
-        BFloat16Pair* const dst = rows(c * taps + t, 1).data;
+        BFloat16Pair* const dst = rows(c, t, 1).data;
         copy_pairs(src, alone ? nullptr : src + second, 1, lanes, dst);
         fill_zero(dst + lanes, width - lanes);
       }
@@ -155,13 +156,18 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
     return;
   }
   if (second == 1) {
-    // Channels lie together, and so do pairs: one tap after the other, its pairs `taps` rows of the panel apart.
-    const int64_t words = 2 * pairs - (lone ? 1 : 0);
+    // Channels lie together, and so do pairs: one tap after the other, its pairs `taps` rows of the panel apart, or
+    // side by side in a block.
+    const bool in_blocks = pairs_per_block > 1;
+    const int64_t run = in_blocks ? pairs_per_block : pairs, step = in_blocks ? 1 : taps;
     for (int64_t t = 0; t < taps; ++t) {
-      const BFloat16* const src = weight + tap_offset(t);
-      pack_transposed_pairs(lanes, pairs, rows(t, taps), [&](int64_t lane, int64_t k) {
-        return _mm512_maskz_loadu_epi16(word_mask(words - 2 * k), src + lane * lane_step + 2 * k);
-      });
+      for (int64_t c = 0; c < pairs; c += run) {
+        const BFloat16* const src = weight + tap_offset(t) + 2 * c;
+        const int64_t words = 2 * (pairs - c) - (lone ? 1 : 0);
+        pack_transposed_pairs(lanes, min64(run, pairs - c), rows(c, t, step), [&](int64_t lane, int64_t k) {
+          return _mm512_maskz_loadu_epi16(word_mask(words - 2 * k), src + lane * lane_step + 2 * k);
+        });
+      }
     }
     return;
   }
@@ -178,18 +184,25 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
     __m512i index = _mm512_loadu_si512(words);
     const BFloat16* const block = weight + tap_offset(t0);
     const bool adjacent = second > 0 && second + span <= 32;
+    // As in pack_weight: the lines of later channels, which lie far apart.
+    const int64_t last_ahead = pair_step >= 32 ? pairs - kStepsAhead / 2 : 0;
     if (adjacent) index = _mm512_add_epi32(index, _mm512_set1_epi32(int(second << 16)));
     for (int64_t c = 0; c < pairs; ++c) {
       const BFloat16* const src = block + c * pair_step;
+      if (c < last_ahead) {
+        const BFloat16* const ahead = src + kStepsAhead / 2 * pair_step;
+        prefetch_lanes(ahead, lane_step, lanes);
+        if (!adjacent) prefetch_lanes(ahead + second, lane_step, lanes);
+      }
       const bool alone = lone && c == pairs - 1;
       if (adjacent || alone) {
         const __mmask32 mask = word_mask(alone ? span : second + span), halves = alone ? 0x55555555u : ~0u;
-        pack_transposed_pairs(lanes, n, rows(c * taps + t0, 1), [&](int64_t lane, int64_t) {
+        pack_transposed_pairs(lanes, n, rows(c, t0, pairs_per_block), [&](int64_t lane, int64_t) {
           return _mm512_maskz_permutexvar_epi16(halves, index, _mm512_maskz_loadu_epi16(mask, src + lane * lane_step));
         });
       } else {
         const __mmask32 mask = word_mask(span);
-        pack_transposed_pairs(lanes, n, rows(c * taps + t0, 1), [&](int64_t lane, int64_t) {
+        pack_transposed_pairs(lanes, n, rows(c, t0, pairs_per_block), [&](int64_t lane, int64_t) {
           const BFloat16* const s = src + lane * lane_step;
           const __m512i a = _mm512_permutexvar_epi16(index, _mm512_maskz_loadu_epi16(mask, s));
           return _mm512_mask_permutexvar_epi16(a, 0xaaaaaaaau, index, _mm512_maskz_loadu_epi16(mask, s + second));

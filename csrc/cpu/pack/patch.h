@@ -10,9 +10,11 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 // The zero-padded piece of a source that the pixels of one tile read, in scratch as
 //   planar          [image][channel][row][col]       or
 //   channel_inner   [image][row][col][channel]       whichever is nearer to the source's own order;
-//   lanes           [image][channel][row][col][L]    where vectors run over groups: element L is the group.
+//   lanes           [image][channel][row][col][L]    where vectors run over groups: element L is the group;
+//   blocks          [image][block][tap][row][col]    of blocks of channels: each tap along the row has a copy of its
+//                                                    columns, so that the pixels of a tile are neighbours (pack/amx.h).
 // Zero padding becomes real zeros here, so that it multiplies like any other value (Inf * 0 = NaN).
-enum class PatchOrder { kPlanar, kChannelInner, kLanes };
+enum class PatchOrder { kPlanar, kChannelInner, kLanes, kBlocks };
 
 // Of a block of `channels`. A column of width one has no stride to speak of.
 inline PatchOrder patch_order(bool lanes_are_groups, int64_t channels, int64_t channel_stride, int64_t col_stride,
@@ -56,7 +58,7 @@ struct Source {
   int64_t image, channel, row, col;
   int64_t height, width;
   int64_t group, lanes;  // kLanes: the distance between groups, and how many there are
-  bool lone = false;     // pairs of channels: the last one has no second
+  int64_t missing = 0;   // channels that the last pair or block lacks
 };
 
 inline Patch lay_out_patch(PatchOrder order, const PatchAxis& rows, const PatchAxis& cols, int64_t images,
@@ -67,6 +69,12 @@ inline Patch lay_out_patch(PatchOrder order, const PatchAxis& rows, const PatchA
     patch.col_pitch = odd_lines_of_channels(channels, element_size);
     patch.row_pitch = cols.size * patch.col_pitch;
     patch.image_pitch = odd_lines(rows.size * patch.row_pitch, element_size);
+  } else if (order == PatchOrder::kBlocks) {
+    patch.col_pitch = 1;
+    patch.row_pitch = cols.run_length;
+    patch.cols.tap_pitch = rows.size * cols.run_length;
+    patch.channel_pitch = odd_lines(rows.size * cols.size, element_size);
+    patch.image_pitch = channels * patch.channel_pitch;
   } else {
     patch.col_pitch = order == PatchOrder::kLanes ? lanes : 1;
     patch.row_pitch = cols.size * patch.col_pitch;

@@ -1,6 +1,33 @@
 #include "call.h"
 
+#include "../base/integers.h"
+
 namespace conv2d_ext::cpu {
+
+Call product_call(MatmulSizes size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2, Bias bias,
+                  MatrixView result) {
+  if (size.m == 1) {
+    mat1.row_stride = mat1.batch_stride;
+    result.row_stride = result.batch_stride;
+  }
+  // The rows of a batch that follow one another are those of one matrix.
+  if (mat1.batch_stride == saturating_mul(size.m, mat1.row_stride) &&
+      result.batch_stride == saturating_mul(size.m, result.row_stride)) {
+    size.m *= size.batch;
+    size.batch = 1;
+  }
+  Conv2dProblem p{};
+  p.batch = size.batch;
+  p.in_channels = size.k;
+  p.out_channels = size.n;
+  p.in_w = p.out_w = size.m;
+  p.in_h = p.out_h = p.kernel_h = p.kernel_w = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = p.groups = 1;
+  Call call{Direction::kForward, p, dtype, {}, {}, {}, bias, /*is_matmul=*/true};
+  call.a = {mat1.data, {mat1.batch_stride, mat1.col_stride, 0, mat1.row_stride}};
+  call.b = {mat2.data, {mat2.col_stride, mat2.row_stride, 0, 0}};
+  call.result = {result.data, {result.batch_stride, result.col_stride, 0, result.row_stride}};
+  return call;
+}
 
 namespace {
 

@@ -17,7 +17,17 @@ struct Call {
   Bias bias{};
   // A forward that multiplies matrices: the pixels of one row are the rows of mat1, its channels run along k.
   bool is_matmul = false;
+  bool allow_winograd = false;
 };
+
+// The product of a batch of matrices with one mat2 (its batch_stride is 0, or there is no other), as a call.
+Call product_call(MatmulSizes size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2, Bias bias,
+                  MatrixView result);
+
+// Whether the threads share a batch of products out, or else each product among them.
+inline bool shares_products(const MatmulSizes& size, const ConstMatrixView& mat2, int num_threads) {
+  return size.batch > 1 && mat2.batch_stride != 0 && size.batch >= num_threads;
+}
 
 // Whether there is nothing to write.
 bool is_empty(const Call& call);

@@ -1,8 +1,10 @@
 #include "candidates.h"
 
 #include "../base/limits.h"
+#include "../base/numeric.h"
 #include "tile_depthwise.h"
 #include "tile_planes.h"
+#include "tile_winograd.h"
 
 namespace conv2d_ext::cpu {
 
@@ -14,8 +16,11 @@ using limits::few_planes::kLeastWidenedPlaneBytes;
 using limits::one_pixel::kFarWeights;
 using limits::one_pixel::kMaxRowImages;
 using limits::one_pixel::kMaxRowImagesFar;
+using limits::one_pixel::kMostColumnRows;
+using limits::one_pixel::kMostProductRows;
 
 const char* const kNotCompiled = "these kernels are not compiled for this dtype and instruction set";
+const char* const kRowsApart = "the weight's rows don't lie as the result's";
 const char* const kFewerLanesAtWork = "vectors over a group's channels have more lanes at work";
 
 // A sum so short that the transposition of results takes a good part of the time.
@@ -24,12 +29,31 @@ constexpr int64_t kShortSum = 64;
 // ---- candidates for a GEMM ----------------------------------------------------------------------------------------
 // Each returns nullptr where it accepts, else why not.
 
+// The rows of a product of matrices, for kRows and kColumns.
+const char* refuse_few_rows(const ConvGemm& g, DType dtype, const VectorShape& vector, int64_t most) {
+  if (!vector.interleaves || !is_floating(dtype)) return kNotCompiled;
+  if (!g.is_matmul) return "not a product of matrices";
+  if ((g.batch != 1 && g.cols != 1) || g.destination_m != 1) return "rows that follow no single stride, or lie apart";
+  if (g.single_channels() <= kBiasFirstProducts) return "a sum that starts from its bias";
+  return g.batch * g.cols <= most ? nullptr : "from so many rows on packing the other factor pays";
+}
+
+const char* refuse_columns(const ConvGemm& g, DType dtype, const VectorShape& vector) {
+  if (const char* const reason = refuse_few_rows(g, dtype, vector, kMostColumnRows)) return reason;
+  if (g.missing != 0) return "an odd number of products, which are taken in pairs";
+  return g.weight_c == g.per_step && g.source_c % g.per_step == 0 ? nullptr : "the other factor doesn't lie along k";
+}
+
 const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vector) {
   if (!vector.interleaves || !is_floating(dtype)) return kNotCompiled;
-  if (!g.is_gradient || g.taps() != 1 || g.rows != 1 || g.cols != 1 || g.source_h != 1 || g.source_w != 1) {
-    return "not the gradient of one output pixel";
+  if (g.is_matmul) {
+    if (const char* const reason = refuse_few_rows(g, dtype, vector, kMostProductRows)) return reason;
+    return g.weight_m == 1 ? nullptr : kRowsApart;
   }
-  if (g.weight_m != 1 || g.destination_m != 1 || g.channels == 0) return "the weight's rows don't lie as the result's";
+  if (!g.is_gradient || g.taps() != 1 || g.rows != 1 || g.cols != 1 || g.source_h != 1 || g.source_w != 1) {
+    return "neither the gradient of one output pixel nor a product of matrices";
+  }
+  if (g.weight_m != 1 || g.destination_m != 1 || g.channels == 0) return kRowsApart;
   const bool far = g.channels * g.m >= kFarWeights;
   return g.batch <= (far ? kMaxRowImagesFar : kMaxRowImages) ? nullptr : "from this batch on packing the weight pays";
 }
@@ -114,6 +138,13 @@ struct Tasks {
   void visit(Driver driver) const { visitor({driver, &call}); }
   void visit(Driver driver, const ConvGemm& gemm) const { visitor({driver, &call, &gemm}); }
 
+  void visit_rows(Driver driver, const ConvGemm& gemm, const ChainLimits& limits) const {
+    const RowProducts rows = row_products(gemm, limits);
+    Task task{driver, &call, &gemm};
+    task.rows = &rows;
+    visitor(task);
+  }
+
   // A GEMM of forward or grad_input, to the first that accepts it.
   void visit_candidate(const ConvGemm& gemm) const {
     const size_t of_the_call = refusals != nullptr ? refusals->size() : 0;
@@ -123,17 +154,33 @@ struct Tasks {
 
  private:
   void give(const ConvGemm& gemm) const {
-    if (gemm.is_gradient && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
-      const RowProducts rows = row_products(gemm, isa.vector.limits);
-      Task task{Driver::kRows, &call, &gemm};
-      task.rows = &rows;
-      return visitor(task);
+    const bool pairs = isa.has_pairs && takes_pairs(gemm.geometry(), isa.vector);
+    const bool amx = isa.has_amx && takes_amx(gemm.geometry());
+    const bool has_rows = !pairs && !amx && (gemm.is_gradient || gemm.is_matmul);
+    if (has_rows && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
+      return visit_rows(Driver::kRows, gemm, isa.vector.limits);
+    }
+    if (gemm.is_matmul && !amx) {
+      const ConvGemm operands = pairs ? in_steps(gemm, 2) : gemm;
+      if (takes(Driver::kColumns, refuse_columns(operands, call.dtype, isa.vector))) {
+        return visit_rows(Driver::kColumns, operands, pairs ? isa.pairs.limits : isa.vector.limits);
+      }
+    }
+    if (isa.has_amx || isa.no_amx != nullptr) {
+      const char* const refusal = amx ? nullptr : "few channels, a patch layer, or one pixel";
+      if (takes(Driver::kAmx, isa.has_amx ? refusal : isa.no_amx)) {
+        return visit(Driver::kAmx, in_steps(join_rows_of_planes(gemm), kBlockChannels));
+      }
     }
     if (isa.has_pairs) {
-      const bool pairs = takes_pairs(gemm.geometry(), isa.vector);
       if (takes(Driver::kPairs, pairs ? nullptr : "few channels, a patch layer, one pixel, or vectors over groups")) {
-        return visit(Driver::kPairs, in_pairs(gemm));
+        return visit(Driver::kPairs, in_steps(gemm, 2));
       }
+    }
+    if (call.allow_winograd) {
+      if (takes(Driver::kWinograd, refuse_winograd(gemm, call.dtype))) return visit(Driver::kWinograd, gemm);
+    } else if (refusals != nullptr && refuse_winograd(gemm, call.dtype) == nullptr) {
+      takes(Driver::kWinograd, "not asked for: conv2d_ext.allow_winograd");
     }
     const ConvGemm joined = join_rows_of_planes(gemm);
     for (const GemmCandidate& candidate : kGemmCandidates) {
@@ -188,9 +235,10 @@ void visit_grad_input(const Tasks& tasks) {
     return tasks.visit(Driver::kStrided);
   }
   JoinedPhases phases;
-  // Products in pairs have an order of their own.
-  const char* const refusal =
-      tasks.isa.has_pairs ? "bfloat16 products are taken in pairs" : join_phases(call, vector, phases);
+  // Products in pairs and tiles have an order of their own.
+  const char* const refusal = tasks.isa.has_pairs ? "bfloat16 products are taken in pairs"
+                              : tasks.isa.has_amx ? "bfloat16 products are taken in AMX tiles"
+                                                  : join_phases(call, vector, phases);
   if (tasks.takes(Driver::kPhases, refusal)) {
     Task task{Driver::kPhases, &call};
     task.phases = &phases;
@@ -240,6 +288,12 @@ void visit_grad_weight(const Tasks& tasks) {
     task.rows = &rows;
     return tasks.visitor(task);
   }
+  if (tasks.isa.has_amx || tasks.isa.no_amx != nullptr) {
+    const char* const refusal = takes_amx_weight(call.problem) ? nullptr : "few channels, or one output pixel";
+    if (tasks.takes(Driver::kWeightAmx, tasks.isa.has_amx ? refusal : tasks.isa.no_amx)) {
+      return tasks.visit(Driver::kWeightAmx);
+    }
+  }
   if (tasks.takes(Driver::kWeightDepthwise, refuse_weight_depthwise(call, vector))) {
     return tasks.visit(Driver::kWeightDepthwise);
   }
@@ -256,13 +310,20 @@ const char* name_of(Driver driver) {
     case Driver::kDot:
       return "one pixel, dot products along the weight's rows";
     case Driver::kRows:
-      return "one pixel, rows times factors";
+      return "rows times factors";
+    case Driver::kColumns:
+      return "columns times factors";
     case Driver::kStrided:
       return "depthwise, vectors over the pixels of two phases";
     case Driver::kPhases:
       return "implicit GEMM, the phases of the stride together";
+    case Driver::kAmx:
+    case Driver::kWeightAmx:
+      return "implicit GEMM, AMX tiles of bfloat16";
     case Driver::kPairs:
       return "implicit GEMM, vectors over result channels, bfloat16 products in pairs";
+    case Driver::kWinograd:
+      return "Winograd F(2x2, 3x3), vectors over result channels";
     case Driver::kDepthwise:
     case Driver::kWeightDepthwise:
       return "depthwise, vectors over groups as they lie in memory";

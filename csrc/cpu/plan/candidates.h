@@ -2,7 +2,8 @@
 //
 // A call becomes a sequence of tasks (for_each_task). A candidate is a driver that could run a task. Candidates are
 // asked in a fixed order; the first that accepts takes the task, the others say why not, for explain to print. The
-// choice changes no bit, except for kDot and kPairs, whose sums have an order of their own (summation_order.h).
+// choice changes no bit, except for kDot, kPairs, kWinograd and those of AMX, whose sums have an order of their own
+// (summation_order.h).
 #pragma once
 
 #include <vector>
@@ -18,15 +19,19 @@ namespace conv2d_ext::cpu {
 
 enum class Driver : int {
   kDot,              // drivers/dot.h: forward of one pixel
-  kRows,             // drivers/rows.h: gradients of one pixel
+  kRows,             // drivers/rows.h: gradients of one pixel, products of few rows
+  kColumns,          // drivers/columns.h: products of few rows, the other factor's elements along k
   kStrided,          // drivers/strided.h: depthwise grad_input, the phases of a stride of 2 together
   kPhases,           // drivers/phases.h: grad_input, the phases of a stride together
+  kAmx,              // drivers/gemm.h with AMX tiles of bfloat16
   kPairs,            // drivers/gemm.h with products of bfloat16 pairs
+  kWinograd,         // drivers/winograd.h, where it is asked for
   kDepthwise,        // drivers/depthwise.h
   kGroups,           // drivers/gemm.h, vectors over groups
   kPlanes,           // drivers/planes.h: 1x1 from many planes to few
   kPixels,           // drivers/pixels.h: vectors over pixels
   kGemm,             // drivers/gemm.h, vectors over result channels
+  kWeightAmx,        // drivers/grad_weight.h with AMX tiles of bfloat16
   kWeightDepthwise,  // drivers/grad_weight.h: vectors over groups as they lie in memory
   kWeightGroups,     // vectors over groups
   kWeightGemm,       // vectors over output channels
@@ -39,14 +44,17 @@ struct IsaShape {
   DotKernelShape dot;  // of real floating-point types
   bool has_pairs;      // kernels for products of bfloat16 pairs, and this is bfloat16
   VectorShape pairs;   // theirs
+  bool has_amx;        // kernels for AMX tiles of bfloat16, and this is bfloat16
+  VectorShape amx;     // theirs
+  const char* no_amx;  // why there are none, where explain should say so; or nullptr
 };
 
 // One run of a driver. What it points to lives as long as the visit.
 struct Task {
   Driver driver;
   const Call* call;
-  const ConvGemm* gemm = nullptr;        // kDot, kRows of grad_input, and from kPairs to kGemm
-  const RowProducts* rows = nullptr;     // kRows
+  const ConvGemm* gemm = nullptr;        // kDot, kRows of grad_input, kColumns, and from kAmx to kGemm
+  const RowProducts* rows = nullptr;     // kRows, kColumns
   const JoinedPhases* phases = nullptr;  // kPhases
 };
 

@@ -26,14 +26,14 @@ void drop_unused_steps(ConvGemm& g) {
 
 }  // namespace
 
-ConvGemm in_pairs(const ConvGemm& gemm) {
-  ConvGemm paired = gemm;
-  paired.pairs = true;
-  paired.lone = gemm.channels % 2 != 0;
-  paired.channels = div_up(gemm.channels, 2);
-  paired.source_c = 2 * gemm.source_c;
-  paired.weight_c = 2 * gemm.weight_c;
-  return paired;
+ConvGemm in_steps(const ConvGemm& gemm, int64_t channels) {
+  ConvGemm stepped = gemm;
+  stepped.per_step = channels;
+  stepped.channels = div_up(gemm.channels, channels);
+  stepped.missing = stepped.channels * channels - gemm.channels;
+  stepped.source_c = saturating_mul(gemm.source_c, channels);
+  stepped.weight_c = saturating_mul(gemm.weight_c, channels);
+  return stepped;
 }
 
 ConvGemm join_rows_of_planes(const ConvGemm& gemm) {

@@ -50,12 +50,12 @@ struct ConvGemm {
   // computed before or after it, or (drivers/phases.h) by the same item. A store may read and write them back.
   bool owns_columns_between = false;
 
-  // Where products are taken in pairs (in_pairs), `channels` counts pairs of neighbouring channels, and source_c and
-  // weight_c lead from pair to pair, half of them from a pair's first channel to its second. The last pair may lack it.
-  bool pairs = false, lone = false;
+  // Where a step of a sum takes the products of several neighbouring channels (in_steps: pairs, or blocks for AMX),
+  // `channels` counts steps, and source_c and weight_c lead from step to step. The last one lacks `missing` channels.
+  int64_t per_step = 1, missing = 0;
 
-  int64_t single_channels() const { return pairs ? 2 * channels - (lone ? 1 : 0) : channels; }
-  int64_t source_g() const { return single_channels() * (pairs ? source_c / 2 : source_c); }
+  int64_t single_channels() const { return per_step * channels - missing; }
+  int64_t source_g() const { return single_channels() * (source_c / per_step); }
   int64_t taps() const { return taps_h * taps_w; }
   int64_t result_taps() const { return result_taps_h * result_taps_w; }
   ImageGemm geometry() const {
@@ -78,8 +78,8 @@ inline bool lanes_are_groups(const ConvGemm& gemm, const VectorShape& vector) {
   return gemm.result_taps() == 1 && lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector);
 }
 
-// The GEMM as the kernels take it whose products are pairs of bfloat16 (takes_pairs).
-ConvGemm in_pairs(const ConvGemm& gemm);
+// The GEMM as kernels take it whose step of a sum is so many neighbouring channels (takes_pairs, takes_amx).
+ConvGemm in_steps(const ConvGemm& gemm, int64_t channels);
 
 // The same problem with its rows joined into one, where a 1x1 kernel meets all pixels of planes without gaps.
 ConvGemm join_rows_of_planes(const ConvGemm& gemm);

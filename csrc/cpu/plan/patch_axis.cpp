@@ -22,16 +22,23 @@ PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t p
     axis.run_shift = 0;
     axis.first = first - axis.shift;
   } else {
-    axis.size = expanded;
-    axis.position_pitch = 1;
-    axis.tap_pitch = positions;
-    axis.shift = 0;
-    axis.runs = taps;
-    axis.run_length = positions;
-    axis.run_step = gather.step;
-    axis.run_shift = gather.tap;
-    axis.first = first;
+    return make_expanded_axis(gather, position0, positions, tap0, taps);
   }
+  return axis;
+}
+
+PatchAxis make_expanded_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0,
+                             int64_t taps) {
+  PatchAxis axis{};
+  axis.size = saturating_mul(positions, taps);
+  axis.position_pitch = 1;
+  axis.tap_pitch = positions;
+  axis.shift = 0;
+  axis.runs = taps;
+  axis.run_length = positions;
+  axis.run_step = gather.step;
+  axis.run_shift = gather.tap;
+  axis.first = gather.source(position0, tap0);
   return axis;
 }
 
@@ -40,10 +47,10 @@ int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t
                         saturating_mul(images, 128 / element_size));
 }
 
-int64_t channels_of_block(const KBlocking& k, int64_t plane, int64_t element_size) {
+int64_t channels_of_block(const KBlocking& k, int64_t plane, int64_t element_size, int64_t most_bytes) {
   if (k.blocks_h * k.blocks_w != 1 || k.blocks_c == 0) return 1;
   const int64_t segment = max64(saturating_mul(plane, k.segment_channels), 1);
-  return k.segment_channels * even_piece(k.blocks_c, limits::tiling::kPatchBytes / element_size / segment);
+  return k.segment_channels * even_piece(k.blocks_c, most_bytes / element_size / segment);
 }
 
 }  // namespace conv2d_ext::cpu

@@ -18,6 +18,20 @@ struct PatchAxis {
 };
 PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps);
 
+// The same with a run for each tap, so that neighbouring positions are neighbours whatever the stride.
+PatchAxis make_expanded_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0,
+                             int64_t taps);
+// The axes of a patch of blocks (PatchOrder::kBlocks): the pixels of neighbouring columns and rows lie at one distance.
+inline PatchAxis make_block_rows(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0,
+                                 int64_t taps) {
+  return gather.step == 1 ? make_patch_axis(gather, position0, positions, tap0, taps)
+                          : make_expanded_axis(gather, position0, positions, tap0, taps);
+}
+inline PatchAxis make_block_cols(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0,
+                                 int64_t taps) {
+  return make_expanded_axis(gather, position0, positions, tap0, taps);
+}
+
 // Of the positions from 0 to before `positions` those all of whose taps lie in a source of `size` coordinates.
 inline Interval positions_inside(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {
   const int64_t reach = (taps - 1) * axis.tap;
@@ -51,6 +65,9 @@ inline int64_t odd_lines_of_channels(int64_t channels, int64_t element_size) {
 int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size);
 
 // Channels whose patch, `plane` elements of each, lies in scratch together: near-equal blocks of whole segments.
-int64_t channels_of_block(const KBlocking& k, int64_t plane, int64_t element_size);
+int64_t channels_of_block(const KBlocking& k, int64_t plane, int64_t element_size, int64_t most_bytes);
+
+// Pixels of a row that the packer of blocks transposes at once, before it copies them to where each tap reads them.
+constexpr int64_t kRowBlocks = 512;
 
 }  // namespace conv2d_ext::cpu

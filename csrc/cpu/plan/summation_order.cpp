@@ -8,6 +8,8 @@ namespace {
 
 // Result channels that vectors over them should have, for bfloat16 pairs to pay.
 constexpr int64_t kLeastPairsChannels = 6;
+// Channels of a group, source and result, that fill enough of a tile.
+constexpr int64_t kLeastAmxChannels = 16;
 // Below these the GEMM driver is as fast. Of short sums it is the faster one at large batches, since adding up the
 // lanes of a dot product costs as much as some hundred products, and the slower one at batch 1, where packing weights
 // that are used once is what costs.
@@ -101,6 +103,17 @@ bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector) {
   const bool over_groups = gemm.result_taps == 1 && lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector);
   return gemm.channels > 1 && gemm.pixels() > 1 && gemm.m >= kLeastPairsChannels && gemm.result_taps == 1 &&
          !over_groups;
+}
+
+bool takes_amx(const ImageGemm& gemm) {
+  if (gemm.is_matmul) return gemm.channels >= kLeastAmxChannels;
+  return gemm.channels >= kLeastAmxChannels && gemm.m >= kLeastAmxChannels && gemm.pixels() > 1 &&
+         gemm.result_taps == 1;
+}
+
+bool takes_amx_weight(const Conv2dProblem& p) {
+  return p.out_channels_per_group() >= kLeastAmxChannels &&
+         saturating_mul(p.in_channels_per_group(), p.taps()) >= kLeastAmxChannels && p.out_pixels() > 1;
 }
 
 bool is_patch_layer(const KernelSteps& k) {

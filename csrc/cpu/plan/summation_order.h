@@ -38,16 +38,24 @@ struct ChainLimits {
   int64_t short_gradient;         // grad_input's sums of up to `products`: F.conv2d, which they must be as accurate
                                   // as, has a chain for each tap there
   int64_t pixels;                 // grad_weight, whose long sums other libraries keep in many short chains
+  int64_t winograd;               // sums of transformed products, which the last transformation adds up again
   int64_t segment = kMaxSegment;  // forward, grad_input
 };
 // Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
 constexpr ChainLimits chain_limits(bool fused) {
-  return fused ? ChainLimits{/*products=*/64, /*short_gradient=*/32, /*pixels=*/32}
-               : ChainLimits{/*products=*/32, /*short_gradient=*/16, /*pixels=*/16};
+  return fused ? ChainLimits{/*products=*/64, /*short_gradient=*/32, /*pixels=*/32, /*winograd=*/32}
+               : ChainLimits{/*products=*/32, /*short_gradient=*/16, /*pixels=*/16, /*winograd=*/16};
 }
 // Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
 // a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel).
-constexpr ChainLimits kPairLimits{/*products=*/144, /*short_gradient=*/144, /*pixels=*/0, /*segment=*/144};
+constexpr ChainLimits kPairLimits{/*products=*/144, /*short_gradient=*/144, /*pixels=*/0, /*winograd=*/0,
+                                  /*segment=*/144};
+
+// AMX tiles of bfloat16, of which a step of a sum takes 32 channels at one tap. A step is a chain of its own for even
+// and for odd channels. The sum goes on in the tile from segment to segment of a chunk, so that only chunks show in
+// bits; a segment of up to 72 steps is all of K in most layers. In grad_weight a step is 32 pixels of a segment, in
+// their order there, even and odd ones apart.
+constexpr ChainLimits kAmxLimits{/*products=*/1, /*short_gradient=*/1, /*pixels=*/32, /*segment=*/72};
 
 // Segments in a chunk. A chunk is summed from zero, and its sum added to those of the chunks before it, with what that
 // addition loses kept beside the total (add_chunk, pack/store.h): one after the other, the chains of a long sum whose
@@ -66,6 +74,8 @@ struct VectorShape {
   int64_t element_size;  // bytes of the compute type
   bool interleaves;      // has interleave.h's stores
   ChainLimits limits;
+  int64_t operand_bytes = 0;  // of an element of a patch or panel, where it is not one of the compute type
+  int64_t operand_size() const { return operand_bytes != 0 ? operand_bytes : element_size; }
 };
 
 // Whether vectors should run over groups instead of over one group's result channels (m of them, from `channels`). A
@@ -76,7 +86,11 @@ bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorS
 // kernels that do not.
 bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector);
 
-// The canonical cut of K = (c, i, j), c slowest, in products or pairs of them. Up to 256 taps: segments of whole
+// Whether a bfloat16 problem goes to the kernels for AMX tiles, on a CPU that has them.
+bool takes_amx(const ImageGemm& gemm);
+bool takes_amx_weight(const Conv2dProblem& problem);
+
+// The canonical cut of K = (c, i, j), c slowest, in products or steps of several. Up to 256 taps: segments of whole
 // channels. More: each channel's taps are cut into rectangles, one segment each. A segment is summed in chains of
 // `chain` products; chains are added in order within a chunk of kSegmentsPerChunk segments, chunk sums in order.
 struct KBlocking {
@@ -122,6 +136,10 @@ struct DotBlocking {
   int64_t products, steps, chain;
 };
 DotBlocking block_dot(const ImageGemm& gemm, int64_t width, const ChainLimits& limits);
+
+// Winograd's F(2 x 2, 3 x 3), where it is asked for: at least 16 result channels and source channels a group, so that
+// the transformations pay, and at most as many source channels as are summed in one chunk.
+constexpr int64_t kWinogradLeastChannels = 16, kWinogradMostChannels = 2048, kWinogradLeastSide = 7;
 
 // Whether the input gradient is one GEMM with a result channel for every (channel, tap), as in patch layers, whose taps
 // meet nowhere; else it has a GEMM for each phase of the stride. Phases multiply infinite weights by the zeros beyond

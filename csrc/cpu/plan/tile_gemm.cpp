@@ -1,5 +1,7 @@
 #include "tile_gemm.h"
 
+#include <limits>
+
 #include "../base/limits.h"
 
 namespace conv2d_ext::cpu {
@@ -19,6 +21,11 @@ struct ConvTiler {
   const VectorShape& vector;
   const bool lanes_are_groups;
   const int num_threads;
+
+  // Patch and C tile stay in L2, which is larger where there is AMX.
+  int64_t most_patch_bytes() const {
+    return gemm.per_step == kBlockChannels ? limit::kAmxPatchBytes : limit::kPatchBytes;
+  }
 
   // Groups in an item, and items of them.
   int64_t group_lanes() const { return lanes_are_groups ? vector.lanes : 1; }
@@ -59,12 +66,17 @@ struct ConvTiler {
     // A GEMM without products, which writes zeros, needs no patch.
     int64_t plane = 0;
     if (gemm.taps() > 0) {
-      const int64_t elements = saturating_mul(patch_size(gemm.axis_h, t.tile_rows, k.tap_rows),
-                                              patch_size(gemm.axis_w, t.tile_cols, k.tap_cols), group_lanes());
-      plane = saturating_mul(odd_lines(elements, vector.element_size), t.tile_images);
+      const bool in_blocks = gemm.per_step == kBlockChannels;
+      const int64_t rows = in_blocks ? make_block_rows(gemm.axis_h, 0, t.tile_rows, 0, k.tap_rows).size
+                                     : patch_size(gemm.axis_h, t.tile_rows, k.tap_rows);
+      const int64_t cols = in_blocks ? make_block_cols(gemm.axis_w, 0, t.tile_cols, 0, k.tap_cols).size
+                                     : patch_size(gemm.axis_w, t.tile_cols, k.tap_cols);
+      const int64_t elements = saturating_mul(rows, cols, group_lanes());
+      plane = saturating_mul(odd_lines(elements, vector.operand_size()), t.tile_images);
     }
-    t.block_channels = channels_of_block(k, plane, vector.element_size);
-    t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.element_size);
+    t.block_channels = channels_of_block(k, plane, vector.operand_size(), most_patch_bytes());
+    t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.operand_size());
+    t.row_elements = gemm.per_step == kBlockChannels ? kRowBlocks : 0;
   }
 
   // Result channels of a work item: all of them while the C tile fits, fewer where threads would idle.
@@ -90,6 +102,17 @@ struct ConvTiler {
     t.chunks_m = div_up(vectors, t.chunk_vectors);
   }
 
+  // AMX multiplies so fast that packing weights anew for each tile of pixels shows. Those that fit the call's workspace
+  // are packed once.
+  void share_weights(ConvTiling& t) const {
+    t.shared_bytes = 0;
+    if (gemm.per_step != kBlockChannels || t.tiles() < 2) return;
+    const int64_t blocks =
+        saturating_mul(gemm.groups, div_up(gemm.m, vector.lanes), gemm.channels * gemm.taps(), kBlockChannels / 2);
+    const int64_t bytes = saturating_mul(blocks, vector.operand_size());
+    if (bytes <= num_threads * limit::kPartialBytes) t.shared_bytes = bytes;
+  }
+
  private:
   // `chunks` of result channels for each tile, or a few more.
   int64_t avoid_idle_threads(int64_t tiles, int64_t vectors, int64_t chunks) const {
@@ -109,6 +132,11 @@ struct ConvTiler {
     return best;
   }
 };
+
+// The pixels of a segment as a row of AMX tiles.
+int64_t row_bytes(const PixelBlocking& pixels) {
+  return round_up(pixels.images * pixels.rows * pixels.cols, kBlockChannels) * int64_t(sizeof(BFloat16));
+}
 
 struct WeightTiler {
   const Conv2dProblem& problem;
@@ -163,7 +191,7 @@ struct WeightTiler {
     t.block_channels = 1;
     if (tile_taps == taps) {
       const int64_t fit_patch = limit::kPatchBytes / vector.element_size / max64(plane(t), 1);
-      const int64_t fit_tile = elements / (t.chunk_vectors * tile_taps);
+      const int64_t fit_tile = min64(elements / t.chunk_vectors, most_rows()) / tile_taps;
       t.block_channels = even_piece(channels, max64(1, min64(fit_patch, fit_tile)));
     }
     t.blocks_c = div_up(channels, t.block_channels);
@@ -189,6 +217,13 @@ struct WeightTiler {
   }
 
  private:
+  // Weight elements of a tile whose pixels AMX takes as rows, which lie in scratch beside the patch.
+  int64_t most_rows() const {
+    return vector.operand_bytes == 0 || vector.operand_bytes == vector.element_size
+               ? std::numeric_limits<int64_t>::max()
+               : limit::kAmxRowBytes / max64(row_bytes(pixels), 1);
+  }
+
   // Elements of a channel's patch, of all images of a segment.
   int64_t plane(const WeightTiling& t) const {
     const int64_t patch_lanes = lanes == WeightLanes::kChannels ? 1
@@ -209,18 +244,20 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
   // in L2.
   const bool short_pixels =
-      gemm.taps() == 1 && k.blocks_c == 2 && !gemm.pairs && gemm.destination_m == 1 && gemm.m >= gemm.channels;
+      gemm.taps() == 1 && k.blocks_c == 2 && gemm.per_step == 1 && gemm.destination_m == 1 && gemm.m >= gemm.channels;
   // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then. Of a few pixels
   // every patch fits, since it has at most kMaxSegment elements of a pixel's lanes.
-  for (int64_t target = short_pixels ? limit::kTilePixels / 2 : limit::kTilePixels;; target /= 2) {
+  const int64_t most_pixels = gemm.per_step == kBlockChannels ? limit::kAmxTilePixels : limit::kTilePixels;
+  for (int64_t target = short_pixels ? most_pixels / 2 : most_pixels;; target /= 2) {
     const bool smallest = target < 16;
     tiler.cut_pixels(target, t);
     tiler.cut_source_channels(t);
-    if (t.patch_elements > limit::kMaxPatchBytes / vector.element_size && !smallest) continue;
+    if (t.patch_elements > limit::kMaxPatchBytes / vector.operand_size() && !smallest) continue;
     tiler.cut_result_channels(t);
     if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
+  tiler.share_weights(t);
   return t;
 }
 
@@ -251,11 +288,12 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   s.tap_offsets = layout.take_offsets(k.max_depth());
   s.zeros = layout.take(width * size);
   s.bias = layout.take(width * size);
-  s.panel = layout.take(k.max_depth() * width * size);
+  s.panel = layout.take(k.max_depth() * width * vector.operand_size());
   s.c_tile = layout.take(tile_bytes);
   s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
   s.lost_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
-  s.patch = layout.take(tiling.patch_elements * size);
+  s.patch = layout.take(tiling.patch_elements * vector.operand_size());
+  s.row = layout.take(tiling.row_elements * vector.operand_size());
   s.bytes = layout.bytes();
   return s;
 }
@@ -269,8 +307,15 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   s.element_offsets = layout.take_offsets(tiling.max_elements());
   s.pixel_offsets = layout.take_offsets(segment_pixels);
   s.zeros = layout.take(vector.max_vectors * vector.lanes * size);
-  s.panel = layout.take(segment_pixels * width * size);
-  s.patch = layout.take(tiling.patch_elements * size);
+  if (vector.operand_size() == size) {
+    s.panel = layout.take(segment_pixels * width * size);
+    s.patch = layout.take(tiling.patch_elements * size);
+    s.rows = s.patch;
+  } else {
+    s.panel = layout.take(row_bytes(pixels) * width);
+    s.patch = layout.take(tiling.patch_elements * int64_t(sizeof(BFloat16)));
+    s.rows = layout.take(row_bytes(pixels) * tiling.max_elements());
+  }
   if (tiling.slots == 1) {
     s.tile = layout.take(tile_bytes);
     s.total = pixels.chunks() > 1 ? layout.take(tile_bytes) : s.tile;

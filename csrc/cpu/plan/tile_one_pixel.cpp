@@ -97,16 +97,36 @@ int64_t row_results(int64_t results) {
 }
 
 int64_t row_scratch_bytes(const RowProducts& p, const RowTiling& t, int64_t results, int64_t element_size) {
-  // The factors of a chain, the sums of a chunk and (of several chunks) their total and what it lost.
+  // The factors of a chain, the sums of a chunk, (of several chunks) their total and what it lost, and the bias.
   const int64_t sums = p.depth > p.segments_per_chunk * p.segment ? 3 : 1;
-  return (p.chain + sums * round_up(t.lanes, 16)) * results * element_size;
+  const int64_t pitch = round_up(t.lanes, 16), bias = p.bias != nullptr ? pitch : 0;
+  return (bias + (p.chain + sums * pitch) * results) * element_size;
+}
+
+int64_t column_results(int64_t results) { return results <= 2 ? results : results <= 4 ? 4 : kMostColumnResults; }
+
+ColumnScratch lay_out_column_scratch(const RowProducts& p, const RowTiling& t, int64_t element_size) {
+  const int64_t results = column_results(t.results), chunk = p.segments_per_chunk * p.segment;
+  ScratchLayout layout;
+  ColumnScratch s{};
+  s.pitch = round_up(t.lanes, 16);
+  s.factor_pitch = min64(chunk, p.depth);
+  const int64_t sums = s.pitch * results * element_size, later = p.depth > chunk ? sums : 0;
+  s.factors = layout.take(s.factor_pitch * results * element_size);
+  s.sums = layout.take(sums);
+  s.totals = layout.take(later);
+  s.lost = layout.take(later);
+  s.bias = layout.take(s.pitch * element_size);
+  s.bytes = layout.bytes();
+  return s;
 }
 
 RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
   const KBlocking k = block_k(g.geometry(), limits);
   RowProducts p{};
   p.groups = g.groups;
-  p.results = g.batch;
+  // Rows of a matrix are the pixels of one image, or images of one pixel.
+  p.results = g.batch * g.cols;
   p.depth = g.channels;
   p.lanes = g.m;
   p.segment = k.segment_channels;
@@ -114,14 +134,17 @@ RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
   p.segments_per_chunk = kSegmentsPerChunk;
   p.factor = g.source;
   p.factor_g = g.channels * g.source_c;
-  p.factor_r = g.source_n;
+  p.factor_r = g.cols == 1 ? g.source_n : g.source_col;
   p.factor_k = g.source_c;
   p.rows = g.weight;
   p.rows_g = g.weight_g;
   p.rows_k = g.weight_c;
+  p.lane_step = g.weight_m;
   p.result = g.destination;
   p.result_g = g.m;
-  p.result_r = g.destination_n;
+  p.result_r = g.cols == 1 ? g.destination_n : g.destination_col;
+  p.bias = g.bias;
+  p.bias_step = g.bias_stride;
   return p;
 }
 

@@ -36,18 +36,21 @@ bool dot_is_dense(const ConvGemm& gemm, int64_t stride_c, int64_t stride_i, int6
 
 // ---- gradients -----------------------------------------------------------------------------------------------------
 
-// result[g, r, lane] = sum over k of factor[g, r, k] * row[g, k, lane], with consecutive lanes in rows and result.
-// Summed as the GEMM drivers do: segments of `segment` products (the last may be shorter), in chains of `chain`, and
-// chunks of segments.
+// result[g, r, lane] = bias[lane] + sum over k of factor[g, r, k] * row[g, k, lane], with consecutive lanes in the
+// result. Of rows either lanes are consecutive, for drivers/rows.h, or (lane_step is not 1) steps of k, for
+// drivers/columns.h. k counts pairs of elements where the GEMM does. Summed as the GEMM drivers do: segments of
+// `segment` products (the last may be shorter), in chains of `chain`, and chunks of segments.
 struct RowProducts {
   int64_t groups, results, depth, lanes;
   int64_t segment, chain, segments_per_chunk;
   const void* factor;
   int64_t factor_g, factor_r, factor_k;
   const void* rows;
-  int64_t rows_g, rows_k;
+  int64_t rows_g, rows_k, lane_step = 1;
   void* result;
   int64_t result_g, result_r;
+  const void* bias = nullptr;  // or one for each lane; the same for all groups
+  int64_t bias_step = 0;
 };
 
 // A work item: so many of a group's results and lanes.
@@ -66,7 +69,16 @@ constexpr int64_t row_vectors(int64_t vector_bytes, int64_t results) {
 }
 int64_t row_scratch_bytes(const RowProducts& products, const RowTiling& tiling, int64_t results, int64_t element_size);
 
-// A GEMM of the input gradient as rows times factors.
+// The same of drivers/columns.h, whose kernels take 1, 2, 4 or 8 results.
+constexpr int64_t kMostColumnResults = 8;
+int64_t column_results(int64_t results);
+struct ColumnScratch {
+  int64_t factors, sums, totals, lost, bias, bytes;
+  int64_t pitch, factor_pitch;  // of the sums, and of the factors of a chunk
+};
+ColumnScratch lay_out_column_scratch(const RowProducts& products, const RowTiling& tiling, int64_t element_size);
+
+// A GEMM of the input gradient, or of few rows of a matrix, as rows times factors.
 RowProducts row_products(const ConvGemm& gemm, const ChainLimits& limits);
 
 // The weight's gradient of one output pixel as such products.

@@ -55,7 +55,7 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
     if (saturating_mul(plane, k.segment_channels, vector.element_size) <= limit::kMaxPatchBytes || target < 16) break;
   }
   t.count_tiles(gemm);
-  t.block_channels = channels_of_block(k, plane, vector.element_size);
+  t.block_channels = channels_of_block(k, plane, vector.element_size, limit::kPatchBytes);
   // The last panel reads beyond the last row of the patch.
   t.patch_elements = patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
   t.join_rows = t.tile_cols == gemm.cols && pointwise;

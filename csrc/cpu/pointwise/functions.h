@@ -166,12 +166,15 @@ struct Exponential {
   }
 };
 
-// Underflows gradually and overflows.
-CONV2D_INLINE Floats exp_of(Floats x) {
-  const Exponential<Floats> e(at_most(at_least(x, -104.0f), 89.0f));
-  const Bits<Floats> half = e.n >> 1;
-  return (e.less_one + 1.0f) * two_to<Floats>(half) * two_to<Floats>(e.n - half);
+// Of every number of T: underflows gradually and overflows, and a NaN stays.
+template <class T>
+CONV2D_INLINE T exp_of_any(T x) {
+  constexpr bool is_float = std::is_same_v<T, Floats>;
+  const Exponential<T> e(at_most(at_least(x, is_float ? -104 : -746), is_float ? 89 : 710));
+  const Bits<T> half = e.n >> 1;
+  return (e.less_one + c<T>(1)) * two_to<T>(half) * two_to<T>(e.n - half);
 }
+CONV2D_INLINE Floats exp_of(Floats x) { return exp_of_any<Floats>(x); }
 // Where the result is a normal number.
 CONV2D_INLINE Floats exp_between(Floats x) {
   const Exponential<Floats> e(x);
@@ -272,6 +275,8 @@ CONV2D_INLINE Doubles atanh_of(Doubles x) {
 }
 CONV2D_INLINE double atanh_of(double x) { return __builtin_atanh(x); }
 
+CONV2D_INLINE double log_of(double x) { return __builtin_log(x); }
+
 // As the C library's pow has it, for zeros, infinities and negative x too.
 CONV2D_INLINE Doubles pow_of(Doubles x, double exponent) {
   if (exponent == 0) return all<Doubles>(1.0);
@@ -283,6 +288,58 @@ CONV2D_INLINE Doubles pow_of(Doubles x, double exponent) {
   return select((x < 0.0) & (x > -__builtin_inf()), all<Doubles>(__builtin_nan("")), size);
 }
 CONV2D_INLINE double pow_of(double x, double exponent) { return __builtin_pow(x, exponent); }
+
+CONV2D_INLINE Bits<Doubles> is_integer(Doubles x) {
+  return Bits<Doubles>(((x + kRounder<Doubles>)-kRounder<Doubles> == x) | (magnitude(x) >= 0x1p51));
+}
+// x^y for each y of a vector.
+CONV2D_INLINE Doubles pow_of(Doubles x, Doubles y) {
+  const Doubles infinity = all<Doubles>(__builtin_inf()), one = all<Doubles>(1.0),
+                nan = all<Doubles>(__builtin_nan(""));
+  const auto integer = is_integer(y), odd = integer & ~is_integer(y * 0.5);
+  const Doubles size = exp_of(log_of(magnitude(x)) * y);
+  const Doubles of_integer = select(odd, with_sign(size, x), size);
+  const Doubles result = select((x < 0.0) & (x > -infinity) & ~integer, nan, of_integer);
+  // Of 1 whatever the exponent, of -1 with an infinite one, and to the power of 0 all is 1.
+  return select((x == 1.0) | (y == 0.0) | ((x == -1.0) & (magnitude(y) == infinity)), one, result);
+}
+
+// The angle of the point (x, y), from the smaller over the larger of the two: atan(t) = pi / 4 + atan((t - 1) / (t +
+// 1)).
+CONV2D_INLINE Doubles atan2_of(Doubles y, Doubles x) {
+  constexpr double kPi = 3.141592653589793;
+  constexpr double kSeries[] = {-1.0 / 3, 1.0 / 5,   -1.0 / 7, 1.0 / 9,   -1.0 / 11, 1.0 / 13, -1.0 / 15,
+                                1.0 / 17, -1.0 / 19, 1.0 / 21, -1.0 / 23, 1.0 / 25,  -1.0 / 27};
+  const Doubles a = magnitude(y), b = magnitude(x), infinity = all<Doubles>(__builtin_inf());
+  const auto steep = a > b;
+  const Doubles less = select(steep, b, a), more = select(steep, a, b);
+  Doubles t = less / more;
+  t = select(more == 0.0, less, t);
+  t = select(less == infinity, all<Doubles>(1.0), t);
+  const auto turned = t > 0.41421356237309503;
+  const Doubles u = select(turned, (t - 1.0) / (t + 1.0), t), z = u * u;
+  Doubles angle = u + u * z * polynomial<Doubles>(z, kSeries);
+  angle = select(turned, angle + kPi / 4, angle);
+  angle = select(steep, kPi / 2 - angle, angle);
+  angle = select(Bits<Doubles>(x) < Bits<Doubles>{}, kPi - angle, angle);
+  const Doubles result = with_sign(angle, y);
+  return select((x == x) & (y == y), result, x + y);
+}
+CONV2D_INLINE double atan2_of(double y, double x) { return __builtin_atan2(y, x); }
+
+// ln(1 + x) for x in [0, 1], to a share of the result.
+CONV2D_INLINE Doubles log1p_of_fraction(Doubles x) {
+  constexpr double kSeries[] = {1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15};
+  const Doubles s = x / (x + 2.0), z = s * s;
+  return select(x < 0.25, 2.0 * (s + s * z * polynomial<Doubles>(z, kSeries)), log_of(x + 1.0));
+}
+template <class T>
+CONV2D_INLINE T log_add_exp(T x, T y, double log_base) {
+  const T more = select(x > y, x, y), both = x + y;
+  const T apart = select(x == y, T{}, magnitude(x - y));  // of equal infinities too
+  const T sum = more + log1p_of_fraction(exp_of(-apart * log_base)) / log_base;
+  return select(both == both, sum, select(x == -y, more, both));
+}
 
 CONV2D_INLINE Floats sqrt_of(Floats x) { return Vec<float>::sqrt(x); }
 CONV2D_INLINE double sqrt_of(double x) { return __builtin_sqrt(x); }
@@ -502,6 +559,53 @@ struct Atanh {
   explicit CONV2D_INLINE Atanh(const double*) {}
   CONV2D_INLINE T value(T x) const { return atanh_of(x); }
   CONV2D_INLINE T slope(T x) const { return c<T>(1) / (c<T>(1) - x * x); }
+};
+
+// ln(x / (1 - x)) of x between eps and 1 - eps; of x as it is where eps is negative. The limits are float's for a
+// float.
+template <class T>
+struct Logit {
+  using Limit = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  bool limited;
+  double low, high;
+  explicit CONV2D_INLINE Logit(const double* p) : limited(p[0] >= 0), low(Limit(p[0])), high(Limit(1) - Limit(p[0])) {}
+  CONV2D_INLINE T value(T x) const {
+    const T z = limited ? at_most(at_least(x, low), high) : x;
+    return log_of(z / (1.0 - z));
+  }
+  CONV2D_INLINE T slope(T x) const {
+    const T inside = 1.0 / (x * (1.0 - x)), outside = limited ? T{} : all<T>(__builtin_nan(""));
+    return select((x < (limited ? low : 0.0)) | (x > (limited ? high : 1.0)), outside, inside);
+  }
+};
+
+// ---- functions of two numbers
+
+struct Power {
+  template <class T>
+  static CONV2D_INLINE T value(T x, T y) {
+    return pow_of(x, y);
+  }
+};
+struct Atan2 {
+  template <class T>
+  static CONV2D_INLINE T value(T y, T x) {
+    return atan2_of(y, x);
+  }
+};
+// ln(e^x + e^y)
+struct LogAddExp {
+  template <class T>
+  static CONV2D_INLINE T value(T x, T y) {
+    return log_add_exp(x, y, 1.0);
+  }
+};
+// The logarithm of 2^x + 2^y to the base of 2
+struct LogAddExp2 {
+  template <class T>
+  static CONV2D_INLINE T value(T x, T y) {
+    return log_add_exp(x, y, 0.6931471805599453);
+  }
 };
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

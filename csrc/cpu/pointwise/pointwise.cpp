@@ -19,5 +19,6 @@ int index_of(DType dtype) { return static_cast<int>(dtype); }
 
 ValueRow value_row(Function function, DType dtype) { return rows().value[int(function)][index_of(dtype)]; }
 SlopeRow slope_row(Function function, DType dtype) { return rows().slope[int(function)][index_of(dtype)]; }
+PairRow pair_row(PairFunction function, DType dtype) { return rows().pair[int(function)][index_of(dtype)]; }
 
 }  // namespace conv2d_ext::cpu::pointwise

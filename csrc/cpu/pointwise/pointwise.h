@@ -11,7 +11,7 @@ namespace conv2d_ext::cpu::pointwise {
 // The one table. X(class in functions.h, name in the operators, number of parameters, kind)
 //   kFloat: 32- and 16-bit types are computed in float; kWide: in double, and rounded once
 // Parameters: softplus (beta, threshold), elu (alpha, scale, input_scale), pow (exponent), exp_base (base > 0),
-// softshrink (lambda >= 0).
+// softshrink (lambda >= 0), logit (eps, negative for none).
 #define CONV2D_POINTWISE_FUNCTIONS(X)    \
   X(Sigmoid, "sigmoid", 0, kFloat)       \
   X(Silu, "silu", 0, kFloat)             \
@@ -30,7 +30,8 @@ namespace conv2d_ext::cpu::pointwise {
   X(Pow, "pow", 1, kWide)                \
   X(Sinh, "sinh", 0, kWide)              \
   X(Cosh, "cosh", 0, kWide)              \
-  X(Atanh, "atanh", 0, kWide)
+  X(Atanh, "atanh", 0, kWide)            \
+  X(Logit, "logit", 1, kWide)
 
 enum class Function {
 #define CONV2D_NAME(Class, name, parameters, kind) k##Class,
@@ -39,6 +40,26 @@ enum class Function {
       kCount
 };
 enum class Kind { kFloat, kWide };
+
+// Functions of two numbers, of all dtypes in double. X(class in functions.h, name in the operators)
+#define CONV2D_POINTWISE_PAIRS(X) \
+  X(Power, "pow")                 \
+  X(Atan2, "atan2")               \
+  X(LogAddExp, "logaddexp")       \
+  X(LogAddExp2, "logaddexp2")
+
+enum class PairFunction {
+#define CONV2D_NAME(Class, name) k##Class,
+  CONV2D_POINTWISE_PAIRS(CONV2D_NAME)
+#undef CONV2D_NAME
+      kCount
+};
+constexpr int kPairFunctions = int(PairFunction::kCount);
+constexpr const char* kPairNames[kPairFunctions] = {
+#define CONV2D_NAME(Class, name) name,
+    CONV2D_POINTWISE_PAIRS(CONV2D_NAME)
+#undef CONV2D_NAME
+};
 
 constexpr int kFunctions = int(Function::kCount);
 constexpr int kDTypes = 4;  // float32, float64, bfloat16, float16
@@ -60,10 +81,14 @@ using ValueRow = void (*)(const void* input, void* output, int64_t n, const doub
 using SlopeRow = void (*)(const void* grad_output, const void* input, void* result, int64_t n,
                           const double* parameters);
 
+// result = f(first, second)
+using PairRow = void (*)(const void* first, const void* second, void* result, int64_t n);
+
 // What an instruction set provides; a null pointer means "not compiled into this build".
 struct Rows {
   ValueRow value[kFunctions][kDTypes];
   SlopeRow slope[kFunctions][kDTypes];
+  PairRow pair[kPairFunctions][kDTypes];
 };
 const Rows* portable_rows();
 const Rows* avx2_rows();
@@ -72,5 +97,6 @@ const Rows* avx512_rows();
 // Of the instruction set in use. The dtype is one of the four.
 ValueRow value_row(Function function, DType dtype);
 SlopeRow slope_row(Function function, DType dtype);
+PairRow pair_row(PairFunction function, DType dtype);
 
 }  // namespace conv2d_ext::cpu::pointwise

@@ -74,6 +74,32 @@ void slope_row(const void* grad_output, const void* input, void* result, int64_t
   }
 }
 
+template <class Function>
+CONV2D_INLINE Floats value_of_floats(Floats x, Floats y) {
+  const Wide a = widen_floats(x), b = widen_floats(y);
+  return narrow_doubles(
+      {Function::template value<Doubles>(a.low, b.low), Function::template value<Doubles>(a.high, b.high)});
+}
+
+template <class Function, class S>
+void pair_row(const void* first, const void* second, void* result, int64_t n) {
+  const S* const x = static_cast<const S*>(first);
+  const S* const y = static_cast<const S*>(second);
+  S* const z = static_cast<S*>(result);
+  if constexpr (std::is_same_v<S, double>) {
+    for (int64_t i = 0; i < n; ++i) z[i] = Function::template value<double>(x[i], y[i]);
+  } else {
+    constexpr int64_t kLanes = Vec<float>::kLanes;
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) store_as(z + i, value_of_floats<Function>(load_as(x + i), load_as(y + i)));
+    if (i < n) {
+      const int rest = int(n - i);
+      store_as_partial(z + i, value_of_floats<Function>(load_as_partial(x + i, rest), load_as_partial(y + i, rest)),
+                       rest);
+    }
+  }
+}
+
 // One for each dtype, in the order of pointwise.cpp's index_of.
 template <template <class> class Function, Kind kind>
 constexpr void set_rows(pointwise::Rows& rows, int at) {
@@ -87,10 +113,21 @@ constexpr void set_rows(pointwise::Rows& rows, int at) {
   rows.slope[at][3] = slope_row<Function, kind, Float16>;
 }
 
+template <class Function>
+constexpr void set_pair_rows(pointwise::Rows& rows, int at) {
+  rows.pair[at][0] = pair_row<Function, float>;
+  rows.pair[at][1] = pair_row<Function, double>;
+  rows.pair[at][2] = pair_row<Function, BFloat16>;
+  rows.pair[at][3] = pair_row<Function, Float16>;
+}
+
 constexpr pointwise::Rows make_rows() {
   pointwise::Rows rows{};
 #define CONV2D_SET(Class, name, parameters, kind) set_rows<Class, Kind::kind>(rows, int(pointwise::Function::k##Class));
   CONV2D_POINTWISE_FUNCTIONS(CONV2D_SET)
+#undef CONV2D_SET
+#define CONV2D_SET(Class, name) set_pair_rows<Class>(rows, int(pointwise::PairFunction::k##Class));
+  CONV2D_POINTWISE_PAIRS(CONV2D_SET)
 #undef CONV2D_SET
   return rows;
 }

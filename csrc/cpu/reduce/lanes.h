@@ -1,10 +1,8 @@
-// Sixteen lanes of float or double, in as many vectors as the instruction set needs for them, and e^x of a vector.
-//
-// e^x is made of IEEE operations that round once, without branches and without fused multiply-adds, so that every
-// instruction set gives the same bits in every lane.
+// Sixteen lanes of float or double, in as many vectors as the instruction set needs for them.
 #pragma once
 
 #include "../isa/convert.h"
+#include "../pointwise/functions.h"
 #include "reduce.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -15,30 +13,13 @@ template <class T>
 struct LaneTraits;
 template <>
 struct LaneTraits<float> {
-  typedef float Vector __attribute__((vector_size(sizeof(Vec<float>::reg))));
-  typedef int32_t Bits __attribute__((vector_size(sizeof(Vec<float>::reg))));
+  using Vector = Floats;
   using Integer = int32_t;
-  static constexpr int32_t kBias = 127, kMantissa = 23;
-  static constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
-  static constexpr float kLowest = -104.0f, kHighest = 89.0f;  // where e^x is 0 and infinity
-  // ln 2 in two parts, of which the first has so few bits that its product with an exponent is exact.
-  static constexpr float kLn2High = 6.93145751953125e-1f, kLn2Low = 1.42860682e-6f;
-  // (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2
-  static constexpr float kFit[] = {5.0e-1f, 1.66665092e-1f, 4.16664481e-2f, 8.36993009e-3f, 1.39365997e-3f};
 };
 template <>
 struct LaneTraits<double> {
-  typedef double Vector __attribute__((vector_size(sizeof(Vec<double>::reg))));
-  typedef int64_t Bits __attribute__((vector_size(sizeof(Vec<double>::reg))));
+  using Vector = Doubles;
   using Integer = int64_t;
-  static constexpr int64_t kBias = 1023, kMantissa = 52;
-  static constexpr double kRounder = 6755399441055744.0;  // 1.5 * 2^52
-  static constexpr double kLowest = -746.0, kHighest = 710.0;
-  static constexpr double kLn2High = 6.9314718056011770e-1, kLn2Low = -1.7239444525614835e-13;
-  static constexpr double kFit[] = {5.0000000000000144e-1, 1.6666666666666685e-1, 4.1666666666500651e-2,
-                                    8.3333333333156425e-3, 1.3888888951057829e-3, 1.9841269899920785e-4,
-                                    2.4801485590978921e-5, 2.7557231273194939e-6, 2.7632887231992739e-7,
-                                    2.5113299942207406e-8};
 };
 template <class T>
 using VectorOf = typename LaneTraits<T>::Vector;
@@ -54,34 +35,6 @@ CONV2D_INLINE VectorOf<T> larger_of(VectorOf<T> a, VectorOf<T> b) {  // a NaN in
   return a > b ? a : b;
 }
 
-template <class T>
-CONV2D_INLINE VectorOf<T> exp_of_lanes(VectorOf<T> x) {
-  using Traits = LaneTraits<T>;
-  using Vector = VectorOf<T>;
-  using Bits = typename Traits::Bits;
-  const Vector lowest = Vector{} + Traits::kLowest, highest = Vector{} + Traits::kHighest;
-  x = x < lowest ? lowest : x;  // a NaN stays
-  x = x > highest ? highest : x;
-  const Vector shifted = x * T(1.4426950408889634) + Traits::kRounder;
-  const Bits n = Bits(shifted) - Bits(Vector{} + Traits::kRounder);
-  const Vector whole = shifted - Traits::kRounder;
-  const Vector r = (x - whole * Traits::kLn2High) - whole * Traits::kLn2Low, square = r * r;
-  // Even and odd powers by themselves: two short chains of operations instead of a long one.
-  constexpr int kTerms = int(sizeof(Traits::kFit) / sizeof(T));
-  Vector last = Vector{} + Traits::kFit[kTerms - 1], before = Vector{} + Traits::kFit[kTerms - 2];
-#pragma GCC unroll 16
-  for (int i = kTerms - 3; i >= 0; i -= 2) {
-    last = last * square + Traits::kFit[i];
-    if (i > 0) before = before * square + Traits::kFit[i - 1];
-  }
-  const Vector fit = kTerms % 2 != 0 ? last + r * before : before + r * last;
-  const Vector power = (r + square * fit) + T(1);
-  // In two steps, so that it underflows gradually and overflows.
-  const Bits half = n >> 1;
-  return power * Vector((half + Traits::kBias) << Traits::kMantissa) *
-         Vector((n - half + Traits::kBias) << Traits::kMantissa);
-}
-
 // Elements from one of a vector's length, or the first n of them; the rest is `fill`.
 template <class S, class T = ComputeType<S>>
 CONV2D_INLINE VectorOf<T> load_vector(const S* p) {
@@ -89,14 +42,14 @@ CONV2D_INLINE VectorOf<T> load_vector(const S* p) {
 }
 template <class S, class T = ComputeType<S>>
 CONV2D_INLINE VectorOf<T> load_vector(const S* p, int n, T fill) {
-  using Bits = typename LaneTraits<T>::Bits;
+  using LaneBits = Bits<VectorOf<T>>;
   if (n == Vec<T>::kLanes) return load_as(p);
   if (n <= 0) return VectorOf<T>{} + fill;
   const VectorOf<T> v = load_as_partial(p, n);
   if (fill == T(0)) return v;
-  Bits lane;
+  LaneBits lane;
   __builtin_memcpy(&lane, kLaneNumbers<typename LaneTraits<T>::Integer>, sizeof lane);
-  return lane < Bits{} + n ? v : VectorOf<T>{} + fill;
+  return lane < LaneBits{} + n ? v : VectorOf<T>{} + fill;
 }
 template <class S, class T = ComputeType<S>>
 CONV2D_INLINE void store_vector(S* p, VectorOf<T> v, int n) {

@@ -38,7 +38,7 @@ void softmax_row(const S* x, S* y, int64_t length) {
   constexpr int64_t kShort = 2048;
   T kept[!log && !kKeeps ? kShort : 1];
   const bool is_kept = !log && !kKeeps && length + kSumLanes <= kShort;
-  const auto power = [=](Vector v) CONV2D_INLINE_LAMBDA { return exp_of_lanes<T>(v - largest); };
+  const auto power = [=](Vector v) CONV2D_INLINE_LAMBDA { return exp_of_any<VectorOf<T>>(v - largest); };
   Lanes<T> sums(T(0));
   for (int64_t i = 0; i < whole; i += kSumLanes) {
     const Lanes<T> powers = Lanes<T>::load(x + i).map(power);
@@ -92,7 +92,7 @@ void softmax_grad_row(const S* gy, const S* y, S* gx, int64_t length) {
   }
   const T sum = sums.total() + T(0);
   const auto result = [=](Vector g, Vector v) CONV2D_INLINE_LAMBDA {
-    if constexpr (log) return g - exp_of_lanes<T>(v) * sum;
+    if constexpr (log) return g - exp_of_any<VectorOf<T>>(v) * sum;
     return v * (g - sum);
   };
   for (int64_t i = 0; i < whole; i += kSumLanes) {
@@ -124,7 +124,7 @@ void softmax_columns(const S* x, S* y, int64_t length, int64_t step, int columns
   constexpr bool kKeeps = !log && sizeof(S) == sizeof(T);
   Vector sums[kSumLanes] = {};
   for (int64_t i = 0; i < length; ++i) {
-    const Vector power = exp_of_lanes<T>(load_vector(x + i * step, columns, T(0)) - largest);
+    const Vector power = exp_of_any<VectorOf<T>>(load_vector(x + i * step, columns, T(0)) - largest);
     sums[i % kSumLanes] = sums[i % kSumLanes] + power;
     if constexpr (kKeeps) store_vector(y + i * step, power, columns);
   }
@@ -142,7 +142,7 @@ void softmax_columns(const S* x, S* y, int64_t length, int64_t step, int columns
     if constexpr (log) {
       v = (v - largest) - logarithm;
     } else {
-      v = (kKeeps ? v : exp_of_lanes<T>(v - largest)) / sum;
+      v = (kKeeps ? v : exp_of_any<VectorOf<T>>(v - largest)) / sum;
     }
     store_vector(y + i * step, v, columns);
   }
@@ -161,7 +161,7 @@ void softmax_grad_columns(const S* gy, const S* y, S* gx, int64_t length, int64_
   const Vector sum = total_of<T>(sums) + T(0);
   for (int64_t i = 0; i < length; ++i) {
     const Vector g = load_vector(gy + i * step, columns, T(0)), v = load_vector(y + i * step, columns, T(0));
-    store_vector(gx + i * step, log ? g - exp_of_lanes<T>(v) * sum : v * (g - sum), columns);
+    store_vector(gx + i * step, log ? g - exp_of_any<VectorOf<T>>(v) * sum : v * (g - sum), columns);
   }
 }
 

@@ -1,6 +1,8 @@
 // Compiled without any instruction set's flags, so that a machine that lacks it gets as far as saying so.
 #include <cstdio>
 
+#include "../../../csrc/cpu/isa/engine.h"
+
 #if !defined(CONV2D_PARTS_HERE)
 #define CONV2D_PARTS_HERE true
 #endif

@@ -1,6 +1,9 @@
 // pack/lanes.h, pack/patch.h, pack/weights.h and pack/interleave.h, and copy_run of isa/convert.h.
 #pragma once
 
+#if defined(CONV2D_AMX)
+#include "../../../csrc/cpu/pack/amx.h"
+#endif
 #include "../../../csrc/cpu/pack/interleave.h"
 #include "../../../csrc/cpu/pack/lanes.h"
 #include "../../../csrc/cpu/pack/patch.h"
@@ -191,6 +194,16 @@ inline GatherAxis any_axis(Random& random, int64_t most, int64_t& positions, int
 }
 
 // `steps`: channels in an element of the patch, two where products are taken in pairs.
+template <class S, class T>
+void pack(const Patch& patch, const Source<S>& from, bool conj, Buffer<T>& dst) {
+  pack_patch(patch, from, conj, dst.data());
+}
+#if defined(CONV2D_AMX)
+inline void pack(const Patch& patch, const Source<BFloat16>& from, bool, Buffer<BFloat16Block>& dst) {
+  Buffer<BFloat16Block> row(kRowBlocks);
+  BlockPatchPacker(patch, from, row.data()).pack(dst.data());
+}
+#endif
 template <class S, class T, class Expect>
 void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, Expect expect_element) {
   const bool lanes_are_groups = order == PatchOrder::kLanes;
@@ -211,7 +224,8 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
     if (random.once_in(12)) dimension.stride = 0;
   }
   // Pairs are only taken together where they lie together (patch_order).
-  if (steps > 1 && d[kChannel].stride != 1) order = PatchOrder::kPlanar;
+  constexpr bool in_blocks = std::is_same_v<T, BFloat16Block>;
+  if (!in_blocks && steps > 1 && d[kChannel].stride != 1) order = PatchOrder::kPlanar;
   int64_t before = 0, span = 0;
   span_of(d, before, span);
   Buffer<S> memory(span);
@@ -220,11 +234,12 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
   const int64_t p0 = random.between(0, p - 1), i0 = random.between(0, taps_h - 1), q0 = random.between(0, q - 1);
   const int64_t j0 = random.between(0, taps_w - 1);
   p -= p0, q -= q0, taps_h -= i0, taps_w -= j0;
-  const Patch patch = lay_out_patch(order, make_patch_axis(h, p0, p, i0, taps_h), make_patch_axis(w, q0, q, j0, taps_w),
-                                    images, elements, L, sizeof(T));
+  const PatchAxis rows = in_blocks ? make_block_rows(h, p0, p, i0, taps_h) : make_patch_axis(h, p0, p, i0, taps_h);
+  const PatchAxis cols = in_blocks ? make_block_cols(w, q0, q, j0, taps_w) : make_patch_axis(w, q0, q, j0, taps_w);
+  const Patch patch = lay_out_patch(order, rows, cols, images, elements, L, sizeof(T));
   const bool inner = order == PatchOrder::kChannelInner;
   const int64_t size = (images - 1) * patch.image_pitch + (inner ? 0 : (elements - 1) * patch.channel_pitch) +
-                       patch.rows.size * patch.row_pitch;
+                       (in_blocks ? rows.size * cols.size : patch.rows.size * patch.row_pitch);
   describe(
       "order %d, %d x %d positions from %d, %d of steps %d, %d, %d x %d taps from %d, %d, %d and %d apart, "
       "origins %d, %d, source %d x %d x %d x %d x %d, strides %d, %d, %d, %d, %d, conj %d",
@@ -234,10 +249,10 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
       int(d[kRow].stride), int(d[kCol].stride), conj);
   Buffer<T> dst(size);
   const S* const source = memory.data() + before;
-  pack_patch(patch,
-             Source<S>{source, d[kImage].stride, steps * d[kChannel].stride, d[kRow].stride, d[kCol].stride,
-                       d[kRow].size, d[kCol].size, d[kGroup].stride, lanes, channels % steps != 0},
-             conj, dst.data());
+  const Source<S> from{
+      source,       d[kImage].stride, steps * d[kChannel].stride, d[kRow].stride, d[kCol].stride,
+      d[kRow].size, d[kCol].size,     d[kGroup].stride,           lanes,          elements * steps - channels};
+  pack(patch, from, conj, dst);
   for (int64_t n = 0; n < images; ++n) {
     for (int64_t c = 0; c < elements; ++c) {
       for (int64_t at = 0; at < p * q * taps_h * taps_w; ++at) {

@@ -1,12 +1,17 @@
 // The kernels, packers and stores of one instruction set, each by itself. See tests/test_cpu_parts.py.
+#include "columns.h"
 #include "convert.h"
 #include "depthwise.h"
 #include "gemm.h"
 #include "packing.h"
 #include "rows.h"
 #include "store.h"
+#include "winograd.h"
 #if defined(CONV2D_BFLOAT16_PAIRS)
 #include "pairs.h"
+#endif
+#if defined(CONV2D_AMX)
+#include "amx.h"
 #endif
 
 namespace parts {
@@ -17,6 +22,15 @@ void check_pair_parts() {
 #if defined(CONV2D_BFLOAT16_PAIRS)
   check_gemm<Float>();
   check_pairs();
+  check_columns<BFloat16, Float>();
+  check_convert<BFloat16>();
+#endif
+}
+
+// What the engines of AMX have of their own.
+inline void check_amx_parts() {
+#if defined(CONV2D_AMX)
+  check_amx();
   check_convert<BFloat16>();
 #endif
 }
@@ -55,6 +69,7 @@ void check_general_parts() {
   check_store_tile<Complex<float>>();
   check_store_lanes<Float>();
   check_store_lanes<BFloat16>();
+  check_winograd<Float>();
   check_chunks<Float>();
   check_chunks<double>();
   if constexpr (kHasIntegers) {
@@ -78,6 +93,9 @@ void check_native_parts() {
     check_rows<Float>();
     check_rows<double>();
     check_rows<BFloat16>();
+    check_columns<Float, Float>();
+    check_columns<double, double>();
+    check_columns<BFloat16, Float>();
     check_depthwise<Float>();
     check_depthwise<double>();
     check_strided<Float>();
@@ -96,6 +114,8 @@ template <class Float>
 void check_all() {
   if constexpr (kTakesPairs<Float>) {
     check_pair_parts<Float>();
+  } else if constexpr (kTakesBlocks<Float>) {
+    check_amx_parts();
   } else {
     check_general_parts<Float>();
     check_native_parts<Float>();

@@ -83,15 +83,17 @@ void check_row_chain(Random& random) {
   const int64_t most = 2 * row_vectors(L * int64_t(sizeof(T)), MR) * L + L;
   for (int64_t lanes = 1; lanes <= most; lanes += lanes < 2 * L ? 1 : random.between(1, 2 * L)) {
     const int64_t depth = random.between(1, 9), valid = random.between(1, MR);
-    const bool first = random.once_in(2), last = random.once_in(2);
-    describe("%d results, %d of them valid, %d lanes, depth %d, first %d, last %d", MR, int(valid), int(lanes),
-             int(depth), first, last);
+    const bool first = random.once_in(2), last = random.once_in(2), has_bias = random.once_in(2);
+    describe("%d results, %d of them valid, %d lanes, depth %d, first %d, last %d, bias %d", MR, int(valid), int(lanes),
+             int(depth), first, last, has_bias);
     // Rows of sums are whole vectors: of the last one the lanes beyond may be anything.
     const int64_t sum_pitch = round_up(lanes, 16), pitch = lanes + random.between(0, 3), result_pitch = lanes + 2;
     Buffer<T> factors(depth * MR);
     Buffer<S> rows((depth - 1) * pitch + lanes);
     Result<T> sums(MR * sum_pitch);
     Result<S> result((valid - 1) * result_pitch + lanes);
+    Buffer<T> bias(round_up(lanes, L));  // whole vectors
+    fill(bias, random);
     fill(factors, random);
     fill(rows, random);
     if (!first) fill(sums, random);
@@ -107,6 +109,7 @@ void check_row_chain(Random& random) {
     o.valid_results = valid;
     o.first = first;
     o.last = last;
+    o.bias = has_bias ? bias.data() : nullptr;
     row_chain<S, T, MR>(o, lanes);
     for (int64_t r = 0; r < valid; ++r) {
       for (int64_t x = 0; x < lanes; ++x) {
@@ -115,7 +118,7 @@ void check_row_chain(Random& random) {
         T& so_far = sums.expected[size_t(r * sum_pitch + x)];
         if (!first) sum = add(so_far, sum);
         if (last) {
-          result.expected[size_t(r * result_pitch + x)] = narrowed<S>(add(sum, T{}));
+          result.expected[size_t(r * result_pitch + x)] = narrowed<S>(add(sum, has_bias ? bias[x] : T{}));
         } else {
           so_far = sum;
         }

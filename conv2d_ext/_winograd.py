@@ -1,0 +1,84 @@
+"""The setting `allow_winograd`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+
+from conv2d_ext import _C
+
+_VARIABLE = "CONV2D_EXT_ALLOW_WINOGRAD"
+
+
+def _environment_allows() -> bool:
+    value = os.environ.get(_VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{_VARIABLE}={value}: expected 0 or 1")
+    return value == "1"
+
+
+_FIRST = _environment_allows()
+
+
+class _Setting(threading.local):
+    """A thread's setting, which begins as the environment says.
+
+    torch.compile guards what it reads of Python's attributes: a function is compiled anew where
+    this one has changed. The compiled module reads it, too.
+    """
+
+    def __init__(self) -> None:
+        self.allowed = _FIRST
+
+
+setting = _Setting()
+_C.use_winograd_setting(setting)
+
+
+class allow_winograd:
+    """Whether `conv2d` may take Winograd's F(2x2, 3x3), from here on or in a `with` block.
+
+    >>> conv2d_ext.allow_winograd(True)  # from here on
+    >>> with conv2d_ext.allow_winograd(True):
+    ...     output = model(input)
+
+    Like torch.set_grad_enabled it sets the calling thread alone. Threads begin with it off, or as
+    the environment variable CONV2D_EXT_ALLOW_WINOGRAD says (0 or 1, read once). A gradient takes
+    what its forward took, whenever and in whichever thread it runs; a function under torch.compile
+    follows the setting of each call, and an exported program keeps that of its export.
+
+    It speaks to `conv2d`, `Conv2d` and `forward` on the CPU, forward and input gradient, where the
+    kernel is 3x3, stride and dilation are 1, a group has 16 to 2048 channels on either side, the
+    dtype is float32, bfloat16 or float16 and the image is not too small. All else is computed
+    directly, and so is what other functions make of convolutions; `explain` says what takes a
+    call, and why not this. Which it is follows from the image's geometry, the dtype and the
+    instruction set.
+
+    It multiplies 2.25 times less, in another order: results are as reproducible as without it, but
+    other bits. Errors are of the same size where an image's values are, and a result may take a
+    rounding error from a large value of its 4x4 neighbourhood that its own kernel doesn't meet,
+    or that its weights nearly cancel. Where a 2x2 square of a channel of the result is not
+    finite, it is computed again directly.
+
+    Raises TypeError where `mode` is no bool.
+    """
+
+    def __init__(self, mode: bool = True) -> None:
+        if not isinstance(mode, bool):
+            raise TypeError(f"allow_winograd(): mode must be bool, not {type(mode).__name__}")
+        self.mode = mode
+        self._before = setting.allowed
+        setting.allowed = mode
+
+    def __enter__(self) -> allow_winograd:
+        setting.allowed = self.mode
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        setting.allowed = self._before

@@ -1,0 +1,62 @@
+// What drivers/grad_weight.h does with a chunk of pixels where AMX multiplies tiles of bfloat16.
+//
+// A step of a sum is 32 pixels of a segment, numbered through its images, rows and columns, the last step filled up
+// with zeros. A weight element (c, i, j) is a row of tiles: the input's values at the segment's pixels. grad_output's
+// pixels are packed in pairs, 16 output channels to a tile, as weights are in the forward.
+#pragma once
+
+#include "../kernels/amx.h"
+#include "../pack/amx_pixels.h"
+#include "grad_weight.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+template <class Call>
+void sum_chunk_in_tiles(const Call& call, const typename Call::WeightTile& t, int64_t chunk, char* memory,
+                        float* c_tile) {
+  constexpr int64_t L = kTileColumns;
+  const AmxScope tiles;
+  const int64_t first = chunk * kPixelSegmentsPerChunk;
+  const int64_t last = min64(first + kPixelSegmentsPerChunk, call.pixels.segments());
+  int64_t* const element_offsets = part<int64_t>(memory, call.layout.element_offsets);
+  int64_t* const step_offsets = part<int64_t>(memory, call.layout.pixel_offsets);
+  BFloat16Block* const panel = part<BFloat16Block>(memory, call.layout.panel);
+  BFloat16* const patch_data = part<BFloat16>(memory, call.layout.patch);
+  BFloat16Block* const rows = part<BFloat16Block>(memory, call.layout.rows);
+  const Conv2dProblem& p = call.problem;
+  for (int64_t number = first; number < last; ++number) {
+    const Tile segment = call.segment_at(number);
+    const int64_t steps = div_up(segment.pixels(), kBlockChannels);
+    const PixelPatch patch = lay_out_pixel_patch(make_patch_axis(p.rows(), segment.row, segment.rows, t.i0, t.tap_rows),
+                                                 make_patch_axis(p.cols(), segment.col, segment.cols, t.j0, t.tap_cols),
+                                                 segment.images, t.channels);
+    const int64_t* const in = call.input.stride;
+    pack_pixel_patch(patch, {call.input_at(t, segment), in[0], in[1], in[2], in[3], p.in_h, p.in_w}, patch_data);
+    copy_pixel_rows(patch, segment, {t.tap_rows, t.tap_cols}, patch_data, steps, rows);
+    for (int64_t e = 0; e < t.elements(); ++e) element_offsets[e] = e * steps;
+    for (int64_t s = 0; s < steps; ++s) step_offsets[s] = s;
+
+    GemmOperands<float> operands{};
+    operands.depth = steps;
+    operands.a = panel;
+    operands.a_pitch = steps * L;
+    operands.b = rows;
+    operands.j_offset = element_offsets;
+    operands.k_offset = step_offsets;
+    operands.accumulate = number != first;
+    const Panels panels = call.panels_of(t);
+    for (int64_t x = 0; x < panels.count; ++x) {
+      const int64_t vectors = panels.size(x), start = panels.start(x);
+      for (int64_t v = 0; v < vectors; ++v) {
+        const int64_t m = (start + v) * L, channel = t.group * p.out_channels_per_group() + t.m0 + m;
+        pack_pixel_pairs(call.grad_output_at(segment, channel), call.grad_output.stride, segment,
+                         min64(t.channels_m - m, L), panel + v * steps * L);
+      }
+      operands.c_pitch = vectors * L;
+      operands.c = c_tile + t.elements() * start * L;
+      amx_panel(t.elements(), vectors, operands);
+    }
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,161 @@
+// Packers for AMX tiles: source patches and weights in blocks of 32 channels, a row of a tile each. Channels that the
+// last block lacks are zeros in both operands.
+#pragma once
+
+#include "pairs.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+// n <= 32 contiguous channels as a block.
+CONV2D_INLINE void copy_block(const BFloat16* src, int64_t n, BFloat16Block* dst) {
+  _mm512_storeu_si512(dst, _mm512_maskz_loadu_epi16(word_mask(n), src));
+}
+
+// A matrix of 16-bit words in memory: rows `pitch` words apart.
+struct WordRows {
+  const BFloat16* data;
+  int64_t pitch, rows, columns;  // at most 32 of either
+};
+
+// Half of the columns, 4 of each 8, as rows of `width` words, dst_pitch apart; words beyond the last row are zeros.
+template <bool kHigh>
+CONV2D_INLINE void transpose_half(const WordRows& from, BFloat16* dst, int64_t dst_pitch, int64_t width) {
+  using V = Vec<float>;
+  const __mmask32 columns = word_mask(from.columns), stored = word_mask(width);
+  V::reg r[16];
+#pragma GCC unroll 16
+  for (int p = 0; p < 16; ++p) {
+    const __mmask32 has_first = 2 * p < from.rows ? columns : 0, has_second = 2 * p + 1 < from.rows ? columns : 0;
+    // A row that is not there has no address either.
+    const __m512i a = _mm512_maskz_loadu_epi16(has_first, from.data + (has_first ? 2 * p * from.pitch : 0));
+    const __m512i b = _mm512_maskz_loadu_epi16(has_second, from.data + (has_second ? (2 * p + 1) * from.pitch : 0));
+    r[p] = _mm512_castsi512_ps(kHigh ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b));
+  }
+  V::transpose(r);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    const int column = i / 4 * 8 + i % 4 + (kHigh ? 4 : 0);
+    if (column < from.columns) _mm512_mask_storeu_epi16(dst + column * dst_pitch, stored, _mm512_castps_si512(r[i]));
+  }
+}
+CONV2D_INLINE void transpose_words(const WordRows& from, BFloat16* dst, int64_t dst_pitch, int64_t width) {
+  transpose_half<false>(from, dst, dst_pitch, width);
+  if (from.columns > 4) transpose_half<true>(from, dst, dst_pitch, width);
+}
+
+// `count` pixels, `step` apart, of `channels` planes as blocks.
+inline void transpose_planes(const BFloat16* src, int64_t step, int64_t count, int64_t plane, int64_t channels,
+                             BFloat16Block* dst) {
+  if (step == 1) {
+    for (int64_t x = 0; x < count; x += 32) {
+      // More planes than hardware prefetchers follow.
+      for (int64_t c = 0; c < channels && x + 32 < count; ++c) __builtin_prefetch(src + x + 32 + c * plane);
+      transpose_words({src + x, plane, channels, min64(count - x, 32)}, dst[x].channel, kBlockChannels, kBlockChannels);
+    }
+    return;
+  }
+  for (int64_t x = 0; x < count; ++x) {
+    BFloat16Block block{};
+    for (int64_t c = 0; c < channels; ++c) block.channel[c] = src[x * step + c * plane];
+    dst[x] = block;
+  }
+}
+
+// A patch of blocks (PatchOrder::kBlocks). Of its columns each tap has a copy of its own, in which the pixels of a tile
+// are neighbours. `row`: room for kRowBlocks blocks.
+class BlockPatchPacker {
+ public:
+  BlockPatchPacker(const Patch& patch, const Source<BFloat16>& source, BFloat16Block* row)
+      : patch_(patch), source_(source), plane_(source.channel / kBlockChannels), row_(row) {
+    // The columns of the source that all taps meet.
+    const PatchAxis& cols = patch.cols;
+    first_ = source.width;
+    for (int64_t run = 0; run < cols.runs; ++run) {
+      const Interval in = inside(run);
+      if (in.count() <= 0) continue;
+      first_ = min64(first_, column(run, in.begin));
+      end_ = max64(end_, column(run, in.end - 1) + 1);
+    }
+  }
+
+  void pack(BFloat16Block* dst) const {
+    const PatchAxis& rows = patch_.rows;
+    for (int64_t image = 0; image < patch_.images; ++image) {
+      for (int64_t block = 0; block < patch_.channels; ++block) {
+        const bool last = block == patch_.channels - 1;
+        const int64_t channels = kBlockChannels - (last ? source_.missing : 0);
+        const BFloat16* const from = source_.data + image * source_.image + block * source_.channel;
+        BFloat16Block* to = dst + image * patch_.image_pitch + block * patch_.channel_pitch;
+        for (int64_t run = 0; run < rows.runs; ++run) {
+          for (int64_t r = 0; r < rows.run_length; ++r, to += patch_.row_pitch) {
+            const int64_t y = rows.first + run * rows.run_shift + r * rows.run_step;
+            pack_row(y < 0 || y >= source_.height ? nullptr : from + y * source_.row, channels, to);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  int64_t column(int64_t run, int64_t index) const {
+    const PatchAxis& cols = patch_.cols;
+    return cols.first + run * cols.run_shift + index * cols.run_step;
+  }
+  Interval inside(int64_t run) const {
+    return indices_inside(column(run, 0), patch_.cols.run_step, patch_.cols.run_length, source_.width);
+  }
+
+  // A row of the source, or of padding (nullptr), to each tap's copy.
+  void pack_row(const BFloat16* from, int64_t channels, BFloat16Block* to) const {
+    const PatchAxis& cols = patch_.cols;
+    const bool transposed = plane_ != 1 && channels > 1;
+    const bool at_once = transposed && cols.runs > 1 && from != nullptr && end_ - first_ <= kRowBlocks;
+    if (at_once) transpose_planes(from + first_ * source_.col, source_.col, end_ - first_, plane_, channels, row_);
+    for (int64_t run = 0; run < cols.runs; ++run, to += cols.tap_pitch) {
+      const Interval in = from == nullptr ? Interval{0, 0} : inside(run);
+      if (in.count() <= 0) {
+        fill_zero(to, cols.run_length);
+        continue;
+      }
+      fill_zero(to, in.begin);
+      fill_zero(to + in.end, cols.run_length - in.end);
+      BFloat16Block* const d = to + in.begin;
+      const int64_t x = column(run, in.begin), count = in.count(), step = count > 1 ? cols.run_step : 0;
+      if (at_once) {
+        for (int64_t i = 0; i < count; ++i) d[i] = row_[x - first_ + i * step];
+      } else if (transposed) {
+        transpose_planes(from + x * source_.col, step * source_.col, count, plane_, channels, d);
+      } else {
+        const BFloat16* const src = from + x * source_.col;
+        for (int64_t i = 0; i < count; ++i) copy_block(src + i * step * source_.col, channels, d + i);
+      }
+    }
+  }
+
+  const Patch& patch_;
+  const Source<BFloat16>& source_;
+  const int64_t plane_;  // from channel to channel
+  BFloat16Block* const row_;
+  int64_t first_, end_ = 0;
+};
+
+// The weights of up to 16 result channels, of a segment of whole blocks: a tile for each (block, i, j), whose row p
+// holds channels 2p and 2p + 1.
+inline void pack_weight_blocks(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, int64_t missing,
+                               BFloat16Block* dst) {
+  constexpr int64_t kPairs = kBlockChannels / 2;
+  const Panel<BFloat16Pair> to{reinterpret_cast<BFloat16Pair*>(dst), kPairs, kPairs};
+  WeightSegment<BFloat16> pairs = from;
+  const int64_t channels = from.channels * kBlockChannels - missing;
+  pairs.channels = div_up(channels, 2);
+  pack_weight_pairs(gemm, pairs, channels % 2 != 0, to, kPairs);
+  const int64_t present = pairs.channels % kPairs;
+  if (present == 0) return;
+  const int64_t taps = from.taps();
+  for (int64_t t = 0; t < taps; ++t) {
+    BFloat16Pair* const tile = to.data + ((from.channels - 1) * taps + t) * kPairs * to.pitch;
+    fill_zero(tile + present * to.pitch, (kPairs - present) * to.pitch);
+  }
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,160 @@
+// Packers of grad_weight's operands for AMX tiles, whose steps are 32 pixels of a segment.
+#pragma once
+
+#include "../plan/tile_grid.h"
+#include "amx.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+// dst[i] = src[i * step] for i in [0, n).
+CONV2D_INLINE void copy_words(const BFloat16* src, int64_t step, int64_t n, BFloat16* dst) {
+  if (step == 1) {
+    for (int64_t i = 0; i < n; i += 32) {
+      const __mmask32 mask = word_mask(n - i);
+      _mm512_mask_storeu_epi16(dst + i, mask, _mm512_maskz_loadu_epi16(mask, src + i));
+    }
+  } else if (step == 2) {
+    for (int64_t i = 0; i < n; i += 16) {
+      // Up to the last word that is wanted: the one after it may not exist.
+      const __mmask32 mask = word_mask(min64(2 * (n - i) - 1, 31));
+      _mm512_mask_cvtepi32_storeu_epi16(dst + i, pair_mask(n - i), _mm512_maskz_loadu_epi16(mask, src + 2 * i));
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) dst[i] = src[i * step];
+  }
+}
+
+// The zero-padded piece of the input that a segment's pixels meet, [image][channel][row][col], as it is stored.
+struct PixelPatch {
+  PatchAxis rows, cols;
+  int64_t images, channels;
+  int64_t image_pitch, channel_pitch, row_pitch;
+};
+inline PixelPatch lay_out_pixel_patch(const PatchAxis& rows, const PatchAxis& cols, int64_t images, int64_t channels) {
+  return {rows, cols, images, channels, channels * rows.size * cols.size, rows.size * cols.size, cols.size};
+}
+
+// image 0, channel 0 of a tile, row 0, col 0; strides and sizes.
+struct PixelSource {
+  const BFloat16* data;
+  int64_t image, channel, row, col, height, width;
+};
+
+// A row of all channels: `count` pixels, `step` words apart in the source, to planes of the patch.
+CONV2D_INLINE void copy_row_of_channels(const PixelPatch& patch, const PixelSource& source, const BFloat16* src,
+                                        int64_t step, int64_t count, BFloat16* dst) {
+  if (source.channel == 1 && patch.channels > 1) {
+    for (int64_t c = 0; c < patch.channels; c += 32) {
+      for (int64_t x = 0; x < count; x += 32) {
+        const int64_t pixels = min64(count - x, 32);
+        transpose_words({src + x * step + c, step, pixels, min64(patch.channels - c, 32)},
+                        dst + c * patch.channel_pitch + x, patch.channel_pitch, pixels);
+      }
+    }
+    return;
+  }
+  for (int64_t c = 0; c < patch.channels; ++c) {
+    copy_words(src + c * source.channel, step, count, dst + c * patch.channel_pitch);
+  }
+}
+
+inline void pack_pixel_patch(const PixelPatch& patch, const PixelSource& source, BFloat16* dst) {
+  const PatchAxis &rows = patch.rows, &cols = patch.cols;
+  const auto clear = [&](BFloat16* to, int64_t n) {
+    for (int64_t c = 0; c < patch.channels && n > 0; ++c) fill_zero(to + c * patch.channel_pitch, n);
+  };
+  for (int64_t image = 0; image < patch.images; ++image) {
+    BFloat16* to = dst + image * patch.image_pitch;
+    for (int64_t number = 0; number < rows.size; ++number, to += patch.row_pitch) {
+      const int64_t run_of_rows = number / rows.run_length;
+      const int64_t y = rows.first + run_of_rows * rows.run_shift + number % rows.run_length * rows.run_step;
+      if (y < 0 || y >= source.height) {
+        clear(to, patch.row_pitch);
+        continue;
+      }
+      const BFloat16* const row = source.data + image * source.image + y * source.row;
+      for (int64_t run = 0; run < cols.runs; ++run) {
+        const int64_t first = cols.first + run * cols.run_shift;
+        const Interval in = indices_inside(first, cols.run_step, cols.run_length, source.width);
+        BFloat16* const d = to + run * cols.run_length;
+        if (in.count() <= 0) {
+          clear(d, cols.run_length);
+          continue;
+        }
+        clear(d, in.begin);
+        clear(d + in.end, cols.run_length - in.end);
+        // The step from a single pixel, which may be huge, is never taken.
+        const int64_t step = (in.count() > 1 ? cols.run_step : 1) * source.col;
+        copy_row_of_channels(patch, source, row + (first + in.begin * cols.run_step) * source.col, step, in.count(),
+                             d + in.begin);
+      }
+    }
+  }
+}
+
+struct TapCounts {
+  int64_t rows, cols;
+};
+
+// Rows of tiles: for each (channel, i, j) the segment's pixels, `steps` blocks of them.
+inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const TapCounts& taps,
+                            const BFloat16* patch_data, int64_t steps, BFloat16Block* rows) {
+  const int64_t step = segment.cols > 1 ? patch.cols.position_pitch : 1;
+  const int64_t filled = segment.pixels(), length = steps * kBlockChannels;
+  BFloat16* to = rows->channel;
+  for (int64_t c = 0; c < patch.channels; ++c) {
+    for (int64_t i = 0; i < taps.rows; ++i) {
+      for (int64_t j = 0; j < taps.cols; ++j, to += length) {
+        const BFloat16* const tap = patch_data + c * patch.channel_pitch +
+                                    (i * patch.rows.tap_pitch + patch.rows.shift) * patch.row_pitch +
+                                    j * patch.cols.tap_pitch + patch.cols.shift;
+        BFloat16* d = to;
+        for (int64_t n = 0; n < segment.images; ++n) {
+          const BFloat16* from = tap + n * patch.image_pitch;
+          for (int64_t p = 0; p < segment.rows; ++p, d += segment.cols) {
+            copy_words(from, step, segment.cols, d);
+            from += patch.rows.position_pitch * patch.row_pitch;
+          }
+        }
+        fill_zero(to + filled, length - filled);
+      }
+    }
+  }
+}
+
+// Pairs of a segment's pixels, of up to 16 channels of grad_output: row p of step s holds pixels 32s + 2p and the next.
+// `src`: the segment's first pixel and the first channel.
+inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], const Tile& segment, int64_t lanes,
+                             BFloat16Block* dst) {
+  constexpr int64_t L = kBlockChannels / 2;
+  const int64_t pixels = segment.pixels(), length = round_up(pixels, kBlockChannels);
+  const Panel<BFloat16Pair> to{reinterpret_cast<BFloat16Pair*>(dst), L, L};
+  const int64_t image_pixels = segment.rows * segment.cols;
+  if (stride[1] == 1 && lanes > 1) {
+    const auto pixel = [&](int64_t x) {
+      const int64_t row = x / segment.cols, image = x / image_pixels;
+      return src + image * stride[0] + (row - image * segment.rows) * stride[2] + (x - row * segment.cols) * stride[3];
+    };
+    for (int64_t x = 0; x < length; x += 2) {
+      BFloat16Pair* const row = to.data + x / 2 * to.pitch;
+      if (x < pixels) copy_pairs(pixel(x), x + 1 < pixels ? pixel(x + 1) : nullptr, 1, lanes, row);
+      const int64_t filled = x < pixels ? lanes : 0;
+      fill_zero(row + filled, L - filled);
+    }
+    return;
+  }
+  BFloat16 planes[L][kMaxSegment];
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    BFloat16* d = planes[lane];
+    for (int64_t n = 0; n < segment.images; ++n) {
+      for (int64_t p = 0; p < segment.rows; ++p, d += segment.cols) {
+        copy_words(src + lane * stride[1] + n * stride[0] + p * stride[2], stride[3], segment.cols, d);
+      }
+    }
+    fill_zero(d, length - pixels);
+  }
+  pack_transposed_pairs(lanes, length / 2, to,
+                        [&](int64_t lane, int64_t k) { return _mm512_loadu_si512(planes[lane] + 2 * k); });
+}
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,0 +1,154 @@
+// The mode in exported programs: PyTorch's functions that are made of calls which the mode covers.
+//
+// torch.export records each of them as one call, and ExportedProgram.run_decompositions takes them apart below the
+// mode's key, where none of their calls would come here. So the mode takes them apart itself while a graph is traced,
+// by the same kernel of PyTorch's. A trace of torch.compile takes them apart above the key's place anyway.
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/library.h>
+
+#include <string>
+
+#include "invariance_kernels.h"
+
+namespace conv2d_ext {
+namespace {
+
+constexpr const char* kComposites[] = {
+    "conv1d",
+    "conv1d.padding",
+    "conv2d",
+    "conv2d.padding",
+    "conv3d",
+    "conv3d.padding",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "_convolution_mode",
+    // products
+    "matmul",
+    "linalg_matmul",
+    "linalg_multi_dot",
+    "linalg_vecdot",
+    "chain_matmul",
+    "einsum",
+    "tensordot",
+    "inner",
+    "bilinear",
+    "cdist",
+    "gru.input",
+    "gru.data",
+    "gru_cell",
+    "lstm_cell",
+    "rnn_tanh.input",
+    "rnn_tanh.data",
+    "rnn_relu.input",
+    "rnn_relu.data",
+    "rnn_tanh_cell",
+    "rnn_relu_cell",
+    // functions
+    "softmax.int",
+    "log_softmax.int",
+    "special_softmax",
+    "special_log_softmax",
+    "special_expit",
+    "special_exp2",
+    "special_expm1",
+    "special_erf",
+    "special_erfc",
+    "special_erfinv",
+    "special_log1p",
+    "special_logit",
+    "special_sinc",
+    "special_ndtr",
+    "special_gammaln",
+    "special_digamma",
+    "special_psi",
+    "special_logsumexp",
+    "log_sigmoid",
+    "selu",
+    "arccos",
+    "arccosh",
+    "arcsin",
+    "arcsinh",
+    "arctan",
+    "arctan2",
+    "arctanh",
+    "float_power.Scalar",
+    "float_power.Tensor_Scalar",
+    "float_power.Tensor_Tensor",
+    // sums
+    "layer_norm",
+    "rms_norm",
+    "_fused_rms_norm",
+    "sum_to_size",
+    "nanmean",
+    "var",
+    "var.dim",
+    "var_mean",
+    "var_mean.dim",
+    "std",
+    "std.dim",
+    "std_mean",
+    "std_mean.dim",
+    "norm_except_dim",
+    "_weight_norm",
+    "frobenius_norm.dim",
+    "linalg_norm",
+    "linalg_matrix_norm",
+    "nuclear_norm",
+    "cosine_similarity",
+    "pairwise_distance",
+    "trapezoid.x",
+    "trapezoid.dx",
+    "avg_pool1d",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    // losses
+    "cross_entropy_loss",
+    "nll_loss",
+    "nll_loss2d",
+    "nll_loss_nd",
+    "l1_loss",
+    "kl_div",
+    "poisson_nll_loss",
+    "cosine_embedding_loss",
+    "hinge_embedding_loss",
+    "margin_ranking_loss",
+    "triplet_margin_loss",
+    "grid_sampler",
+};
+
+void take_apart_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (invariance::is_taken_apart(keys)) {
+    op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  } else {
+    op.redispatchBoxed(keys & invariance::kBelow, stack);
+  }
+}
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
+  for (const std::string name : kComposites) {
+    const size_t dot = std::min(name.find('.'), name.size());
+    const auto op = c10::Dispatcher::singleton().findSchema(
+        {"aten::" + name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))});
+    // Not every version of PyTorch has all of them, nor composes them of others.
+    if (op && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      m.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&take_apart_or_pass>());
+    }
+  }
+}
+
+}  // namespace
+
+bool invariance::is_taken_apart(DispatchKeySet keys) {
+  using c10::impl::TorchDispatchModeKey;
+  using c10::impl::TorchDispatchModeTLS;
+  constexpr DispatchKeySet kOthers({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA,
+                                    c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+  return TorchDispatchModeTLS::any_modes_set() && !keys.has_any(kOthers) &&
+         (TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FUNCTIONAL).has_value() ||
+          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value());
+}
+
+}  // namespace conv2d_ext

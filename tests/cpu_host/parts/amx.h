@@ -1,0 +1,276 @@
+// isa/amx.h, kernels/amx.h, pack/amx.h and pack/amx_pixels.h: AMX tiles of bfloat16.
+#pragma once
+
+#include "../../../csrc/cpu/kernels/amx.h"
+#include "../../../csrc/cpu/pack/amx_pixels.h"
+#include "packing.h"
+#include "pairs.h"
+
+namespace parts {
+
+// A sum goes on by 32 products: even and odd channels apart, from zero, with denormal numbers as zeros everywhere.
+inline float add_step(float sum, const BFloat16* left, const BFloat16Pair* right, int64_t right_pitch) {
+  float even = 0, odd = 0;
+  for (int64_t k = 0; k < 16; ++k) {
+    const uint32_t pair = right[k * right_pitch].bits;
+    even = flushed(std::fma(of_bfloat16(left[2 * k].bits), of_bfloat16(pair & 0xffff), even));
+    odd = flushed(std::fma(of_bfloat16(left[2 * k + 1].bits), of_bfloat16(pair >> 16), odd));
+  }
+  return flushed(flushed(sum) + flushed(even + odd));
+}
+
+inline void check_tiles() {
+  begin_part("products of tiles");
+  Random random(70);
+  for (int n = 0; n < 200; ++n) {
+    // In turn ordinary numbers, and exponents around those of the smallest normal numbers.
+    const bool tiny = n % 2 == 1;
+    const auto any = [&] {
+      return tiny ? uint16_t(random.between(0, 1) << 15 | random.between(0, 130) << 7 | random.between(0, 127))
+                  : any_bfloat16(random);
+    };
+    Buffer<BFloat16> a(512);
+    Buffer<BFloat16Pair> b(256);
+    Result<float> d(256);
+    for (int64_t i = 0; i < 512; ++i) a[i] = {any()};
+    for (int64_t i = 0; i < 256; ++i) b[i] = {uint32_t(any()) << 16 | any()};
+    for (int64_t i = 0; i < 256; ++i) {
+      const uint32_t bits = uint32_t(any()) << 16 | uint32_t(random.between(0, 65535));
+      float value;
+      std::memcpy(&value, &bits, sizeof value);
+      d.fill(i, value);
+    }
+    for (int64_t i = 0; i < 256; ++i) {
+      float& sum = d.expected[size_t(i)];
+      sum = add_step(sum, a.data() + i / 16 * 32, b.data() + i % 16, 16);
+    }
+    describe("tiles %d", n);
+    const unsigned settings = _mm_getcsr();
+    {
+      const AmxScope tiles;
+      tile_load<3>(d.data(), 64);
+      tile_load<4>(a.data(), 64);
+      tile_load<7>(b.data(), 64);
+      tile_multiply<3, 4, 7>();
+      tile_store<3>(d.data(), 64);
+    }
+    expect(_mm_getcsr() == settings, "flags or settings that were changed");
+    d.compare();
+  }
+}
+
+// Rows at one distance, and at any; whole tiles and rests; sums that go on.
+inline void check_amx_panel() {
+  begin_part("amx_panel");
+  Random random(71);
+  for (int n = 0; n < 260; ++n) {
+    const int64_t rows = n < 130 ? n + 1 : random.between(1, 100), vectors = n % 2 + 1, width = vectors * 16;
+    const int64_t depth = random.once_in(6) ? random.between(17, 40) : random.between(1, 6);
+    const int64_t step = random.between(1, 3), gap = random.once_in(3) ? 16 : 0, a_gap = random.between(0, 2);
+    const bool accumulate = random.once_in(2), uneven = random.once_in(3);
+    Buffer<int64_t> j_offset(rows), k_offset(depth);
+    int64_t at = 0;
+    for (int64_t j = 0; j < rows; ++j) {
+      j_offset[j] = at;
+      if (j + 1 < rows) at += uneven && random.once_in(10) ? random.between(1, 9) : step;
+    }
+    for (int64_t s = 0; s < depth; ++s) k_offset[s] = s % 2 ? s : 2 * depth - s;
+    const int64_t a_pitch = depth * 16 + a_gap;
+    Buffer<BFloat16Block> a(a_pitch * (vectors - 1) + depth * 16), b(at + 2 * depth + 1);
+    fill(reinterpret_cast<BFloat16*>(a.data()), a.size() * 32, random);
+    fill(reinterpret_cast<BFloat16*>(b.data()), b.size() * 32, random);
+    const int64_t c_pitch = width + gap;
+    Result<float> c((rows - 1) * c_pitch + width);
+    for (int64_t j = 0; j < rows && accumulate; ++j) {
+      for (int64_t i = 0; i < width; ++i) c.fill(j * c_pitch + i, any_value<float>(random));
+    }
+    for (int64_t j = 0; j < rows; ++j) {
+      for (int64_t i = 0; i < width; ++i) {
+        float& sum = c.expected[size_t(j * c_pitch + i)];
+        if (!accumulate) sum = 0;
+        for (int64_t s = 0; s < depth; ++s) {
+          const BFloat16Block* const tile = a.data() + i / 16 * a_pitch + s * 16;
+          sum = add_step(sum, b[j_offset[j] + k_offset[s]].channel,
+                         reinterpret_cast<const BFloat16Pair*>(tile) + i % 16, 16);
+        }
+      }
+    }
+    describe("%d x %d, depth %d, step %d, uneven %d, accumulate %d", int(rows), int(width), int(depth), int(step),
+             uneven, accumulate);
+    GemmOperands<float> operands{};
+    operands.depth = depth;
+    operands.a = a.data();
+    operands.a_pitch = a_pitch;
+    operands.b = b.data();
+    operands.j_offset = j_offset.data();
+    operands.k_offset = k_offset.data();
+    operands.c = c.data();
+    operands.c_pitch = c_pitch;
+    operands.accumulate = accumulate;
+    {
+      const AmxScope tiles;
+      amx_panel(rows, vectors, operands);
+    }
+    c.compare();
+  }
+}
+
+inline void check_block_patch() {
+  begin_part("pack_patch blocks");
+  Random random(72);
+  for (int i = 0; i < 600; ++i) {
+    check_patch_of<BFloat16, BFloat16Block>(
+        PatchOrder::kBlocks, kBlockChannels, false, random,
+        [&](const BFloat16Block& actual, const BFloat16* element, int64_t block, int64_t stride, int64_t channels) {
+          BFloat16Block expected{};
+          for (int64_t c = 0; c < kBlockChannels && element != nullptr; ++c) {
+            if (block * kBlockChannels + c < channels) expected.channel[c] = element[c * stride];
+          }
+          expect(same_bits(actual, expected), "another block");
+        });
+  }
+}
+
+inline void check_block_weights() {
+  begin_part("pack_weight_blocks");
+  Random random(73);
+  for (int n = 0; n < 400; ++n) {
+    const int64_t lanes = random.between(1, 16), channels = random.between(1, random.once_in(3) ? 140 : 34);
+    const int64_t rows = random.between(1, 4), cols = random.between(1, random.once_in(4) ? 33 : 5), taps = rows * cols;
+    const int64_t blocks = div_up(channels, kBlockChannels);
+    const AnyWeight<BFloat16> from(lanes, channels, rows, cols, random);
+    ConvGemm gemm{};
+    gemm.per_step = kBlockChannels;
+    gemm.weight_m = from.d[kLane].stride;
+    gemm.weight_c = kBlockChannels * from.d[kReduced].stride;
+    gemm.weight_i = from.d[kTapRow].stride;
+    gemm.weight_j = from.d[kTapCol].stride;
+    describe("%d lanes, %d channels, %d x %d taps, strides %d, %d, %d, %d", int(lanes), int(channels), int(rows),
+             int(cols), int(gemm.weight_m), int(from.d[kReduced].stride), int(gemm.weight_i), int(gemm.weight_j));
+    Buffer<BFloat16> weight(from.elements);
+    Result<BFloat16Block> dst(blocks * taps * 16);
+    fill(weight, random);
+    const WeightSegment<BFloat16> segment{weight.data() + from.before, gemm.weight_m, lanes, blocks, rows, cols};
+    pack_weight_blocks(gemm, segment, blocks * kBlockChannels - channels, dst.data());
+    for (int64_t step = 0; step < blocks * taps; ++step) {
+      for (int64_t i = 0; i < 512; ++i) {
+        const int64_t c = step / taps * kBlockChannels + i / 32 * 2 + i % 2, lane = i % 32 / 2, tap = step % taps;
+        dst.expected[size_t(step * 16 + i / 32)].channel[i % 32] =
+            c < channels && lane < lanes ? weight[from.at(lane, c, tap / cols, tap % cols)] : BFloat16{0};
+      }
+    }
+    dst.compare();
+  }
+}
+
+inline void check_copy_words() {
+  begin_part("copy_words");
+  Random random(74);
+  for (const int64_t step : {1, 2, 3, -1, 0}) {
+    for (int64_t n = 1; n <= 70; ++n) {
+      describe("%d words %d apart", int(n), int(step));
+      const Dimension from[] = {{n, step}};
+      int64_t before = 0, elements = 0;
+      span_of(from, before, elements);
+      Buffer<BFloat16> src(elements);
+      Result<BFloat16> dst(n);
+      fill(src, random);
+      copy_words(src.data() + before, step, n, dst.data());
+      for (int64_t i = 0; i < n; ++i) dst.expected[size_t(i)] = src[before + i * step];
+      dst.compare();
+    }
+  }
+}
+
+// A segment's pixels at each weight element, and grad_output's in pairs.
+inline void check_pixel_rows() {
+  begin_part("pixel rows");
+  Random random(75);
+  for (int n = 0; n < 400; ++n) {
+    int64_t p = 0, q = 0, taps_h = 0, taps_w = 0;
+    Dimension d[5];
+    const GatherAxis h = any_axis(random, 4, p, taps_h, d[kRow].size),
+                     w = any_axis(random, 20, q, taps_w, d[kCol].size);
+    d[kImage].size = random.between(1, 2);
+    d[kGroup].size = 1;
+    d[kChannel].size = random.between(1, random.once_in(3) ? 70 : 5);
+    const int64_t gaps[5] = {random.once_in(4) ? 2 : 1, random.once_in(4) ? 3 : 1, random.once_in(4) ? 2 : 1, 1, 1};
+    lay_out(d, kOrders[random.between(0, 5)], gaps);
+    int64_t before = 0, span = 0;
+    span_of(d, before, span);
+    Buffer<BFloat16> memory(span);
+    fill(memory, random);
+    const Tile segment{0, d[kImage].size, 0, p, 0, q};
+    const int64_t channels = d[kChannel].size, steps = div_up(segment.pixels(), kBlockChannels);
+    const PixelPatch patch = lay_out_pixel_patch(make_patch_axis(h, 0, p, 0, taps_h),
+                                                 make_patch_axis(w, 0, q, 0, taps_w), segment.images, channels);
+    describe("%d x %d x %d pixels of steps %d, %d, %d x %d taps, %d channels, strides %d, %d, %d, %d",
+             int(segment.images), int(p), int(q), int(h.step), int(w.step), int(taps_h), int(taps_w), int(channels),
+             int(d[kImage].stride), int(d[kChannel].stride), int(d[kRow].stride), int(d[kCol].stride));
+    Buffer<BFloat16> packed(segment.images * patch.image_pitch);
+    Result<BFloat16Block> rows(channels * taps_h * taps_w * steps);
+    const PixelSource source{memory.data() + before, d[kImage].stride, d[kChannel].stride, d[kRow].stride,
+                             d[kCol].stride,         d[kRow].size,     d[kCol].size};
+    pack_pixel_patch(patch, source, packed.data());
+    copy_pixel_rows(patch, segment, {taps_h, taps_w}, packed.data(), steps, rows.data());
+    for (int64_t e = 0; e < channels * taps_h * taps_w; ++e) {
+      for (int64_t x = 0; x < steps * kBlockChannels; ++x) {
+        BFloat16& expected = rows.expected[size_t(e * steps + x / 32)].channel[x % 32];
+        expected = {0};
+        if (x >= segment.pixels()) continue;
+        const int64_t row = h.source(x / q % p, e / taps_w % taps_h), col = w.source(x % q, e % taps_w);
+        if (row < 0 || row >= d[kRow].size || col < 0 || col >= d[kCol].size) continue;
+        expected = source.data[x / q / p * source.image + e / taps_w / taps_h * source.channel + row * source.row +
+                               col * source.col];
+      }
+    }
+    rows.compare();
+  }
+}
+
+inline void check_pixel_pairs() {
+  begin_part("pack_pixel_pairs");
+  Random random(76);
+  for (int n = 0; n < 400; ++n) {
+    Dimension d[5];
+    d[kImage].size = random.between(1, 3);
+    d[kGroup].size = 1;
+    d[kChannel].size = random.between(1, 16);
+    d[kRow].size = random.between(1, 5);
+    d[kCol].size = random.between(1, 17);
+    const int64_t gaps[5] = {random.once_in(4) ? 2 : 1, random.once_in(4) ? 3 : 1, random.once_in(4) ? 2 : 1, 1, 1};
+    lay_out(d, kOrders[random.between(0, 5)], gaps);
+    int64_t before = 0, span = 0;
+    span_of(d, before, span);
+    Buffer<BFloat16> memory(span);
+    fill(memory, random);
+    const Tile segment{0, d[kImage].size, 0, d[kRow].size, 0, d[kCol].size};
+    const int64_t lanes = d[kChannel].size, pixels = segment.pixels(), steps = div_up(pixels, kBlockChannels);
+    const int64_t stride[4] = {d[kImage].stride, d[kChannel].stride, d[kRow].stride, d[kCol].stride};
+    describe("%d x %d x %d pixels, %d channels, strides %d, %d, %d, %d", int(segment.images), int(segment.rows),
+             int(segment.cols), int(lanes), int(stride[0]), int(stride[1]), int(stride[2]), int(stride[3]));
+    Result<BFloat16Block> dst(steps * 16);
+    pack_pixel_pairs(memory.data() + before, stride, segment, lanes, dst.data());
+    for (int64_t x = 0; x < steps * kBlockChannels; ++x) {
+      for (int64_t lane = 0; lane < 16; ++lane) {
+        const int64_t y = x / segment.cols;
+        const int64_t at = before + y / segment.rows * stride[0] + lane * stride[1] + y % segment.rows * stride[2] +
+                           x % segment.cols * stride[3];
+        dst.expected[size_t(x / 2)].channel[2 * lane + x % 2] = x < pixels && lane < lanes ? memory[at] : BFloat16{0};
+      }
+    }
+    dst.compare();
+  }
+}
+
+inline void check_amx() {
+  check_tiles();
+  check_amx_panel();
+  check_block_patch();
+  check_block_weights();
+  check_copy_words();
+  check_pixel_rows();
+  check_pixel_pairs();
+}
+
+}  // namespace parts
