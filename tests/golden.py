@@ -19,16 +19,18 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import golden_calls
 import torch
 from child import run_python
 from exact_values import exact_tensor
+from golden_calls import Call
 
 import conv2d_ext
 from conv2d_ext import testing
 from conv2d_ext.testing import Problem, Results, Tensors, real_layer
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
-DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias")
+DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias")  # a convolution's results
 
 # Beside the small problems: sums of more chunks than one, stems and other layers of real networks.
 LARGER = (
@@ -85,6 +87,10 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.problem) + ("" if self.kind == "ordinary" else f", {self.kind} values")
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return DIRECTIONS
 
 
 def cases(dtype: torch.dtype) -> Iterator[Case]:
@@ -183,11 +189,23 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(content).hexdigest()[:10]
 
 
-DISAGREEMENT = " in NCHW, in channels_last "
+def both_ways(case: Case | Call, dtype: torch.dtype) -> Iterator[list[torch.Tensor]]:
+    """The results of arguments that lie in one way, and in another."""
+    if isinstance(case, Case):
+        tensors = make_tensors(case, dtype)
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            yield list(run(case.problem, tensors, memory_format))
+    else:
+        arguments = case.arguments(dtype)
+        for swapped in (False, True):
+            yield case.run(arguments, swapped=swapped)
+
+
+DISAGREEMENT = " in NCHW or by rows, otherwise "
 
 
 def digests(dtypes: tuple[torch.dtype, ...] = DTYPES) -> dict[str, dict[str, list[str]]]:
-    """Of the instruction set in use: dtype, case, and one digest for each of DIRECTIONS.
+    """Of the instruction set in use: dtype, case, and one digest for each of the case's results.
 
     Where the memory formats disagree it is two, and equal to none that the file can hold.
     """
@@ -196,15 +214,14 @@ def digests(dtypes: tuple[torch.dtype, ...] = DTYPES) -> dict[str, dict[str, lis
     torch.set_num_threads(1)  # no bit follows it, and problems are small
     for dtype in dtypes:
         of_dtype = found[str(dtype).removeprefix("torch.")] = {}
-        for case in cases(dtype):
-            tensors = make_tensors(case, dtype)
-            planar, inner = (
-                [digest(result) for result in run(case.problem, tensors, memory_format)]
-                for memory_format in (torch.contiguous_format, torch.channels_last)
+        for case in (*cases(dtype), *golden_calls.calls(dtype)):
+            assert str(case) not in of_dtype
+            one, other = (
+                [digest(result) for result in results] for results in both_ways(case, dtype)
             )
             of_dtype[str(case)] = [
                 ours if ours == theirs else f"{ours}{DISAGREEMENT}{theirs}"
-                for ours, theirs in zip(planar, inner, strict=True)
+                for ours, theirs in zip(one, other, strict=True)
             ]
     torch.set_num_threads(threads)
     return found
@@ -214,7 +231,7 @@ def digests(dtypes: tuple[torch.dtype, ...] = DTYPES) -> dict[str, dict[str, lis
 
 
 class Golden(NamedTuple):
-    """tests/golden.json: ``digests[dtype][case][family]`` is a digest for each of DIRECTIONS."""
+    """tests/golden.json: ``digests[dtype][case][family]`` is a digest for each of its results."""
 
     numerics: int
     digests: dict[str, dict[str, dict[str, list[str]]]]
@@ -255,6 +272,8 @@ def differences(golden: Golden, isa: str, found: dict[str, dict[str, list[str]]]
     for dtype, of_dtype in found.items():
         name = family(isa, getattr(torch, dtype))
         wanted_of_dtype = golden.digests.get(dtype, {})
+        named = (*cases(getattr(torch, dtype)), *golden_calls.calls(getattr(torch, dtype)))
+        results = {str(case): case.results for case in named}
         stale = wanted_of_dtype.keys() - of_dtype.keys()
         lines += [f"{dtype}, {case}: no such problem" for case in sorted(stale)]
         for case, ours in of_dtype.items():
@@ -263,8 +282,8 @@ def differences(golden: Golden, isa: str, found: dict[str, dict[str, list[str]]]
                 lines.append(f"{dtype}, {case}: no digest of family {name}")
                 continue
             lines += [
-                f"{dtype}, {case}, {direction}: {mine} instead of {theirs} ({name})"
-                for direction, mine, theirs in zip(DIRECTIONS, ours, wanted, strict=True)
+                f"{dtype}, {case}, {result}: {mine} instead of {theirs} ({name})"
+                for result, mine, theirs in zip(results[case], ours, wanted, strict=True)
                 if mine != theirs
             ]
     return lines

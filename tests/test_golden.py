@@ -9,9 +9,11 @@ import math
 
 import exact_values
 import golden
+import golden_calls
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import conv2d_ext
 from conv2d_ext.testing import Problem
@@ -120,6 +122,37 @@ def test_every_driver_has_digests(dtype):
             missing.discard("implicit GEMM, the phases of the stride together")
             assert "AMX tiles of bfloat16" in everything
         assert not missing, (direction, everything)
+
+
+class _Record(TorchDispatchMode):
+    """Within, the names of this library's ops that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function.namespace == "conv2d_ext":
+            self.names.add(function._schema.name.removeprefix("conv2d_ext::"))
+        return function(*arguments, **(keywords or {}))
+
+
+def test_every_op_has_digests():
+    """But those that compute nothing, and those that are made of others in every call."""
+    with _Record() as record:
+        for case in (*list(golden.cases(torch.float32))[:3], *golden_calls.calls(torch.float32)):
+            for _ in golden.both_ways(case, torch.float32):
+                pass
+    prefix = "conv2d_ext::"
+    ops = {
+        name.removeprefix(prefix).split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith(prefix) and not name.startswith(f"{prefix}eager_")  # PyTorch's own
+    }
+    compute_nothing = {"copy_as", "enter_batch_invariant", "leave_batch_invariant"}
+    made_of_others = {"linear", "conv1d", "conv_transpose1d", "conv_transpose2d"}
+    one_addition = {"conv2d_add_bias"}
+    assert ops - record.names == compute_nothing | made_of_others | one_addition
 
 
 # ---- what the digests see
@@ -233,7 +266,7 @@ def test_what_this_cpu_lacks_is_kept_or_refused():
 def test_one_family_has_one_digest():
     with pytest.raises(ValueError, match="disagrees"):
         golden.merged(None, 3, {**_found(), **_found("other", isa="avx512")})
-    with pytest.raises(ValueError, match="channels_last"):
+    with pytest.raises(ValueError, match="by rows, otherwise"):
         golden.merged(None, 3, _found(f"a{golden.DISAGREEMENT}b"))
 
 
