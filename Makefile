@@ -4,8 +4,8 @@
 PYTHON ?= python3
 # The torch that .venv gets; any release from 2.8 on: make test TORCH=torch==2.8.0
 TORCH ?= torch==2.11.0
-# How many processes run the tests, each a file at a time.
-TEST_JOBS ?= 2
+# How many processes run the tests, each a file at a time. More than cores: compilers and limits of time let some wait.
+TEST_JOBS ?= 3
 # Passed on to the program that the verb runs: make demo ARGS="--plot plot.png", make test ARGS="-k grouped -x",
 # make benchmark ARGS="layers --isa avx2"
 ARGS ?=
@@ -32,7 +32,8 @@ demo: $(EXTENSION)  ## run the library's main job: the workload, checked and tim
 
 # The processes share the cores, so their threads must not wait by spinning.
 test: $(EXTENSION)  ## run the tests
-	OMP_WAIT_POLICY=passive $(VENV_PYTHON) -m pytest --numprocesses=$(TEST_JOBS) --dist=loadfile $(ARGS)
+	OMP_WAIT_POLICY=passive $(VENV_PYTHON) -m pytest --numprocesses=$(TEST_JOBS) --dist=loadfile \
+	  --no-loadscope-reorder $(ARGS)
 
 test-models: $(EXTENSION) $(VENV)/.models  ## run the tests of whole models, some thirty of torchvision and timm
 	CONV2D_EXT_TEST_MODELS=all OMP_WAIT_POLICY=passive $(VENV_PYTHON) -m pytest --numprocesses=$(TEST_JOBS) \

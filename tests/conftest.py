@@ -34,7 +34,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes seconds; left out by -m 'not slow'")
 
 
+# Minutes each, on two cores. They begin first, so that no process is left with one at the end.
+LONG_FILES = (
+    "test_fuzz.py",
+    "test_cuda_host.py",
+    "test_isa.py",
+    "test_winograd.py",
+    "test_export.py",
+    "test_gpu_check.py",
+    "test_beyond_one_process.py",
+    "test_documents.py",
+    "test_examples.py",
+    "test_torch_fuzz.py",
+    "test_cpu_mutations.py",
+    "test_convolution_family.py",
+    "test_distributed.py",
+    "test_install.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
     for item in items:
         for marker, reason in SKIPPED.items():
             if reason and item.get_closest_marker(marker):

@@ -264,8 +264,12 @@ class TestBatchInvariant:
         with Image.open(tmp_path / "batch_invariant.png") as picture:
             assert picture.size[0] > 500
 
-    def test_refuses_bad_arguments(self, tmp_path):
-        for arguments in (("--model", "nothing"), ("--size", 3), ("--output", "missing/x.png")):
-            done = run("batch_invariant", *arguments, folder=tmp_path)
-            assert done.returncode == 2
-            assert arguments[0] in done.stderr
+    @pytest.mark.parametrize(
+        "arguments", [("--model", "nothing"), ("--size", "3"), ("--output", "missing/x.png")]
+    )
+    def test_refuses_bad_arguments(self, arguments, monkeypatch, capsys):
+        monkeypatch.setattr(sys, "argv", ["batch_invariant.py", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            load("batch_invariant").main()
+        assert stopped.value.code == 2
+        assert arguments[0] in capsys.readouterr().err
