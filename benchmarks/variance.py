@@ -4,7 +4,8 @@ For each call an example's result alone, on one thread, is held against the same
   batch    first in larger batches,
   place    at every place of the largest batch, beside its result in the first,
   threads  on 2, 3 and 4 threads, alone and in the largest batch,
-for the result and for the gradients of the tensors that have a batch. Bits are compared.
+for the result and for the gradients of the tensors that have a batch: as PyTorch computes them, and
+under conv2d_ext.batch_invariant(). Bits are compared.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+import conv2d_ext
 from benchmarks import machine
 from benchmarks.variance_calls import Call, Shape, all_calls
 
@@ -32,7 +34,8 @@ DTYPES = (torch.float32, torch.bfloat16)
 CONTIGUOUS, CHANNELS_LAST, SLICED = FORMATS = ("contiguous", "channels_last", "sliced")
 THREADS = (2, 3, 4)
 REASONS = ("batch", "place", "threads")
-Row = tuple[str, str, str, str]  # which dtypes and layouts, forward, backward, worst difference
+# Which dtypes and layouts, forward, backward, worst difference, under batch_invariant.
+Row = tuple[str, str, str, str, str]
 _BITS = {4: torch.int32, 2: torch.int16, 8: torch.int64}
 
 
@@ -58,10 +61,11 @@ class Finding:
 
     forward: Verdict = dataclasses.field(default_factory=Verdict)
     backward: Verdict = dataclasses.field(default_factory=Verdict)
+    in_mode: Verdict = dataclasses.field(default_factory=Verdict)  # of both
     error: str = ""
 
-    def texts(self) -> tuple[str, str]:
-        return self.forward.text(), self.backward.text()
+    def texts(self) -> tuple[str, str, str]:
+        return self.forward.text(), self.backward.text(), self.in_mode.text()
 
     def worst(self) -> float:
         return max(self.forward.worst, self.backward.worst)
@@ -132,13 +136,16 @@ def measure(call: Call, dtype: torch.dtype, layout: str) -> Finding:
         if layout == CHANNELS_LAST and len(sizes[0]) != 3:
             continue
         try:
-            _measure_size(Sample(call, sizes, dtype, layout), finding)
+            sample = Sample(call, sizes, dtype, layout)
+            _measure_size(sample, finding.forward, finding.backward)
+            with conv2d_ext.batch_invariant():
+                _measure_size(sample, finding.in_mode, finding.in_mode)
         except (RuntimeError, NotImplementedError, ValueError) as error:
             finding.error = str(error).splitlines()[0]
     return finding
 
 
-def _measure_size(sample: Sample, finding: Finding) -> None:
+def _measure_size(sample: Sample, forward: Verdict, backward: Verdict) -> None:
     everyone = list(range(sample.batch))
     alone = sample.results([0], threads=1)
     whole = sample.results(everyone, threads=1)
@@ -147,7 +154,7 @@ def _measure_size(sample: Sample, finding: Finding) -> None:
         reason: str, found: list[list[Tensor]], at: int, expected: list[list[Tensor]], of: int
     ) -> None:
         for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-            _compare(finding.backward if i else finding.forward, reason, ours[at], theirs[of])
+            _compare(backward if i else forward, reason, ours[at], theirs[of])
 
     for batch in (2, 3, 4, 8, sample.batch):
         if batch <= sample.batch:
@@ -183,14 +190,15 @@ def _bits(tensor: Tensor) -> Tensor:
 def rows_of(findings: dict[tuple[torch.dtype, str], Finding]) -> list[Row]:
     """Dtypes and layouts with the same verdict share a row."""
     measured = {key: finding for key, finding in findings.items() if finding.forward.measured}
-    together: dict[tuple[str, str], list[tuple[torch.dtype, str]]] = {}
+    together: dict[tuple[str, ...], list[tuple[torch.dtype, str]]] = {}
     for key, finding in measured.items():
         together.setdefault(finding.texts(), []).append(key)
     rows = []
     for texts, keys in together.items():
         worst = max(findings[key].worst() for key in keys)
         which = "all" if len(keys) == len(findings) else _which(keys, findings)
-        rows.append((which, *texts, f"{worst:.0e}" if worst else ""))
+        forward, backward, in_mode = texts
+        rows.append((which, forward, backward, f"{worst:.0e}" if worst else "", in_mode))
     return rows
 
 
@@ -216,10 +224,11 @@ Measured with torch {torch} on {cpu} ({machine}, ATen's loops: {isa}) by
 A call *varies* where an example's bits follow the **batch** size, the example's **place** in it or
 the number of **threads** (1 to 4), in one of some sizes between 3 elements an example and 200,000.
 *Backward* is the gradient with respect to the tensors that have a batch. *sliced*: examples with a
-channel fewer than lie in memory. The last column is the largest difference between two results of
-one example, as a share of its largest magnitude; where it is empty beside "varies", zeros differ in
-their sign. A dash: not measured. That a call holds is an observation and no promise: another
-version, CPU or size may differ.
+channel fewer than lie in memory. *Worst* is the largest difference between two results of one
+example, as a share of its largest magnitude; where it is empty beside "varies", zeros differ in
+their sign. *In the mode*: both directions under `conv2d_ext.batch_invariant()`. A dash: not
+measured. That a call of PyTorch's holds is an observation and no promise: another version, CPU or
+size may differ. [Make a model reproducible](models.md) says what the mode promises.
 """
 
 
@@ -232,7 +241,10 @@ def _write_markdown(path: Path, groups: dict[str, dict[str, list[Row]]]) -> None
     ).splitlines()
     for group, calls in groups.items():
         lines += ["", f"## {group[0].upper()}{group[1:]}", ""]
-        lines += ["| call | which | forward | backward | worst |", "|---|---|---|---|---|"]
+        lines += [
+            "| call | which | forward | backward | worst | in the mode |",
+            "|---|---|---|---|---|---|",
+        ]
         for name, rows in calls.items():
             lines += [f"| {name} | " + " | ".join(row) + " |" for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -262,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 console.print(f"{call.name}, {dtype}: {finding.error}", style="dim")
     for group, rows in groups.items():
         table = Table(title=group, box=box.SIMPLE_HEAD)
-        for column in ("call", "which", "forward", "backward", "worst"):
+        for column in ("call", "which", "forward", "backward", "worst", "in the mode"):
             table.add_column(column, overflow="fold")
         for name, found in rows.items():
             for row in found:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import conv2d_ext
 
-MODE_KEY = torch._C._parse_dispatch_key("DeferredInit")  # csrc/invariance.h
+MODE_KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")  # csrc/invariance.h
 # Covered for some arguments only; squares and float32 are exact as they are.
 EXACT = {"aten::pow.Tensor_Scalar", "aten::rsqrt"}
 BATCHES = (1, 2, 5, 9)
@@ -122,6 +122,12 @@ def is_covered(target: object) -> bool:
         and target.name() not in EXACT
         and torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), MODE_KEY)
     )
+
+
+def test_what_is_covered_is_seen():
+    assert is_covered(torch.ops.aten.conv2d.default)
+    assert is_covered(torch.ops.aten.sigmoid.default)
+    assert not is_covered(torch.ops.aten.relu.default)
 
 
 class TestExport:
