@@ -54,6 +54,22 @@ SLOWEST = 12  # so many of the slowest cases does the page name
 CLASS_TITLES = {
     "3x3": "3 × 3", "1x1": "1 × 1", "stem": "stems", "1 pixel": "one pixel",
 }  # fmt: skip
+# A class whose median share of its bound is lower is listed with what keeps it there.
+FAIR_SHARE = 0.8
+REASONS = {
+    "3x3": "loads and stores beside the multiply-adds. A chain of at most 64 products, which the "
+    "accuracy guarantee asks for, ends with the stores of its sums.",
+    "1x1": "on small maps weights and pixels are packed for few products each; large maps with "
+    "few channels move memory.",
+    "stem": "K is short (27 to 147 products), so packing and stores weigh more.",
+    "dilated": "taps lie far apart, so patches are larger than what is used of them.",
+    "other": "large kernels and patches on few channels: packing weighs more.",
+    "1 pixel": "each weight is used once, so reading it is the work. A call's fixed cost of some "
+    "microseconds is as long as that.",
+    "grouped": "groups of 4 to 32 channels fill part of a tile.",
+    "depthwise": "9 to 49 products an element. The rest is loads, stores and, on small maps, a "
+    "call's fixed cost.",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,6 +171,7 @@ def page_text() -> str:
             _machine_line(layers.machine),
         ],
         _layers_section(layers),
+        share_section(layers),
         _models_section(Document.read(RESULTS / "models.json")),
         _growth_section(Document.read(RESULTS / "growth.json")),
         _memory_section(_json("memory")),
@@ -185,6 +202,71 @@ def speed_table(document: Document, pairs: Sequence[tuple[str, str, str]] = PAIR
             cells.append(f"{', '.join(means)} ({slowest:.2f})" if means else "")
         lines.append(_line(cells))
     return lines
+
+
+def share_section(document: Document) -> list[str]:
+    """What share of the bound each class reaches, here and in F.conv2d, and why no more."""
+    lines = [
+        "## Share of what the machine can do",
+        "",
+        "A layer's bound is the lower of two measured rates: the cores' multiply-adds, and the "
+        "memory's or cache's bandwidth on what has to be moved at least once "
+        "([how](../benchmarks/README.md#roofline)). Medians of the layers' shares, on 1 thread and "
+        "on 2; in brackets F.conv2d's.",
+        "",
+    ]
+    head = ["layers", "direction", "bound by multiply-adds, by bandwidth", *(p[2] for p in PAIRS)]
+    lines += [_line(head), _rule(head)]
+    low: list[str] = []
+    for title, classes in _class_rows(document.usable):
+        for direction in _distinct(document.usable, "direction"):
+            cases = [
+                r
+                for r in document.usable
+                if r.layer_class in classes and r.direction == direction and r.roof
+            ]
+            if not cases:
+                continue
+            by_peak = sum(_is_bound_by_peak(document, case) for case in cases)
+            cells = [title, direction.replace("+", " + "), f"{by_peak}, {len(cases) - by_peak}"]
+            for ours, peer, _ in PAIRS:
+                mine, theirs = _shares(cases, ours), _shares(cases, peer)
+                cells.append(f"{_percent(mine)} ({_percent(theirs)})")
+                if min(mine) < FAIR_SHARE and len(classes) == 1 and classes[0] not in low:
+                    low.append(classes[0])
+            lines.append(_line(cells))
+    if low:
+        lines += ["", f"Below {FAIR_SHARE:.0%} of the bound somewhere, and why:", ""]
+        lines += [f"- {CLASS_TITLES.get(name, name)}: {REASONS[name]}" for name in low]
+    lines += [
+        "",
+        "`python -m benchmarks show benchmarks/results/layers.json --details` prints every "
+        "layer's share.",
+    ]
+    return [*lines, "", "![Roofline](images/roofline-float32.png)"]
+
+
+def _is_bound_by_peak(document: Document, case: Result) -> bool:
+    peaks = document.roofline["peak_flops_per_s"][str(case.threads)]
+    return case.roof >= min(peaks.values()) * (1 - 1e-9)
+
+
+def _shares(cases: Sequence[Result], contestant: str) -> list[float]:
+    """The median for each number of threads."""
+    found = []
+    for threads in _distinct(cases, "threads"):
+        shares = [
+            share
+            for case in cases
+            if case.threads == threads and (share := case.roofline_share(contestant)) is not None
+        ]
+        if shares:
+            found.append(statistics.median(shares))
+    return found
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return ", ".join(f"{share:.0%}" for share in shares)
 
 
 def _class_rows(results: Sequence[Result]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -266,7 +348,6 @@ def _layers_section(document: Document) -> list[str]:
     for dtype, layout in (("float32", "NCHW"), ("float32", "channels_last")):
         name = f"ratios-{dtype}-{layout}.png"
         lines += ["", f"Every layer, {layout}: [picture](images/{name})."]
-    lines += ["", "![Roofline](images/roofline-float32.png)"]
     return lines
 
 

@@ -104,7 +104,7 @@ def _machine_code(dtype: torch.dtype) -> tuple[str, int, Callable[[], None]] | N
     if platform.machine() not in ("x86_64", "AMD64") or not {"avx2", "fma"} <= cpu_flags():
         return None
     # What the library may use is what it is held against.
-    wide = build_config()["isa"].startswith("avx512")
+    wide = build_config()["isa"].startswith(("avx512", "amx"))
     vector_bytes, element_bytes = (64 if wide else 32), dtype.itemsize
     code = fma_loop_code(vector_bytes, element_bytes)
     try:
