@@ -47,7 +47,13 @@ MEASUREMENTS: dict[str, tuple[float, tuple[str, ...]]] = {
     "models": (0.25, ("benchmarks", "models", "--case-seconds", "4", "--seconds", "{seconds}")),
     "growth": (0.15, ("benchmarks", "growth", "--case-seconds", "2", "--seconds", "{seconds}")),
     "memory": (0.0, ("benchmarks.memory", "--json", "benchmarks/results/memory.json")),
-    "bits": (0.0, ("benchmarks.bits", "--json", "benchmarks/results/bits.json")),
+    "bits": (
+        0.0,
+        (
+            "benchmarks.bits", "--filter", "resnet50|mobilenet_v3_large|efficientnet_b0",
+            "--json", "benchmarks/results/bits.json",
+        ),
+    ),
 }  # fmt: skip
 DISTURBED = 3  # the exit status of `python -m benchmarks` where cases were disturbed
 SLOWEST = 12  # so many of the slowest cases does the page name
@@ -195,7 +201,7 @@ def speed_table(document: Document, pairs: Sequence[tuple[str, str, str]] = PAIR
             ]
             means = [
                 f"{geomean(ratios):.2f}"
-                for threads in _distinct(cases, "threads")
+                for threads in sorted(_distinct(cases, "threads"))
                 if (ratios := speedups([c for c in cases if c.threads == threads], ours, peer))
             ]
             slowest = min(speedups(cases, ours, peer), default=None)
@@ -254,7 +260,7 @@ def _is_bound_by_peak(document: Document, case: Result) -> bool:
 def _shares(cases: Sequence[Result], contestant: str) -> list[float]:
     """The median for each number of threads."""
     found = []
-    for threads in _distinct(cases, "threads"):
+    for threads in sorted(_distinct(cases, "threads")):
         shares = [
             share
             for case in cases
@@ -380,7 +386,7 @@ def _growth_section(document: Document) -> list[str]:
     head = ["series", "threads", "this library, worst", "F.conv2d, worst"]
     lines += [_line(head), _rule(head)]
     for series in dict.fromkeys(tuple(result.lists) for result in document.usable):
-        for threads in _distinct(document.usable, "threads"):
+        for threads in sorted(_distinct(document.usable, "threads")):
             cases = [
                 r for r in document.usable if tuple(r.lists) == series and r.threads == threads
             ]

@@ -194,7 +194,7 @@ def _ratio_bars(axes: Axes, cases: Sequence[Result], ours: str, peer: str) -> li
             continue
         color = _COLORS[layer_class]
         mean = geomean([ratio for ratio, _, _ in found])
-        axes.barh([], [], color=color, label=f"{layer_class}: {mean:.2f}")
+        axes.plot([], [], "s", color=color, label=f"{layer_class}: {mean:.2f}")
         for ratio, name, disturbed in found:
             # From 1 up or down: what is left of the line is slower than the peer.
             look = {"edgecolor": color, **_DISTURBED} if disturbed else {"color": color}
