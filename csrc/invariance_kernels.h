@@ -53,8 +53,18 @@ Tensor redispatch_composite(DispatchKeySet keys, const Arguments&... arguments) 
   return torch::jit::pop(stack).toTensor();
 }
 
+// Named dimensions, which torch 2.15 has no more.
+template <class T>
+auto has_names(const T& tensor, int) -> decltype(tensor.has_names()) {
+  return tensor.has_names();
+}
+template <class T>
+bool has_names(const T&, long) {
+  return false;
+}
+
 inline bool is_dense(const Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.has_names() &&
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !has_names(tensor, 0) &&
          (tensor.device().is_cpu() ||
           (tensor.device().is_cuda() && matmul_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA)));
 }
@@ -77,7 +87,7 @@ inline bool is_real(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf;
 }
 inline bool is_on_cpu(const Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.has_names() && tensor.device().is_cpu();
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !has_names(tensor, 0) && tensor.device().is_cpu();
 }
 template <class... Others>
 bool takes_on_cpu(const Tensor& first, const Others&... others) {
