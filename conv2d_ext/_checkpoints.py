@@ -39,6 +39,16 @@ def _in_this_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _keeping_the_mode(without_reentry: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(without_reentry)
+    def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            fn = _in_this_mode(fn)
+        return without_reentry(fn, *args, **kwargs)
+
+    return generator
+
+
 def install() -> None:
     """Once, when the mode is entered for the first time."""
     global _installed
@@ -46,16 +56,13 @@ def install() -> None:
         if _installed:
             return
         _installed = True
-        without_reentry = getattr(module, "_checkpoint_without_reentrant_generator", None)
-        if without_reentry is not None:
-
-            @functools.wraps(without_reentry)
-            def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                if not torch.compiler.is_compiling():
-                    fn = _in_this_mode(fn)
-                return without_reentry(fn, *args, **kwargs)
-
-            module._checkpoint_without_reentrant_generator = generator
+        # The second is torch 2.15's. Either takes the function first, and is a generator.
+        for name in (
+            "_checkpoint_without_reentrant_generator",
+            "_checkpoint_without_reentrant_generator_impl",
+        ):
+            if hasattr(module, name):
+                setattr(module, name, _keeping_the_mode(getattr(module, name)))
         forward = module.CheckpointFunction.forward
 
         @functools.wraps(forward)
