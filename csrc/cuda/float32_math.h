@@ -13,6 +13,6 @@ CONV2D_EXT_EXPORT Float32Math float32_math();
 
 // The same for matrix products: torch.backends.cuda.matmul.allow_tf32, its successor fp32_precision, or
 // torch.set_float32_matmul_precision, as torch.mm reads them.
-Float32Math float32_matmul_math();
+CONV2D_EXT_EXPORT Float32Math float32_matmul_math();
 
 }  // namespace conv2d_ext::cuda
