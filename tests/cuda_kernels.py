@@ -21,7 +21,7 @@ WARPS = 64  # of an SM
 
 # The values of enum Load in csrc/cuda/gemm_loader.cuh.
 OVER_X, OVER_K, VECTOR, GATHER = range(4)
-LOAD_NAMES = ("over x", "over k", "either", "vector", "gather")
+LOAD_NAMES = ("over x", "over k", "vector", "gather")
 ELEMENT_BYTES = {"float": 4, "double": 8, "Complex<float>": 8, "Complex<double>": 16}
 
 # The least share of multiplications among the instructions that a main loop executes, a little

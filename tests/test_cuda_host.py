@@ -352,6 +352,26 @@ def test_sizes_beyond_the_kernels_are_refused():
         engine().plan("forward", problem, image, torch.zeros(1, 1, 1, 1))
 
 
+@pytest.mark.parametrize("math", [MATHS[0], MATHS[3]], ids=str)
+def test_weight_gradients_over_too_many_pixels_are_refused(math):
+    """Expanded tensors reach them: steps of k are counted in 32 bits, to the last segment's end."""
+    tile_k = 32 if math.dtype.itemsize == 2 else 16
+    most = tile_k * (2**30 - 1)
+
+    def plan(pixels: int) -> dict[str, object]:
+        problem = Problem("many images", pixels, 8, (1, 1), 9, (1, 1), bias=False)
+        one = torch.zeros((), dtype=math.dtype)
+        operands = one.expand(problem.output_shape), one.expand(problem.input_shape)
+        return engine().plan("grad_weight", problem, *operands)
+
+    taken = plan(most)
+    steps_to_the_end = taken["segments"] * taken["segment_length"] // tile_k
+    assert most // tile_k <= steps_to_the_end < 2**31
+    for pixels in (tile_k * (2**30 + 1), 2**36, 2**40, 2**58):
+        with pytest.raises(AssertionError, match="too many output pixels"):
+            plan(pixels)
+
+
 # ---- bank conflicts
 
 # The most wavefronts for each that the access's size needs, all accesses of a call together.

@@ -1,5 +1,7 @@
-"""Every header of csrc/cpu compiles by itself: none leans on what others include before it; and what
-the bindings call of the CUDA engine is exported, which builds without CUDA would not notice."""
+"""Every header of csrc/cpu compiles by itself: none leans on what others include before it.
+
+And what the bindings call of the CUDA engine is exported, which no build without CUDA notices.
+"""
 
 from __future__ import annotations
 

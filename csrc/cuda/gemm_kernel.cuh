@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
       store_shared(positions + chain % 2 * kChainEntries + place, position);
     }
   };
-  make_entries(0);
-  if (!one_chain) make_entries(1);
+#pragma unroll 1
+  for (int chain = 0; chain < (one_chain ? 1 : 2); ++chain) make_entries(chain);
   for (unsigned x = thread; x < Tiling::kTileX; x += Tiling::kThreads)
     store_shared(im2col + x, geometry.im2col_entry(geometry.tile.x0 + x));
   for (unsigned m = thread; m < Tiling::kTileM; m += Tiling::kThreads)
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
   typename Policy::Sums sums;
   Policy::clear(sums);
 
-#pragma unroll
+#pragma unroll 1
   for (int step = 0; step < STAGES - 1; ++step) {
     if (step < steps) {
       start(step);
@@ -200,24 +200,23 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
       if (loads) finish(ahead_slot);
       slot = slot + 1 == STAGES ? 0 : slot + 1;
     }
-    if (step == steps) break;
+    // The last chain goes this way too: the code of these stores is as long as the rest of the kernel.
+    const bool is_last = step == steps;
+    if (is_last) {
+      wait_copies<0>();
+      sync_threads();  // the ring is free
+    }
     if (chain == 0) {
       Policy::template store<false>(sums, result_piece, Tiling::kResultRow, lane);
     } else {
       Policy::template store<true>(sums, result_piece, Tiling::kResultRow, lane);
     }
+    if (is_last) break;
     // The loads read entries of the next chain already. All threads have passed a barrier since the last read of this
     // chain's, and will pass one before the first read of those that take their place.
     make_entries(chain + 2);
     ++chain;
     Policy::clear(sums);
-  }
-  wait_copies<0>();
-  sync_threads();  // the ring is free
-  if (chain == 0) {
-    Policy::template store<false>(sums, result_piece, Tiling::kResultRow, lane);
-  } else {
-    Policy::template store<true>(sums, result_piece, Tiling::kResultRow, lane);
   }
   sync_threads();
 
@@ -232,11 +231,10 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
 }
 
 // Adds partial sums in the order of their segments. A thread owns one result: a tile has one m and kReduceTile x.
-template <class Policy, class Geometry>
+template <class Element, class Geometry>
 __global__ void __launch_bounds__(kReduceTile)
     reduce_partials(const __grid_constant__ typename Geometry::Params params, int64_t x_tiles) {
-  using Element = typename Policy::Element;
-  using Sum = typename Policy::Sum;
+  using Sum = SumOf<Element>;
   const Geometry geometry(params, blockIdx.x, x_tiles);
   const int64_t x = geometry.tile.x0 + threadIdx.x;
   if (x >= geometry.x_count()) return;

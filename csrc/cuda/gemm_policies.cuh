@@ -59,6 +59,9 @@ __device__ __forceinline__ T load_widened(const T* from) {
 __device__ __forceinline__ float load_widened(const Float16* from) { return widen(*from); }
 __device__ __forceinline__ float load_widened(const BFloat16* from) { return widen(*from); }
 
+template <class T>
+using SumOf = decltype(load_widened(static_cast<const T*>(nullptr)));
+
 // As many elements as fit 16 bytes, loaded and stored at once.
 template <class T>
 struct alignas(16) Vector16 {

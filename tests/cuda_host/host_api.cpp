@@ -238,9 +238,6 @@ void run(const HostCall& call, Json& json) {
   const auto dtype = static_cast<DType>(call.dtype);
   const int64_t bytes = size_of(dtype);
   const Block first(call.first, bytes), second(call.second, bytes), bias(call.bias, bytes), result(call.result, bytes);
-  first.copy_in();
-  second.copy_in();
-  if (call.bias.data != nullptr) bias.copy_in();
 
   const bool is_grad_bias = call.direction == kGradBias;
   const Conv2dProblem& p = call.problem;
@@ -259,6 +256,9 @@ void run(const HostCall& call, Json& json) {
     if (call.plan_only != 0) return;
   }
   json.add("workspace_bytes", workspace_bytes);
+  first.copy_in();
+  second.copy_in();
+  if (call.bias.data != nullptr) bias.copy_in();
   void* workspace = nullptr;
   if (workspace_bytes != 0 && posix_memalign(&workspace, 256, workspace_bytes) != 0) throw std::bad_alloc();
   const std::unique_ptr<void, void (*)(void*)> workspace_owner(workspace, std::free);
