@@ -54,6 +54,7 @@ template <int GROUP, int BLOCK_GROUPS>
 struct ConvGeometry {
   using Params = ConvParams;
   static constexpr int kGroup = GROUP;
+  static constexpr bool kStoresVectors = true;
 
   // item: number of the tile, times `segments` where each has an item of its own.
   __device__ ConvGeometry(const Params& params, uint32_t item, int64_t segments, int tile_m, int tile_x, int tile_k)
@@ -84,9 +85,9 @@ struct ConvGeometry {
   __device__ int32_t source_rows() const { return p.source_rows; }
   __device__ int32_t source_cols() const { return p.source_cols; }
 
-  // Rows past the last repeat it; they are never stored.
-  __device__ int64_t dense_address(int64_t m) const {
-    return p.weight + group * p.weight_group + min_of<int64_t>(m, p.m - 1) * p.weight_m + rows().weight_offset +
+  // Rows past the last repeat it, or, where several are copied together, the last so many; they are never stored.
+  __device__ int64_t dense_address(int64_t m, int32_t together) const {
+    return p.weight + group * p.weight_group + min_of<int64_t>(m, p.m - together) * p.weight_m + rows().weight_offset +
            cols().weight_offset;
   }
 
@@ -204,6 +205,7 @@ struct ConvGeometry {
 struct WeightGeometry {
   using Params = WeightParams;
   static constexpr int kGroup = 1;
+  static constexpr bool kStoresVectors = false;  // a gradient's sums mostly pass through the workspace
 
   __device__ WeightGeometry(const Params& params, uint32_t item, int64_t segments, int tile_m, int tile_x, int tile_k)
       : p(params) {
@@ -232,8 +234,8 @@ struct WeightGeometry {
   __device__ int32_t source_rows() const { return p.source_rows; }
   __device__ int32_t source_cols() const { return p.source_cols; }
 
-  __device__ int64_t dense_address(int64_t m) const {
-    return p.grad_output + group * p.grad_group + min_of<int64_t>(m, p.m - 1) * p.grad_m;
+  __device__ int64_t dense_address(int64_t m, int32_t together) const {
+    return p.grad_output + group * p.grad_group + min_of<int64_t>(m, p.m - together) * p.grad_m;
   }
 
   __device__ XEntry im2col_entry(int64_t x) const {

@@ -150,7 +150,7 @@ Plan plan_of(const HostCall& call, const Block& first, const Block& second, cons
     case Direction::kGradInput:
       return plan_grad_input(call.problem, dtype, math, first.view(), second.view(), view.stride, machine);
     default:
-      return plan_grad_weight(call.problem, dtype, math, machine);
+      return plan_grad_weight(call.problem, dtype, math, first.view(), second.view(), machine);
   }
 }
 
@@ -181,8 +181,9 @@ std::string describe(const Plan& plan) {
   json.add("engine", static_cast<int64_t>(plan.engine));
   json.add("kernel", plan.kernel);
   json.add("variant", plan.variant);
-  json.add("vector_a", plan.vector_a);
-  json.add("vector_b", plan.vector_b);
+  json.add("vector_a", static_cast<int64_t>(plan.vector_a));
+  json.add("vector_b", static_cast<int64_t>(plan.vector_b));
+  json.add("stages", plan.stages);
   json.add("tile_m", plan.tile_m);
   json.add("tile_n", plan.tile_n);
   json.add("tile_k", plan.tile_k);
