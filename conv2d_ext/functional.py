@@ -277,6 +277,7 @@ class CudaDirectionExplanation:
     k_chain_length: int  # a segment likewise of chains, each summed from zero
     split: bool  # segments run in CTAs of their own, and are added up through the workspace
     ctas: int
+    stages: int  # of the ring of tiles in shared memory; 0 where there is none
     shared_bytes: int  # of a CTA
     workspace_bytes: int
     refused: str  # why a faster kernel is not taken; empty where there is none

@@ -328,6 +328,7 @@ py::dict describe(const cuda::Plan& plan) {
   result["k_chain_length"] = std::min(plan.chain_length, plan.segment_length);
   result["split"] = plan.split;
   result["ctas"] = plan.ctas;
+  result["stages"] = plan.stages;
   result["shared_bytes"] = plan.shared_bytes;
   result["workspace_bytes"] = plan.workspace_bytes;
   result["refused"] = plan.refused;
@@ -351,7 +352,7 @@ py::dict explain_on_cuda(const Conv2dProblem& p, const Tensor& input, const Tens
   py::dict result;
   result["forward"] = describe(cuda::plan_forward(p, dtype, math, x, w, y.stride, machine));
   result["grad_input"] = describe(cuda::plan_grad_input(p, dtype, math, y, w, gx.stride, machine));
-  result["grad_weight"] = describe(cuda::plan_grad_weight(p, dtype, math, machine));
+  result["grad_weight"] = describe(cuda::plan_grad_weight(p, dtype, math, y, x, machine));
   return result;
 }
 

@@ -1,6 +1,6 @@
-// The mode's kernel of LSTM. PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch; sequences
-// that are packed it computes step by step, by calls that the mode takes. So a batch is packed here, as a view. Packing
-// reads sizes as data, which no trace can: there the steps are written out, by the same formula.
+// The mode's kernel of LSTM. PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch. Here its
+// steps are calls that the mode takes. With dropout between layers, which draws by an element's place anyway, a batch is
+// packed: packed sequences PyTorch computes step by step (from torch 2.15 on by oneDNN, too).
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "invariance_kernels.h"
@@ -50,8 +50,10 @@ struct Lstm {
   static std::tuple<Tensor, Tensor, Tensor> call(DispatchKeySet keys, const Tensor& input, at::TensorList hx,
                                                  at::TensorList params, bool has_biases, int64_t num_layers,
                                                  double dropout, bool train, bool bidirectional, bool batch_first) {
-    if (!leaves<Op>(keys) && is_taken_apart(keys) && takes_on_cpu(input) && input.dim() == 3 && hx.size() == 2 &&
-        (dropout == 0 || !train)) {
+    const bool is_traced = is_taken_apart(keys);
+    const bool has_steps = is_traced || (!c10::impl::TorchDispatchModeTLS::any_modes_set() && input.sym_numel() != 0);
+    if (!leaves<Op>(keys) && has_steps && takes_on_cpu(input) && input.dim() == 3 && hx.size() == 2 &&
+        hx[0].dim() == 3 && hx[0].sym_size(1) == input.sym_size(batch_first ? 0 : 1) && (dropout == 0 || !train)) {
       auto [output, h, c] =
           lstm_by_steps(batch_first ? input.transpose(0, 1) : input, hx, params, has_biases, num_layers, bidirectional);
       return {batch_first ? output.transpose(0, 1) : output, h, c};

@@ -20,8 +20,9 @@ REGISTERS = 65536  # of an SM
 WARPS = 64  # of an SM
 
 # The values of enum Load in csrc/cuda/gemm_loader.cuh.
-OVER_X, OVER_K, VECTOR, GATHER = range(4)
-LOAD_NAMES = ("over x", "over k", "either", "vector", "gather")
+OVER_X, OVER_K, VECTOR, GATHER, ROW_VECTOR = range(5)
+LOAD_NAMES = ("over x", "over k", "vector", "gather", "row vector")
+VECTORS = (VECTOR, ROW_VECTOR)
 ELEMENT_BYTES = {"float": 4, "double": 8, "Complex<float>": 8, "Complex<double>": 16}
 
 # The least share of multiplications among the instructions that a main loop executes, a little
@@ -42,7 +43,7 @@ LEAST_SHARE = {
     ("FmaPolicy<Complex<float>>", "copies"): 0.73,
     ("FmaPolicy<Complex<double>>", "copies"): 0.41,
     ("Tf32Policy", "copies"): 0.026,
-    ("Mma16Policy", "copies"): 0.125,
+    ("Mma16Policy", "copies"): 0.16,
     ("Mma16Policy", "gathers"): 0.0165,
 }
 
@@ -132,7 +133,7 @@ class Gemm:
 
     def per_thread(self, rows: int, load: int) -> int:
         elements = rows * self.policy.tile_k // self.threads
-        return elements // 8 if load == VECTOR else elements
+        return elements // 8 if load in VECTORS else elements
 
     @property
     def copies(self) -> tuple[int, int]:
@@ -141,8 +142,15 @@ class Gemm:
         return (0 if self.load_a == GATHER else a), (0 if self.load_b == GATHER else b)
 
     @property
+    def most_shared_loads(self) -> int:
+        """Of a step whose operands are vectors: an entry of k for all copies along k, in two loads;
+        along x for each copy an offset and a position."""
+        a, b = self.copies
+        return (2 if self.load_a == VECTOR else 2 * a) + (2 if self.load_b == VECTOR else 2 * b)
+
+    @property
     def copy_bytes(self) -> int:
-        return 16 if VECTOR in self.loads else self.policy.element_bytes
+        return 16 if set(VECTORS) & set(self.loads) else self.policy.element_bytes
 
 
 def split_template(name: str) -> tuple[str, list[str]]:
@@ -281,6 +289,9 @@ def gemm_faults(loop: HotLoop | None, gemm: Gemm, least_share: float) -> list[st
     for opcode in sorted(copies):
         if not re.fullmatch(r"LDGSTS\.E(\.BYPASS)?(\.LTC128B)?" + re.escape(bits), opcode):
             found.append(f"copies by {opcode} instead of {gemm.copy_bytes} bytes")
+    shared_loads = sum(n for opcode, n in count.items() if opcode.startswith("LDS."))
+    if set(gemm.loads) <= set(VECTORS) and shared_loads > gemm.most_shared_loads:
+        found.append(f"{shared_loads} loads from shared memory for {sum(gemm.copies)} copies")
     loads = {opcode for opcode in count if opcode.startswith("LDG.")}
     gathers = GATHER in gemm.loads
     if bool(loads) != gathers or any(not o.startswith("LDG.E.U16") for o in loads):

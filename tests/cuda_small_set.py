@@ -19,6 +19,7 @@ PROBLEMS = (
     testing.ASYMMETRIC[0],
     Problem("tails", 2, 19, (7, 9), 35, (3, 3), padding=(1, 1)),
     Problem("vectors", 2, 32, (8, 8), 40, (3, 3), (2, 2), (1, 1)),
+    Problem("vectors of pixels", 2, 64, (4, 6), 72, (1, 1)),
     real_layer("resnet50 512@7-512/k3p1").shrunk(5),
     testing.DEPTHWISE[1],
     Problem("few channels", 1, 3, (9, 11), 2, (3, 2), padding=(1, 0)),

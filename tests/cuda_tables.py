@@ -15,18 +15,23 @@ HEADER = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "kernels.h"
 @dataclasses.dataclass(frozen=True)
 class TableEntry:
     name: str
-    numbers: dict[str, int]  # tile_m, threads, ctas_per_sm, shared_one_chain, ...
+    numbers: dict[str, int]  # tile_m, threads, ctas_per_sm, stage_bytes, ...
     launch: str  # the demangled name of its function
 
     def __getitem__(self, field: str) -> int:
         return self.numbers[field]
+
+    def shared_bytes(self, stages: int, *, several_chains: bool) -> int:
+        """As GemmKernel has it."""
+        ring, sums = stages * self["stage_bytes"], self["sums_bytes"]
+        return self["table_bytes"] + (ring + sums if several_chains else max(ring, sums))
 
 
 def _entry_type() -> tuple[type[ctypes.Structure], list[str]]:
     """GemmKernel, of whose numbers the header has the names and the order."""
     match = re.search(r"struct GemmKernel \{(.*?)\n\};", HEADER.read_text(), re.DOTALL)
     assert match
-    body = re.sub(r"//.*", "", match[1])
+    body = re.sub(r"//.*", "", match[1]).partition("constexpr")[0]
     assert body.split(";")[0].strip() == "const char* name"
     numbers = []
     for names in re.findall(r"\b(?:int|GemmKind) ([\w, ]+);", body):

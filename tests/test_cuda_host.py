@@ -279,17 +279,29 @@ def test_bias_of_any_stride(math):
             assert torch.equal(bits(found.result), bits(expected))
 
 
-# K of two segments or more in every dtype, in few tiles; one for each kind of kernels.
+# K of two segments or more in every dtype, in few tiles; for each kind of kernels. Between them, in
+# the formats below, they take every pair of ways in which 16-byte vectors are copied.
+POINTWISE = Problem("segments of 1 x 1", 1, 648, (4, 6), 16, (1, 1))
 EVERY_KERNEL = {
     "conv": (
-        "forward",
-        Problem("segments of groups", 1, 72, (4, 5), 16, (3, 3), padding=(1, 1)),
+        ("forward", Problem("segments of groups", 1, 72, (4, 5), 16, (3, 3), padding=(1, 1))),
+        ("grad_input", Problem("segments of groups", 1, 16, (4, 5), 72, (3, 3), padding=(1, 1))),
+        ("forward", POINTWISE),
+        ("grad_input", Problem("segments of 1 x 1", 1, 16, (4, 6), 648, (1, 1))),
     ),
     "conv by_element": (
-        "forward",
-        Problem("segments of elements", 1, 5, (9, 12), 9, (9, 12), padding=(4, 5)),
+        ("forward", Problem("segments of elements", 1, 5, (9, 12), 9, (9, 12), padding=(4, 5))),
     ),
-    "weight": ("grad_weight", Problem("segments of pixels", 1, 9, (17, 18), 12, (1, 1))),
+    "weight": (
+        ("grad_weight", Problem("segments of pixels", 1, 9, (17, 18), 12, (1, 1))),
+        ("grad_weight", Problem("segments of pixels", 1, 16, (17, 18), 24, (2, 1))),
+    ),
+}
+NONE, OVER_K, OVER_X = range(3)  # as a plan says how vectors are copied
+EVERY_VECTORS = {
+    "conv": {(NONE, NONE), (NONE, OVER_K), *itertools.product((OVER_K, OVER_X), repeat=2)},
+    "conv by_element": {(NONE, NONE)},
+    "weight": {(NONE, NONE), (OVER_X, OVER_X)},
 }
 FORMATS = (
     ("contiguous", "contiguous"),
@@ -304,24 +316,28 @@ def test_bits_of_every_kernel(math):
     """Each that is compiled, by its name, for each way of loading; segments of K in one CTA and in
     several. (A weight gradient's always have several.)"""
     is_16_bit = math.dtype.itemsize == 2
-    vectors = set()
+    expected = {}
     for number, name in enumerate(engine().kernels(math.dtype, tf32=math.tf32)):
         kind = name.split("_gemm")[0] + (" by_element" if name.endswith("_by_element") else "")
-        direction, problem = EVERY_KERNEL[kind]
-        tensors = make_tensors(problem, math.dtype)
-        expected = run(direction, problem, math, tensors)
-        assert expected.plan["segments"] > 1
-        for split, formats in itertools.product((0, 1), FORMATS):
-            execution = Execution(Order.SHUFFLED, number, Machine(variant=number, split=split))
-            variation = Variation(*formats, formats[0] == "channels_last", execution)
-            found = run(direction, problem, math, tensors, variation)
-            assert found.plan["kernel"] == name
-            assert found.plan["split"] == split or kind == "weight"
-            assert found.launches == 1 + found.plan["split"]
-            assert torch.equal(bits(found.result), bits(expected.result)), (name, variation)
-            if kind == "conv":
+        vectors = set()
+        for place, (direction, problem) in enumerate(EVERY_KERNEL[kind]):
+            if place and not is_16_bit:
+                continue
+            tensors = make_tensors(problem, math.dtype)
+            if (kind, place) not in expected:
+                expected[kind, place] = run(direction, problem, math, tensors)
+            assert expected[kind, place].plan["segments"] > 1
+            for split, formats in itertools.product((0, 1), FORMATS):
+                execution = Execution(Order.SHUFFLED, number, Machine(variant=number, split=split))
+                variation = Variation(*formats, formats[0] == "channels_last", execution)
+                found = run(direction, problem, math, tensors, variation)
+                assert found.plan["kernel"] == name
+                assert found.plan["split"] == split or kind == "weight"
+                assert found.launches == 1 + found.plan["split"]
+                same = torch.equal(bits(found.result), bits(expected[kind, place].result))
+                assert same, (name, variation)
                 vectors.add((found.plan["vector_a"], found.plan["vector_b"]))
-    assert vectors == set(itertools.product((0, 1), repeat=2) if is_16_bit else [(0, 0)])
+        assert vectors == (EVERY_VECTORS[kind] if is_16_bit else {(NONE, NONE)})
 
 
 # ---- plans
@@ -345,11 +361,47 @@ def test_the_order_of_summation_does_not_depend_on_machine_or_batch(problem, mat
         assert len(found) == 1, (direction, found)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_plans_of_vectors_count_their_own_kernel(dtype):
+    """Of many tiles: tall warps, and two CTAs an SM also where sums lie beside the ring."""
+    of_sm = Machine().shared_bytes + 1024
+    for channels, stages in ((32, 3), (256, 2)):
+        problem = Problem("many tiles", 64, channels, (28, 28), 256, (3, 3), padding=(1, 1))
+        tensors = make_tensors(problem, dtype)
+        gathered = engine().plan("forward", problem, tensors.input, tensors.weight)
+        assert gathered["stages"] == 2
+        last = (t.contiguous(memory_format=torch.channels_last) for t in tensors[:2])
+        plan = engine().plan("forward", problem, *last)
+        assert plan["kernel"].endswith("128x128x32"), plan
+        assert (plan["threads"], plan["stages"]) == (128, stages)
+        assert 2 * (plan["shared_bytes"] + 1024) <= of_sm
+
+
 def test_sizes_beyond_the_kernels_are_refused():
     image = torch.zeros(1, 1, 1, 1).expand(1, 1, 1 << 30, 1)
     problem = Problem("too high", 1, 1, (1 << 30, 1), 1, (1, 1), stride=(1 << 29, 1), bias=False)
     with pytest.raises(AssertionError, match="fewer than 2\\^30 rows"):
         engine().plan("forward", problem, image, torch.zeros(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("math", [MATHS[0], MATHS[3]], ids=str)
+def test_weight_gradients_over_too_many_pixels_are_refused(math):
+    """Expanded tensors reach them: steps of k are counted in 32 bits, to the last segment's end."""
+    tile_k = 32 if math.dtype.itemsize == 2 else 16
+    most = tile_k * (2**30 - 1)
+
+    def plan(pixels: int) -> dict[str, object]:
+        problem = Problem("many images", pixels, 8, (1, 1), 9, (1, 1), bias=False)
+        one = torch.zeros((), dtype=math.dtype)
+        operands = one.expand(problem.output_shape), one.expand(problem.input_shape)
+        return engine().plan("grad_weight", problem, *operands)
+
+    taken = plan(most)
+    steps_to_the_end = taken["segments"] * taken["segment_length"] // tile_k
+    assert most // tile_k <= steps_to_the_end < 2**31
+    for pixels in (tile_k * (2**30 + 1), 2**36, 2**40, 2**58):
+        with pytest.raises(AssertionError, match="too many output pixels"):
+            plan(pixels)
 
 
 # ---- bank conflicts

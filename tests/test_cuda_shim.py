@@ -297,6 +297,11 @@ def test_load_matrix():
     for lane, matrix in itertools.product(range(32), range(4)):
         row = elements[order[matrix * 8 + lane // 4]]
         assert found[lane, matrix].tolist() == row[lane % 4 * 2 :][:2].tolist()
+    found = selftest().matrices(elements, order, transposed=True).view(torch.int16)
+    found = found.reshape(32, 4, 2)
+    for lane, matrix in itertools.product(range(32), range(4)):
+        rows = order[matrix * 8 + lane % 4 * 2 :][:2].long()
+        assert found[lane, matrix].tolist() == elements[rows, lane // 4].tolist()
 
 
 def float32_samples():

@@ -1,10 +1,14 @@
-"""Every header of csrc/cpu compiles by itself: none leans on what others include before it."""
+"""Every header of csrc/cpu compiles by itself: none leans on what others include before it.
+
+And what the bindings call of the CUDA engine is exported, which no build without CUDA notices.
+"""
 
 from __future__ import annotations
 
 import os
 import pathlib
 import platform
+import re
 import shlex
 import subprocess
 
@@ -51,3 +55,12 @@ def test_compiles_alone(header, tmp_path):
     flags = ["-std=c++17", "-Wall", "-Wextra", "-fopenmp", "-fsyntax-only", *_ISA.get(name, [])]
     done = subprocess.run([*compiler, *flags, unit], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_the_bindings_call_of_cuda_is_exported():
+    """A build with CUDA that lacks one of them can't be imported."""
+    called = set(re.findall(r"cuda::([a-z]\w*)\(", (ROOT / "csrc" / "bindings.cpp").read_text()))
+    headers = "".join(file.read_text() for file in sorted((ROOT / "csrc" / "cuda").glob("*.h")))
+    exported = set(re.findall(r"CONV2D_EXT_EXPORT \w+ (\w+)\(", headers))
+    assert {"plan_forward", "plan_matmul", "float32_matmul_math"} <= called
+    assert called <= exported

@@ -12,6 +12,31 @@ namespace {
 int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t address(const void* data) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(data)); }
 
+// How many neighbouring results of 16 bits lie side by side everywhere, aligned: 8, 4, or 0 where fewer do.
+int result_vector(const ConvCall& call, const ConvParams& p, int64_t result, bool over_m) {
+  const AxisPlan &rows = call.rows, &cols = call.cols;
+  const int64_t positions = rows.positions * cols.positions;
+  for (const int64_t count : {8, 4}) {
+    const int64_t bytes = count * 2;
+    // The stride of an index that has one value says nothing.
+    const auto keeps = [&](int64_t values, int64_t stride) { return values <= 1 || stride % bytes == 0; };
+    bool fits = result % bytes == 0 && keeps(p.batch, p.result_n) && keeps(p.groups, p.result_group);
+    if (over_m) {
+      fits = fits && p.result_m == 2 && p.m % count == 0 && keeps(rows.positions, p.result_h) &&
+             keeps(cols.positions, p.result_w);
+      for (const AxisPlan* axis : {&rows, &cols})
+        for (const AxisPhase& phase : axis->phases) fits = fits && phase.result_offset % bytes == 0;
+    } else {
+      // Pixels are counted through whole images, so these must have no gaps.
+      fits = fits && rows.phases.size() == 1 && cols.phases.size() == 1 && positions % count == 0 &&
+             (cols.positions == 1 || p.result_w == 2) && (rows.positions == 1 || p.result_h == 2 * cols.positions) &&
+             keeps(p.m, p.result_m) && (rows.phases[0].result_offset + cols.phases[0].result_offset) % bytes == 0;
+    }
+    if (fits) return static_cast<int>(count);
+  }
+  return 0;
+}
+
 cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, int64_t weight, const void* bias,
                         int64_t bias_stride, TensorView result, int64_t result_elements, void* workspace,
                         cudaStream_t stream) {
@@ -29,9 +54,12 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
   tile.partials = plan.split ? address(workspace) : 0;
   tile.sum_bytes = sum_bytes(plan.dtype);
   tile.tile_k = plan.tile_k;
+  tile.stages = plan.stages;
   tile.a_over_k = !lies_over_channels(p.weight_m, p.m, p.weight_c);
   tile.b_over_k = lies_over_channels(p.source_c, p.channels, p.source_w);
   tile.result_over_m = lies_over_channels(p.result_m, p.m, p.result_w);
+  if (size_of(plan.dtype) == 2 && plan.engine == Engine::kImplicitGemm)
+    tile.result_vector = result_vector(call, p, tile.result, tile.result_over_m);
 
   // As many phases at a time as the parameters hold.
   const auto rows = static_cast<int>(call.rows.phases.size()), cols = static_cast<int>(call.cols.phases.size());
@@ -66,7 +94,7 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
           gemm.reduce_items = gemm.reduce_x_tiles * p.m * p.groups * phases;
         }
         gemm.shared_bytes = plan.shared_bytes;
-        gemm.most_shared_bytes = kernel.shared_several_chains;
+        gemm.most_shared_bytes = kernel.most_shared_bytes();
         gemm.vector_a = plan.vector_a;
         gemm.vector_b = plan.vector_b;
         gemm.stream = stream;
@@ -123,6 +151,7 @@ cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTen
   tile.partials = plan.split ? address(workspace) : 0;
   tile.sum_bytes = sum_bytes(plan.dtype);
   tile.tile_k = plan.tile_k;
+  tile.stages = plan.stages;
   tile.partial_row = plan.gemm_n * tile.sum_bytes;
   tile.segments = plan.segments;
   const int64_t reduce_x_tiles = plan.split ? div_up(plan.gemm_n, kReduceTile) : 0;
@@ -140,7 +169,7 @@ cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTen
     return launch_direct_weight(plan.dtype, g, direct);
   }
   const GemmKernel& kernel = gemm_table(plan.dtype, plan.math).kernels[plan.variant];
-  g.channels_fastest = channels_last;
+  g.channels_fastest = channels_last || plan.vector_b == Vectors::kOverX;
   tile.a_over_k = !lies_over_channels(g.grad_m, g.m, g.grad_w);
   tile.b_over_k = !channels_last;
   tile.m_tiles = div_up(plan.gemm_m, kernel.tile_m);
@@ -152,7 +181,9 @@ cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTen
   gemm.reduce_items = reduce_items;
   gemm.reduce_x_tiles = reduce_x_tiles;
   gemm.shared_bytes = plan.shared_bytes;
-  gemm.most_shared_bytes = kernel.shared_several_chains;
+  gemm.most_shared_bytes = kernel.most_shared_bytes();
+  gemm.vector_a = plan.vector_a;
+  gemm.vector_b = plan.vector_b;
   gemm.stream = stream;
   return kernel.launch_weight(g, gemm);
 }

@@ -44,6 +44,10 @@ CONV2D_EXT_EXPORT Machine with_wants(Machine machine);
 // As in Machine, for every thread. False, and nothing changes, where no plan could ever have it.
 CONV2D_EXT_EXPORT bool want(int64_t variant, int64_t split);
 
+// How an operand is copied 16 bytes at a time: as 8 neighbouring k of an x (or of a row m), or as 8 neighbouring x of a
+// k.
+enum class Vectors : int { kNone, kOverK, kOverX };
+
 constexpr int64_t kMaxWorkspaceBytes = int64_t{32} << 20;
 
 struct Plan {
@@ -52,7 +56,8 @@ struct Plan {
   DType dtype;
   Float32Math math;
   int variant;                          // the kernel's place in the table of its dtype and math
-  bool vector_a, vector_b;              // operands are copied 16 bytes at a time
+  Vectors vector_a, vector_b;           // of 16-bit types
+  int stages;                           // of the ring of tiles in shared memory
   int64_t gemm_m, gemm_n, gemm_k;       // per group, of the largest GEMM; gemm_k as the kernel counts it
   int tile_m, tile_n, tile_k, threads;  // of a CTA
   // K is cut into segments, a segment into chains: each chain is summed from zero, chains are added in order to their
@@ -77,7 +82,7 @@ CONV2D_EXT_EXPORT Plan plan_grad_input(const Conv2dProblem& problem, DType dtype
                                        ConstTensorView grad_output, ConstTensorView weight,
                                        const int64_t (&grad_input_stride)[4], const Machine& machine);
 CONV2D_EXT_EXPORT Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math,
-                                        const Machine& machine);
+                                        ConstTensorView grad_output, ConstTensorView input, const Machine& machine);
 // Sums in an order that follows from k, the dtype and its math alone.
 CONV2D_EXT_EXPORT Plan plan_matmul(const MatmulSizes& size, DType dtype, Float32Math math, ConstMatrixView mat1,
                                    ConstMatrixView mat2, const MatrixView& result, const Machine& machine);

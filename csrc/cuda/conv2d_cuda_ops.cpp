@@ -90,10 +90,12 @@ struct Cuda {
   static void grad_weight(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& input,
                           const Tensor& result) {
     Call call(grad_output);
-    const Plan plan = plan_grad_weight(problem, call.dtype(), call.math(), call.machine());
+    const auto gy = view(grad_output);
+    const auto x = view(input);
+    const Plan plan = plan_grad_weight(problem, call.dtype(), call.math(), gy, x, call.machine());
     check_plan(plan, problem);
-    C10_CUDA_CHECK(cuda::grad_weight(plan, problem, view(grad_output), view(input), mutable_view(result),
-                                     call.workspace(plan.workspace_bytes), call.stream()));
+    C10_CUDA_CHECK(cuda::grad_weight(plan, problem, gy, x, mutable_view(result), call.workspace(plan.workspace_bytes),
+                                     call.stream()));
   }
 
   static void grad_bias(const Tensor& grad_output, const Tensor& result) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #if defined(CONV2D_CUDA_ON_HOST)
 #include "cuda_on_host.h"
@@ -37,6 +38,37 @@ __device__ __forceinline__ void store_shared(T* address, T value) {
 template <class T>
 __device__ __forceinline__ T load_global(const T* address) {
   return __ldg(address);
+}
+
+// To memory whose address came as a number, of which the compiler doesn't know that it is global. No fence for the
+// compiler: a kernel doesn't read what it has stored.
+template <class T>
+__device__ __forceinline__ void store_global(T* address, T value) {
+  constexpr int kBytes = alignof(T);
+  static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16);
+  const size_t to = __cvta_generic_to_global(address);
+#pragma unroll
+  for (int at = 0; at < static_cast<int>(sizeof(T)); at += kBytes) {
+    const char* const from = reinterpret_cast<const char*>(&value) + at;
+    if constexpr (kBytes == 16) {
+      uint4 bits;
+      std::memcpy(&bits, from, kBytes);
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + at), "r"(bits.x), "r"(bits.y), "r"(bits.z),
+                   "r"(bits.w));
+    } else if constexpr (kBytes == 8) {
+      uint64_t bits;
+      std::memcpy(&bits, from, kBytes);
+      asm volatile("st.global.b64 [%0], %1;" ::"l"(to + at), "l"(bits));
+    } else if constexpr (kBytes == 4) {
+      uint32_t bits;
+      std::memcpy(&bits, from, kBytes);
+      asm volatile("st.global.b32 [%0], %1;" ::"l"(to + at), "r"(bits));
+    } else {
+      uint16_t bits;
+      std::memcpy(&bits, from, kBytes);
+      asm volatile("st.global.b16 [%0], %1;" ::"l"(to + at), "h"(bits));
+    }
+  }
 }
 
 __device__ __forceinline__ void sync_threads() { __syncthreads(); }
@@ -71,6 +103,14 @@ __device__ __forceinline__ void wait_copies() {
 __device__ __forceinline__ void load_matrix_x4(uint32_t (&result)[4], const void* row) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
+               : "r"(address)
+               : "memory");
+}
+// The same with each matrix transposed: elements (2 * (l % 4), l / 4) and (2 * (l % 4) + 1, l / 4).
+__device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&result)[4], const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
                : "r"(address)
                : "memory");

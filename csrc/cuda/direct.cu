@@ -26,13 +26,6 @@ cudaError_t conv(const ConvParams& params, const DirectLaunch& launch_of) {
 template <class T>
 constexpr int kRows = sizeof(SumOf<T>) == 4 ? 4 : 1;
 
-// What reduce_partials asks of a policy.
-template <class T>
-struct Storage {
-  using Element = T;
-  using Sum = SumOf<T>;
-};
-
 template <class T, int ROWS>
 cudaError_t weight_of(const WeightParams& params, const DirectWeightLaunch& launch_of) {
   // So that no launch here needs a SharedMemoryLimit.
@@ -43,7 +36,7 @@ cudaError_t weight_of(const WeightParams& params, const DirectWeightLaunch& laun
   const cudaError_t error = launch(direct_weight<T, ROWS>, dim3(static_cast<unsigned>(items)), dim3(kDirectThreads),
                                    direct_weight_shared_bytes<SumOf<T>, ROWS>(), launch_of.stream, params, shape);
   if (error != cudaSuccess || launch_of.reduce_items == 0) return error;
-  return launch(reduce_partials<Storage<T>, WeightGeometry>, dim3(static_cast<unsigned>(launch_of.reduce_items)),
+  return launch(reduce_partials<T, WeightGeometry>, dim3(static_cast<unsigned>(launch_of.reduce_items)),
                 dim3(kReduceTile), 0, launch_of.stream, params, launch_of.reduce_x_tiles);
 }
 

@@ -17,9 +17,6 @@ namespace conv2d_ext::cuda {
 constexpr int kDirectChain = 256;
 constexpr int kDirectThreads = 256;
 
-template <class T>
-using SumOf = decltype(load_widened(static_cast<const T*>(nullptr)));
-
 // Memory that is read only while the kernel runs, in the type that sums have.
 template <class T>
 __device__ __forceinline__ T load_operand(const T* from) {

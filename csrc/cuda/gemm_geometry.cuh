@@ -41,37 +41,35 @@ CONV2D_HOST_DEVICE T min_of(T a, T b) {
   return a < b ? a : b;
 }
 
+// The fastest of the indices that an item's number is made of. 32 bits are enough: a launch has fewer than 2^31 items.
+CONV2D_HOST_DEVICE inline uint32_t take_index(uint32_t& item, int64_t count) {
+  const uint32_t of = static_cast<uint32_t>(count);
+  const uint32_t index = item % of;
+  item /= of;
+  return index;
+}
+
 // GROUP: k is counted in groups of so many channels, 8 or 1. BLOCK_GROUPS: groups in a block of channels.
 template <int GROUP, int BLOCK_GROUPS>
 struct ConvGeometry {
   using Params = ConvParams;
   static constexpr int kGroup = GROUP;
+  static constexpr bool kStoresVectors = true;
 
   // item: number of the tile, times `segments` where each has an item of its own.
-  __device__ ConvGeometry(const Params& params, int64_t item, int64_t segments, int tile_m, int tile_x, int tile_k)
+  __device__ ConvGeometry(const Params& params, uint32_t item, int64_t segments, int tile_m, int tile_x, int tile_k)
       : p(params) {
-    tile.m0 = static_cast<int32_t>(item % p.tile.m_tiles) * tile_m;
-    item /= p.tile.m_tiles;
-    tile.x0 = item % p.tile.x_tiles * tile_x;
-    item /= p.tile.x_tiles;
-    segment = static_cast<int32_t>(item % segments);
-    item /= segments;
-    group = item % p.groups;
-    item /= p.groups;
-    row_phase = static_cast<int>(item / p.col_phases);
-    col_phase = static_cast<int>(item % p.col_phases);
+    tile.m0 = static_cast<int32_t>(take_index(item, p.tile.m_tiles)) * tile_m;
+    tile.x0 = int64_t{take_index(item, p.tile.x_tiles)} * tile_x;
+    segment = static_cast<int32_t>(take_index(item, segments));
+    take_group_and_phase(item);
     cut(tile_k);
   }
   // Without segments, in tiles of one m and kReduceTile x.
-  __device__ ConvGeometry(const Params& params, int64_t item, int64_t x_tiles) : p(params), segment(0) {
-    tile.x0 = item % x_tiles * kReduceTile;
-    item /= x_tiles;
-    tile.m0 = static_cast<int32_t>(item % p.m);
-    item /= p.m;
-    group = item % p.groups;
-    item /= p.groups;
-    row_phase = static_cast<int>(item / p.col_phases);
-    col_phase = static_cast<int>(item % p.col_phases);
+  __device__ ConvGeometry(const Params& params, uint32_t item, int64_t x_tiles) : p(params), segment(0) {
+    tile.x0 = int64_t{take_index(item, x_tiles)} * kReduceTile;
+    tile.m0 = static_cast<int32_t>(take_index(item, p.m));
+    take_group_and_phase(item);
     cut(p.tile.tile_k);
   }
 
@@ -87,9 +85,9 @@ struct ConvGeometry {
   __device__ int32_t source_rows() const { return p.source_rows; }
   __device__ int32_t source_cols() const { return p.source_cols; }
 
-  // Rows past the last repeat it; they are never stored.
-  __device__ int64_t dense_address(int64_t m) const {
-    return p.weight + group * p.weight_group + min_of<int64_t>(m, p.m - 1) * p.weight_m + rows().weight_offset +
+  // Rows past the last repeat it, or, where several are copied together, the last so many; they are never stored.
+  __device__ int64_t dense_address(int64_t m, int32_t together) const {
+    return p.weight + group * p.weight_group + min_of<int64_t>(m, p.m - together) * p.weight_m + rows().weight_offset +
            cols().weight_offset;
   }
 
@@ -174,6 +172,11 @@ struct ConvGeometry {
     const int64_t h = rest / width;
     return {n, h, rest - h * width};
   }
+  __device__ void take_group_and_phase(uint32_t item) {
+    group = take_index(item, p.groups);
+    col_phase = static_cast<int>(take_index(item, p.col_phases));
+    row_phase = static_cast<int>(item);
+  }
   __device__ void cut(int tile_k) {
     const int32_t k_tiles = static_cast<int32_t>((k_of_phase() + tile_k - 1) / tile_k);
     const Segments cut = cut_into_segments(k_tiles, p.tile.segment_tiles);
@@ -202,26 +205,24 @@ struct ConvGeometry {
 struct WeightGeometry {
   using Params = WeightParams;
   static constexpr int kGroup = 1;
+  static constexpr bool kStoresVectors = false;  // a gradient's sums mostly pass through the workspace
 
-  __device__ WeightGeometry(const Params& params, int64_t item, int64_t segments, int tile_m, int tile_x, int tile_k)
+  __device__ WeightGeometry(const Params& params, uint32_t item, int64_t segments, int tile_m, int tile_x, int tile_k)
       : p(params) {
-    tile.m0 = static_cast<int32_t>(item % p.tile.m_tiles) * tile_m;
-    item /= p.tile.m_tiles;
-    tile.x0 = item % p.tile.x_tiles * tile_x;
-    item /= p.tile.x_tiles;
-    segment = static_cast<int32_t>(item % segments);
-    group = item / segments;
+    tile.m0 = static_cast<int32_t>(take_index(item, p.tile.m_tiles)) * tile_m;
+    tile.x0 = int64_t{take_index(item, p.tile.x_tiles)} * tile_x;
+    segment = static_cast<int32_t>(take_index(item, segments));
+    group = item;
     const int32_t k_tiles = static_cast<int32_t>((p.batch * p.out_pixels + tile_k - 1) / tile_k);
     // Segments are always in CTAs of their own: the planner makes so many that their sums fit the workspace.
     tile.k_begin = segment * p.tile.segment_tiles;
     tile.k_end = min_of(tile.k_begin + p.tile.segment_tiles, k_tiles);
     chain_tiles = p.tile.chain_tiles;
   }
-  __device__ WeightGeometry(const Params& params, int64_t item, int64_t x_tiles) : p(params), segment(0) {
-    tile.x0 = item % x_tiles * kReduceTile;
-    item /= x_tiles;
-    tile.m0 = static_cast<int32_t>(item % p.m);
-    group = item / p.m;
+  __device__ WeightGeometry(const Params& params, uint32_t item, int64_t x_tiles) : p(params), segment(0) {
+    tile.x0 = int64_t{take_index(item, x_tiles)} * kReduceTile;
+    tile.m0 = static_cast<int32_t>(take_index(item, p.m));
+    group = item;
   }
 
   __device__ int64_t x_count() const { return int64_t{p.channels} * p.taps_h * p.taps_w; }
@@ -233,8 +234,8 @@ struct WeightGeometry {
   __device__ int32_t source_rows() const { return p.source_rows; }
   __device__ int32_t source_cols() const { return p.source_cols; }
 
-  __device__ int64_t dense_address(int64_t m) const {
-    return p.grad_output + group * p.grad_group + min_of<int64_t>(m, p.m - 1) * p.grad_m;
+  __device__ int64_t dense_address(int64_t m, int32_t together) const {
+    return p.grad_output + group * p.grad_group + min_of<int64_t>(m, p.m - together) * p.grad_m;
   }
 
   __device__ XEntry im2col_entry(int64_t x) const {

@@ -10,8 +10,9 @@ namespace conv2d_ext::cuda {
 template <class Policy, class Geometry>
 cudaError_t launch_reduction(const typename Geometry::Params& params, const GemmLaunch& launch_of) {
   if (launch_of.reduce_items == 0) return cudaSuccess;
-  return launch(reduce_partials<Policy, Geometry>, dim3(static_cast<unsigned>(launch_of.reduce_items)),
-                dim3(kReduceTile), 0, launch_of.stream, params, launch_of.reduce_x_tiles);
+  return launch(reduce_partials<typename Policy::Element, Geometry>,
+                dim3(static_cast<unsigned>(launch_of.reduce_items)), dim3(kReduceTile), 0, launch_of.stream, params,
+                launch_of.reduce_x_tiles);
 }
 
 template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS, Load LOAD_A, Load LOAD_B>
@@ -68,21 +69,36 @@ struct Gemm16 {
   // Gathering holds a stage in registers, so two stages of shared memory are enough, and 8 warps fill an SM's.
   static constexpr int kGatherCtas = kWarps >= 8 ? 1 : 8 / kWarps;
   static constexpr int kVectorCtas = kWarps >= 8 ? 2 : 12 / kWarps;
+  static constexpr int kGatherStages = 2, kVectorStages = 3;
+  template <Load LOAD_A, Load LOAD_B>
+  static cudaError_t copy(const Params& params, const GemmLaunch& launch_of) {
+    return launch_gemm<VectorPolicy, Geometry, kVectorWarpsM, WARPS_X, kVectorStages, kVectorCtas, LOAD_A, LOAD_B>(
+        params, launch_of);
+  }
+  template <Load LOAD_B>
+  static cudaError_t gather(const Params& params, const GemmLaunch& launch_of) {
+    return launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, kGatherStages, kGatherCtas, Load::kGather, LOAD_B>(
+        params, launch_of);
+  }
   static cudaError_t run(const Params& params, const GemmLaunch& launch_of) {
+    const Vectors a = launch_of.vector_a, b = launch_of.vector_b;
     if constexpr (Geometry::kGroup == 8) {
-      if (launch_of.vector_a && launch_of.vector_b)
-        return launch_gemm<VectorPolicy, Geometry, kVectorWarpsM, WARPS_X, 3, kVectorCtas, Load::kVector,
-                           Load::kVector>(params, launch_of);
-      if (launch_of.vector_b)
-        return launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, 2, kGatherCtas, Load::kGather, Load::kVector>(params,
-                                                                                                             launch_of);
+      if (b == Vectors::kOverK) {
+        if (a == Vectors::kOverK) return copy<Load::kVector, Load::kVector>(params, launch_of);
+        if (a == Vectors::kOverX) return copy<Load::kRowVector, Load::kVector>(params, launch_of);
+        return gather<Load::kVector>(params, launch_of);
+      }
+      if (b == Vectors::kOverX && a == Vectors::kOverK) return copy<Load::kVector, Load::kRowVector>(params, launch_of);
     }
-    return launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, 2, kGatherCtas, Load::kGather, Load::kGather>(params,
-                                                                                                         launch_of);
+    if constexpr (Geometry::kGroup == 8 || std::is_same_v<Params, WeightParams>) {
+      if (b == Vectors::kOverX && a == Vectors::kOverX)
+        return copy<Load::kRowVector, Load::kRowVector>(params, launch_of);
+    }
+    return gather<Load::kGather>(params, launch_of);
   }
 };
 
-// A table entry. Kernel has the static function run; STAGES as deep as its deepest instantiation.
+// A table entry. Kernel has the static function run.
 template <class Kernel, class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES>
 constexpr GemmKernel gemm_entry(const char* name, GemmKind kind, int ctas_per_sm) {
   using Tiling = GemmTiling<Policy, Geometry::kGroup, WARPS_M, WARPS_X, STAGES>;
@@ -93,10 +109,12 @@ constexpr GemmKernel gemm_entry(const char* name, GemmKind kind, int ctas_per_sm
   kernel.tile_x = Tiling::kTileX;
   kernel.tile_k = Tiling::kTileK;
   kernel.threads = kernel.vector_threads = Tiling::kThreads;
-  kernel.ctas_per_sm = ctas_per_sm;
+  kernel.ctas_per_sm = kernel.vector_ctas_per_sm = ctas_per_sm;
+  kernel.stages = kernel.vector_stages = STAGES;
   kernel.chain_tiles = Policy::chain_k(Geometry::kGroup) / Tiling::kTileK;
-  kernel.shared_one_chain = Tiling::shared_bytes(false);
-  kernel.shared_several_chains = Tiling::shared_bytes(true);
+  kernel.table_bytes = Tiling::kStagesAt;
+  kernel.stage_bytes = Tiling::kStageBytes;
+  kernel.sums_bytes = Tiling::kResultBytes;
   if constexpr (std::is_same_v<typename Geometry::Params, ConvParams>) {
     kernel.launch_conv = Kernel::run;
   } else {
@@ -113,8 +131,11 @@ constexpr GemmKernel element_entry(const char* name, GemmKind kind) {
 template <class Policy, class VectorPolicy, class Geometry, int WARPS_M, int WARPS_X>
 constexpr GemmKernel entry_16(const char* name, GemmKind kind) {
   using Kernel = Gemm16<Policy, VectorPolicy, Geometry, WARPS_M, WARPS_X>;
-  GemmKernel kernel = gemm_entry<Kernel, Policy, Geometry, WARPS_M, WARPS_X, 3>(name, kind, Kernel::kGatherCtas);
+  GemmKernel kernel =
+      gemm_entry<Kernel, Policy, Geometry, WARPS_M, WARPS_X, Kernel::kGatherStages>(name, kind, Kernel::kGatherCtas);
   kernel.vector_threads = Kernel::kVectorWarpsM * WARPS_X * 32;
+  kernel.vector_ctas_per_sm = Kernel::kVectorCtas;
+  kernel.vector_stages = Kernel::kVectorStages;
   return kernel;
 }
 

@@ -135,27 +135,79 @@ struct ElementLoader {
   }
 };
 
-// 16-byte groups of 8 neighbouring k, copied asynchronously to [x][k].
+// 16-byte groups of 8 neighbouring k, copied asynchronously to [x][k]. A thread takes the same group and the same x in
+// every step, so their entries stay in registers, and a step reads one entry of k.
 template <class Policy, int TILE, int THREADS, bool IM2COL>
 struct VectorLoader {
   using T = typename Policy::Element;
   static constexpr unsigned kGroups = Policy::kTileK / 8;
+  static constexpr unsigned kRows = THREADS / kGroups;  // from a copy's x to the next one's
+  static constexpr unsigned kCopies = TILE / kRows;
+  static_assert(THREADS % kGroups == 0 && TILE % kRows == 0);
+  static_assert(kRows % 8 == 0, "a thread's groups have the same place in their rows");
 
-  __device__ static __forceinline__ void load(T* tile, const Side<IM2COL>& side, unsigned thread) {
+  XEntry entries[kCopies];
+  KPosition position;
+  int64_t offset;
+
+  __device__ __forceinline__ void begin(const Side<IM2COL>& side, unsigned thread) {
 #pragma unroll
-    for (unsigned i = 0; i < TILE * kGroups / THREADS; ++i) {
-      const unsigned unit = thread + i * THREADS;
-      const unsigned group = unit % kGroups;
-      const unsigned x = unit / kGroups;
-      const KPosition position = load_shared(side.tables.positions + group);
-      const XEntry entry = side.entry(x);
-      copy_async<16>(tile + Policy::group_offset(x, group), at_address(entry.address + side.offset(group)),
-                     position.count != 0 && side.contains(entry, position));
-    }
+    for (unsigned i = 0; i < kCopies; ++i) entries[i] = side.entry(thread / kGroups + i * kRows);
+  }
+  // All reads of the table come before the first copy of either operand: a copy is a fence for the compiler.
+  __device__ __forceinline__ void read(const Side<IM2COL>& side, unsigned thread) {
+    position = load_shared(side.tables.positions + thread % kGroups);
+    offset = side.offset(thread % kGroups);
+  }
+  __device__ __forceinline__ void copy(T* tile, const Side<IM2COL>& side, unsigned thread) const {
+    T* const first = tile + Policy::group_offset(thread / kGroups, thread % kGroups);
+#pragma unroll
+    for (unsigned i = 0; i < kCopies; ++i)
+      copy_async<16>(first + i * kRows * Policy::kTileK, at_address(entries[i].address + offset),
+                     position.count != 0 && side.contains(entries[i], position));
   }
 };
 
-// The same groups gathered element by element, through registers: loaded before a tile is multiplied, stored after it.
+// 16-byte groups of 8 neighbouring x, copied asynchronously to [k][x]. A thread takes the same 8 x in every step, and
+// several k.
+template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
+struct RowVectorLoader {
+  using T = typename Policy::Element;
+  static constexpr unsigned kGroups = TILE / 8;
+  static constexpr unsigned kRows = THREADS / kGroups;  // from a copy's k to the next one's
+  static constexpr unsigned kCopies = Policy::kTileK / kRows;
+  static_assert(THREADS % kGroups == 0 && Policy::kTileK % kRows == 0);
+  static_assert(kRows % 8 == 0, "a thread's groups have the same place in their rows, and the same channel");
+
+  XEntry entry;
+  KPosition positions[kCopies];
+  int64_t offsets[kCopies];
+
+  __device__ static __forceinline__ int channel(unsigned thread) { return static_cast<int>(thread / kGroups % GROUP); }
+
+  __device__ __forceinline__ void begin(const Side<IM2COL>& side, unsigned thread) {
+    entry = side.entry(thread % kGroups * 8);
+    entry.address += channel(thread) * side.step;
+  }
+  __device__ __forceinline__ void read(const Side<IM2COL>& side, unsigned thread) {
+#pragma unroll
+    for (unsigned i = 0; i < kCopies; ++i) {
+      const unsigned k = (thread / kGroups + i * kRows) / GROUP;
+      positions[i] = load_shared(side.tables.positions + k);
+      offsets[i] = side.offset(k);
+    }
+  }
+  __device__ __forceinline__ void copy(T* tile, const Side<IM2COL>& side, unsigned thread) const {
+    T* const first = tile + Policy::template row_offset<TILE>(thread / kGroups, thread % kGroups);
+#pragma unroll
+    for (unsigned i = 0; i < kCopies; ++i)
+      copy_async<16>(first + i * kRows * TILE, at_address(entry.address + offsets[i]),
+                     channel(thread) < positions[i].count && side.contains(entry, positions[i]));
+  }
+};
+
+// Groups of 8 neighbouring k gathered element by element, through registers: loaded before a tile is multiplied, stored
+// after it.
 template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
 struct GatherLoader {
   using T = typename Policy::Element;
@@ -207,17 +259,21 @@ struct GatherLoader {
 
 // What a kernel's instantiation says of an operand.
 enum class Load {
-  kOverX,   // single elements
-  kOverK,   // single elements
-  kVector,  // 16 bytes along k
-  kGather,  // through registers, over x or k as the parameters say
+  kOverX,      // single elements
+  kOverK,      // single elements
+  kVector,     // 16 bytes along k
+  kGather,     // through registers, over x or k as the parameters say
+  kRowVector,  // 16 bytes along x
 };
 
-// An operand's loads. start() begins those of a tile, finish() ends them after the multiplication that hides them.
+// An operand's loads. begin() reads what is the same for all tiles, read() what all copies of a tile need; start()
+// begins a tile's loads, finish() ends them after the multiplication that hides them.
 template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL, Load LOAD>
 struct TileLoader {
   using T = typename Policy::Element;
   using Elements = ElementLoader<Policy, TILE, THREADS, GROUP, IM2COL>;
+  __device__ __forceinline__ void begin(const Side<IM2COL>&, unsigned) {}
+  __device__ __forceinline__ void read(const Side<IM2COL>&, unsigned) {}
   __device__ __forceinline__ void start(T* tile, const Side<IM2COL>& side, bool, unsigned thread) {
     if (LOAD == Load::kOverK) {
       Elements::over_k(tile, side, thread);
@@ -228,20 +284,35 @@ struct TileLoader {
   __device__ __forceinline__ void finish(T*, bool, unsigned) {}
 };
 
-template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
-struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kVector> {
-  using T = typename Policy::Element;
-  static_assert(GROUP == 8);
+// Of a loader of vectors.
+template <class Loader, bool IM2COL>
+struct VectorTileLoader {
+  using T = typename Loader::T;
+  Loader vectors;
+  __device__ __forceinline__ void begin(const Side<IM2COL>& side, unsigned thread) { vectors.begin(side, thread); }
+  __device__ __forceinline__ void read(const Side<IM2COL>& side, unsigned thread) { vectors.read(side, thread); }
   __device__ __forceinline__ void start(T* tile, const Side<IM2COL>& side, bool, unsigned thread) {
-    VectorLoader<Policy, TILE, THREADS, IM2COL>::load(tile, side, thread);
+    vectors.copy(tile, side, thread);
   }
   __device__ __forceinline__ void finish(T*, bool, unsigned) {}
 };
 
 template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
+struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kVector>
+    : VectorTileLoader<VectorLoader<Policy, TILE, THREADS, IM2COL>, IM2COL> {
+  static_assert(GROUP == 8);
+};
+
+template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
+struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kRowVector>
+    : VectorTileLoader<RowVectorLoader<Policy, TILE, THREADS, GROUP, IM2COL>, IM2COL> {};
+
+template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
 struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kGather> {
   using T = typename Policy::Element;
   GatherLoader<Policy, TILE, THREADS, GROUP, IM2COL> gather;
+  __device__ __forceinline__ void begin(const Side<IM2COL>&, unsigned) {}
+  __device__ __forceinline__ void read(const Side<IM2COL>&, unsigned) {}
   __device__ __forceinline__ void start(T*, const Side<IM2COL>& side, bool over_k, unsigned thread) {
     gather.load(side, over_k, thread);
   }

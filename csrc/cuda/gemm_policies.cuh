@@ -47,10 +47,16 @@ inline constexpr bool kIsComplex<Complex<T>> = true;
 // Between the type of a sum and that of its element in memory.
 template <class T>
 __device__ __forceinline__ void store_result(T* to, T value) {
-  *to = value;
+  store_global(to, value);
 }
-__device__ __forceinline__ void store_result(Float16* to, float value) { narrow(value, *to); }
-__device__ __forceinline__ void store_result(BFloat16* to, float value) { narrow(value, *to); }
+template <class T>
+__device__ __forceinline__ void store_narrowed(T* to, float value) {
+  T narrowed;
+  narrow(value, narrowed);
+  store_global(to, narrowed);
+}
+__device__ __forceinline__ void store_result(Float16* to, float value) { store_narrowed(to, value); }
+__device__ __forceinline__ void store_result(BFloat16* to, float value) { store_narrowed(to, value); }
 
 template <class T>
 __device__ __forceinline__ T load_widened(const T* from) {
@@ -59,11 +65,19 @@ __device__ __forceinline__ T load_widened(const T* from) {
 __device__ __forceinline__ float load_widened(const Float16* from) { return widen(*from); }
 __device__ __forceinline__ float load_widened(const BFloat16* from) { return widen(*from); }
 
+template <class T>
+using SumOf = decltype(load_widened(static_cast<const T*>(nullptr)));
+
 // As many elements as fit 16 bytes, loaded and stored at once.
 template <class T>
 struct alignas(16) Vector16 {
   static constexpr int kCount = 16 / sizeof(T);
   T at[kCount];
+};
+
+template <class T>
+struct alignas(8) HalfOfVector16 {
+  T at[8 / sizeof(T)];
 };
 
 // ---- FMA units, one product at a time
@@ -244,7 +258,8 @@ struct Tf32Policy {
 
 // float16 and bfloat16, products and sums in float32. Shared memory holds [x][k] in 16-byte groups of 8 k; group g of
 // row x lies at place (g ^ x / 2) % 4 of the row's four, so that the 8 rows that ldmatrix reads at once meet every bank
-// once.
+// once. Where global memory runs along x it holds [k][x] in groups of 8 x, which ldmatrix transposes; of each eight
+// groups of row k, the one that is g modulo 8 lies at place (g ^ k) % 8. The fragments are the same.
 template <class T, int WARP_M>
 struct Mma16Policy {
   using Element = T;
@@ -266,18 +281,41 @@ struct Mma16Policy {
 
   __device__ static __forceinline__ void clear(Sums& sums) { sums.clear(); }
 
-  __device__ static __forceinline__ void multiply(Sums& sums, const T* a, int, const T* b, int, int lane, bool, bool) {
+  // The same of a group of 8 x, where rows of k have ROW elements.
+  template <int ROW>
+  __device__ static __forceinline__ unsigned row_offset(unsigned k, unsigned group) {
+    return k * ROW + ((group & ~7u) | ((group ^ k) & 7)) * 8;
+  }
+
+  // a, b: whole tiles; a_first, b_first: where the warp's piece begins. A_ROW, B_ROW: elements in a row of k, or 0
+  // where the tile holds [x][k].
+  template <int A_ROW, int B_ROW>
+  __device__ static __forceinline__ void multiply(Sums& sums, const T* a, int a_first, const T* b, int b_first,
+                                                  int lane) {
+    const int row = lane % 8;
 #pragma unroll
     for (int k = 0; k < kTileK / 8; k += 2) {
       uint32_t a_values[Sums::kBlocksM][4], b_values[Sums::kBlocksX / 2][4];
       // Of A, matrices are (rows 0-7, k 0-7), (rows 8-15, k 0-7), (rows 0-7, k 8-15), (rows 8-15, k 8-15).
 #pragma unroll
-      for (int i = 0; i < Sums::kBlocksM; ++i)
-        load_matrix_x4(a_values[i], a + group_offset(i * 16 + lane % 16, k + lane / 16));
+      for (int i = 0; i < Sums::kBlocksM; ++i) {
+        if constexpr (A_ROW == 0) {
+          load_matrix_x4(a_values[i], a + group_offset(a_first + i * 16 + lane % 16, k + lane / 16));
+        } else {
+          load_matrix_x4_transposed(
+              a_values[i], a + row_offset<A_ROW>((k + lane / 16) * 8 + row, a_first / 8 + i * 2 + lane / 8 % 2));
+        }
+      }
       // Of B (x 0-7, k 0-7), (x 0-7, k 8-15), (x 8-15, k 0-7), (x 8-15, k 8-15): the fragments of two blocks.
 #pragma unroll
-      for (int j = 0; j < Sums::kBlocksX / 2; ++j)
-        load_matrix_x4(b_values[j], b + group_offset(j * 16 + lane / 16 * 8 + lane % 8, k + lane / 8 % 2));
+      for (int j = 0; j < Sums::kBlocksX / 2; ++j) {
+        if constexpr (B_ROW == 0) {
+          load_matrix_x4(b_values[j], b + group_offset(b_first + j * 16 + lane / 16 * 8 + row, k + lane / 8 % 2));
+        } else {
+          load_matrix_x4_transposed(
+              b_values[j], b + row_offset<B_ROW>((k + lane / 8 % 2) * 8 + row, b_first / 8 + j * 2 + lane / 16));
+        }
+      }
 #pragma unroll
       for (int i = 0; i < Sums::kBlocksM; ++i)
 #pragma unroll

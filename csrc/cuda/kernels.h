@@ -21,22 +21,35 @@ struct GemmLaunch {
   int64_t reduce_items;  // of reduce_partials; 0 where there are no partials
   int64_t reduce_x_tiles;
   int shared_bytes;
-  int most_shared_bytes;    // of any launch of this table entry
-  bool vector_a, vector_b;  // 16-bit types: copy 16 bytes along k
+  int most_shared_bytes;  // of any launch of this table entry
+  Vectors vector_a, vector_b;
   cudaStream_t stream;
 };
 
+// A table's entry: kernels of one tile. The one that copies both operands 16 bytes at a time may have other warps and a
+// deeper ring than the others; its ring may be used with fewer stages.
 struct GemmKernel {
   const char* name;
   GemmKind kind;
-  int tile_m, tile_x, tile_k, threads;
-  int vector_threads;  // where both operands are copied 16 bytes at a time
-  int ctas_per_sm;     // that registers allow
-  int chain_tiles;     // the most tiles of k in a chain
-  int shared_one_chain, shared_several_chains;
+  int tile_m, tile_x, tile_k;
+  int threads, vector_threads;
+  int ctas_per_sm, vector_ctas_per_sm;  // that registers allow
+  int stages, vector_stages;            // of the ring
+  int chain_tiles;                      // the most tiles of k in a chain
+  // Shared memory: of the tables, of a stage, of the tile of sums.
+  int table_bytes, stage_bytes, sums_bytes;
   // Of the two, one is set.
   cudaError_t (*launch_conv)(const ConvParams& params, const GemmLaunch& launch);
   cudaError_t (*launch_weight)(const WeightParams& params, const GemmLaunch& launch);
+
+  // A single chain's sums take the ring's place when it is done.
+  constexpr int shared_bytes(int stages_used, bool several_chains) const {
+    const int ring = stages_used * stage_bytes;
+    return table_bytes + (several_chains ? ring + sums_bytes : ring > sums_bytes ? ring : sums_bytes);
+  }
+  constexpr int most_shared_bytes() const {
+    return shared_bytes(vector_stages > stages ? vector_stages : stages, true);
+  }
 };
 
 struct GemmTable {

@@ -86,25 +86,42 @@ double products_per_cycle(DType dtype, Float32Math math) {
   }
 }
 
-struct Layout {
-  int64_t items;
-  int shared_bytes;
-  double cycles;
+// What a launch of a table's entry takes of an SM.
+struct Footprint {
+  int threads, ctas_per_sm, stages, shared_bytes;
+  bool tall_warps;  // of 64 x 64 results instead of 32 x 64
 };
 
+Footprint footprint(const GemmKernel& kernel, bool vectors, int stages, bool several_chains) {
+  const int threads = vectors ? kernel.vector_threads : kernel.threads;
+  return {threads, vectors ? kernel.vector_ctas_per_sm : kernel.ctas_per_sm, stages,
+          kernel.shared_bytes(stages, several_chains), vectors && kernel.tile_m * kernel.tile_x / threads >= 128};
+}
+
+// What the system takes of shared memory for itself, for each CTA.
+constexpr int kReservedSharedBytes = 1024;
+
+int resident_ctas(const Footprint& of, const Machine& machine) {
+  const int fitting =
+      (machine.shared_bytes_per_block + kReservedSharedBytes) / (of.shared_bytes + kReservedSharedBytes);
+  return std::max(1, std::min(of.ctas_per_sm, fitting));
+}
+
 // Cycles that `items` CTAs of equal work take. With fewer warps than 12 an SM waits for memory more and more, since
-// each has but its own instructions to hide that; and every CTA takes a while to begin and to end.
-double estimate_cycles(const GemmKernel& kernel, const Machine& machine, int shared_bytes, double rate, int64_t items,
-                       double k) {
-  const int fitting = std::max(1, machine.shared_bytes_per_block / std::max(shared_bytes, 1));
-  const double resident = std::min(kernel.ctas_per_sm, fitting);
+// each has but its own instructions to hide that; tall ones have twice as many, and read fewer fragments for a product.
+// A ring of two stages hides less than a deeper one; and every CTA takes a while to begin and to end.
+double estimate_cycles(const GemmKernel& kernel, const Footprint& of, const Machine& machine, double rate,
+                       int64_t items, double k) {
+  const double resident = resident_ctas(of, machine);
   const double per_sm = static_cast<double>(div_up(items, machine.sm_count));
   const double together = std::min(per_sm, resident);
-  const double warps = together * kernel.threads / 32;
+  const double warps = together * of.threads / 32 * (of.tall_warps ? 2 : 1);
   const double work = static_cast<double>(kernel.tile_m) * kernel.tile_x * k;
   const double waves = static_cast<double>(div_up(static_cast<int64_t>(per_sm), static_cast<int64_t>(resident)));
+  const double hidden =
+      std::sqrt(std::min(1.0, warps / 12)) * (of.stages < 3 ? 0.9 : 1.0) * (of.tall_warps ? 1.25 : 1.0);
   constexpr double kCtaCycles = 2500;
-  return per_sm * work / (rate * std::sqrt(std::min(1.0, warps / 12))) + waves * kCtaCycles;
+  return per_sm * work / (rate * hidden) + waves * kCtaCycles;
 }
 
 // What comes first of two choices: the one with more of what the machine wants, then the faster one.
@@ -131,7 +148,8 @@ const char* note_on_wants(const Plan& plan, const Machine& machine) {
 std::atomic<uint64_t> process_wants{~uint64_t{0}};
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
-bool in_groups(int64_t stride_bytes) { return stride_bytes % 16 == 0; }
+// Whether an index keeps 16-byte groups aligned. The stride of one that has a single value says nothing.
+bool keeps_groups(int64_t values, int64_t stride_bytes) { return values <= 1 || stride_bytes % 16 == 0; }
 
 Plan base_plan(Direction direction, DType dtype, Float32Math math) {
   Plan plan{};
@@ -162,9 +180,96 @@ void plan_direct_conv(Plan& plan, const ConvCall& call, bool lanes_are_groups) {
                              static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size()));
 }
 
+// ---- what copies of 16 bytes ask of the operands
+
+struct OperandVectors {
+  Vectors a, b;
+  bool both() const { return a != Vectors::kNone && b != Vectors::kNone; }
+};
+
+Vectors weight_vectors(const ConvCall& call, const void* weight) {
+  const ConvParams& p = call.params;
+  bool fits = is_aligned(weight) && keeps_groups(call.rows.most_taps, p.weight_h) &&
+              keeps_groups(call.cols.most_taps, p.weight_w) && keeps_groups(p.groups, p.weight_group);
+  for (const AxisPlan* axis : {&call.rows, &call.cols})
+    for (const AxisPhase& phase : axis->phases) fits = fits && phase.weight_offset % 16 == 0;
+  if (!fits) return Vectors::kNone;
+  if (p.weight_c == 2 && p.channels % kChannelGroup == 0 && keeps_groups(p.m, p.weight_m)) return Vectors::kOverK;
+  if (p.weight_m == 2 && p.m % 8 == 0 && keeps_groups(p.channels, p.weight_c)) return Vectors::kOverX;
+  return Vectors::kNone;
+}
+
+// Whether the columns of the GEMM are the pixels of whole images, in the order of memory and without gaps.
+bool columns_are_pixels(const ConvCall& call) {
+  const ConvParams& p = call.params;
+  const auto is_whole = [](const AxisPlan& axis, int32_t size, int32_t step) {
+    return axis.phases.size() == 1 && axis.most_taps == 1 && axis.phases[0].origin == 0 && axis.positions == size &&
+           (size == 1 || step == 1);
+  };
+  return is_whole(call.rows, p.source_rows, p.step_h) && is_whole(call.cols, p.source_cols, p.step_w) &&
+         (p.source_cols == 1 || p.source_w == 2) && (p.source_rows == 1 || p.source_h == 2 * int64_t{p.source_cols});
+}
+
+Vectors source_vectors(const ConvCall& call, const void* source) {
+  const ConvParams& p = call.params;
+  if (!is_aligned(source) || !keeps_groups(p.batch, p.source_n) || !keeps_groups(p.groups, p.source_group))
+    return Vectors::kNone;
+  if (p.source_c == 2 && p.channels % kChannelGroup == 0 && keeps_groups(p.source_rows, p.source_h) &&
+      keeps_groups(p.source_cols, p.source_w))
+    return Vectors::kOverK;
+  if (columns_are_pixels(call) && int64_t{p.source_rows} * p.source_cols % 8 == 0 &&
+      keeps_groups(p.channels, p.source_c))
+    return Vectors::kOverX;
+  return Vectors::kNone;
+}
+
+// Forward and grad_input. Where the im2col operand is gathered, the dense one is too.
+OperandVectors conv_vectors(const ConvCall& call, const void* source, const void* weight) {
+  const Vectors b = source_vectors(call, source);
+  if (b == Vectors::kNone) return {Vectors::kNone, b};
+  const Vectors a = weight_vectors(call, weight);
+  return {a, a == Vectors::kNone && b == Vectors::kOverX ? Vectors::kNone : b};
+}
+
+const char* refused_vectors(const ConvCall& call, const OperandVectors& vectors) {
+  if (vectors.b != Vectors::kNone)
+    return vectors.a != Vectors::kNone
+               ? ""
+               : "the weight's channels don't lie side by side, aligned: its elements are gathered one by one";
+  if (call.params.channels % kChannelGroup != 0)
+    return "the channels of a group are no multiple of 8: elements are gathered one by one";
+  return call.params.source_c != 2 ? "channels don't lie side by side (channels_last): elements are gathered one by one"
+                                   : "rows are not aligned to 16 bytes: elements are gathered one by one";
+}
+
+// grad_weight: 8 neighbouring channels of a pixel, or nothing.
+OperandVectors pixel_vectors(const WeightParams& p, const void* grad_output, const void* source) {
+  const bool fits = p.m % 8 == 0 && p.channels % 8 == 0 && p.grad_m == 2 && p.source_c == 2 &&
+                    is_aligned(grad_output) && is_aligned(source) && keeps_groups(p.batch, p.grad_n) &&
+                    keeps_groups(p.out_pixels / p.out_w, p.grad_h) && keeps_groups(p.out_w, p.grad_w) &&
+                    keeps_groups(p.batch, p.source_n) && keeps_groups(p.source_rows, p.source_h) &&
+                    keeps_groups(p.source_cols, p.source_w);
+  return fits ? OperandVectors{Vectors::kOverX, Vectors::kOverX} : OperandVectors{Vectors::kNone, Vectors::kNone};
+}
+
+void take(Plan& plan, int variant, const GemmKernel& kernel, const Footprint& of, double cycles, int64_t items) {
+  plan.variant = variant;
+  plan.cycles = cycles;
+  plan.kernel = kernel.name;
+  plan.tile_m = kernel.tile_m;
+  plan.tile_n = kernel.tile_x;
+  plan.tile_k = kernel.tile_k;
+  plan.threads = of.threads;
+  plan.stages = of.stages;
+  plan.shared_bytes = of.shared_bytes;
+  plan.ctas = items;
+}
+
 // Forward and grad_input: the best tile, and whether segments get CTAs of their own.
-void plan_conv_gemm(Plan& plan, const ConvCall& call, const Machine& machine) {
+void plan_conv_gemm(Plan& plan, const ConvCall& call, const OperandVectors& vectors, const Machine& machine) {
   plan.engine = Engine::kImplicitGemm;
+  plan.vector_a = vectors.a;
+  plan.vector_b = vectors.b;
   const ConvParams& p = call.params;
   const GemmKind kind = counts_channel_groups(p.channels) ? GemmKind::kConvGroups : GemmKind::kConvElements;
   const GemmTable table = gemm_table(plan.dtype, plan.math);
@@ -181,54 +286,26 @@ void plan_conv_gemm(Plan& plan, const ConvCall& call, const Machine& machine) {
     const int64_t partials = saturating_mul(segments.count, pixels, p.m, p.groups, phases, sum_bytes(plan.dtype));
     for (const bool split : {false, true}) {
       if (split && (segments.count == 1 || partials > kMaxWorkspaceBytes)) continue;
-      const int shared = segments.count == 1 || split ? kernel.shared_one_chain : kernel.shared_several_chains;
-      if (shared > machine.shared_bytes_per_block) continue;
-      const int64_t items = split ? saturating_mul(tiles, segments.count) : tiles;
-      const double k = static_cast<double>(split ? segments.tiles : k_tiles) * kernel.tile_k;
-      // The second kernel's launch, and partial sums written and read again.
-      const double extra = split ? 4000 + 2.0 * static_cast<double>(partials) / (12.0 * machine.sm_count) : 0;
-      const double cycles = estimate_cycles(kernel, machine, shared, rate, items, k) + extra;
-      const Rank rank = rank_of(machine, i, split, cycles);
-      if (plan.variant >= 0 && rank >= best) continue;
-      best = rank;
-      plan.variant = i;
-      plan.cycles = cycles;
-      plan.kernel = kernel.name;
-      plan.tile_m = kernel.tile_m;
-      plan.tile_n = kernel.tile_x;
-      plan.tile_k = kernel.tile_k;
-      plan.threads = kernel.threads;
-      plan.segments = segments.count;
-      plan.segment_length = plan.chain_length = int64_t{segments.tiles} * kernel.tile_k;
-      plan.split = split;
-      plan.ctas = items;
-      plan.shared_bytes = shared;
-      plan.workspace_bytes = split ? partials : 0;
+      for (int stages = vectors.both() ? kernel.vector_stages : kernel.stages; stages >= kernel.stages; --stages) {
+        const Footprint of = footprint(kernel, vectors.both(), stages, segments.count > 1 && !split);
+        if (of.shared_bytes > machine.shared_bytes_per_block) continue;
+        const int64_t items = split ? saturating_mul(tiles, segments.count) : tiles;
+        const double k = static_cast<double>(split ? segments.tiles : k_tiles) * kernel.tile_k;
+        // The second kernel's launch, and partial sums written and read again.
+        const double extra = split ? 4000 + 2.0 * static_cast<double>(partials) / (12.0 * machine.sm_count) : 0;
+        const double cycles = estimate_cycles(kernel, of, machine, rate, items, k) + extra;
+        const Rank rank = rank_of(machine, i, split, cycles);
+        if (plan.variant >= 0 && rank >= best) continue;
+        best = rank;
+        take(plan, i, kernel, of, cycles, items);
+        plan.segments = segments.count;
+        plan.segment_length = plan.chain_length = int64_t{segments.tiles} * kernel.tile_k;
+        plan.split = split;
+        plan.workspace_bytes = split ? partials : 0;
+      }
     }
   }
   if (plan.variant < 0) plan.error = "the device has too little shared memory for the kernels of this dtype";
-}
-
-// What a 16-byte copy of 8 channels asks of the operands.
-void plan_vectors(Plan& plan, const ConvCall& call, const void* source, const void* weight) {
-  const ConvParams& p = call.params;
-  const bool whole_groups = p.channels % kChannelGroup == 0;
-  plan.vector_b = whole_groups && p.source_c == 2 && in_groups(p.source_n) && in_groups(p.source_h) &&
-                  in_groups(p.source_w) && is_aligned(source);
-  plan.vector_a = whole_groups && p.weight_c == 2 && in_groups(p.weight_m) && in_groups(p.weight_h) &&
-                  in_groups(p.weight_w) && in_groups(p.weight_group) && is_aligned(weight);
-  for (const AxisPlan* axis : {&call.rows, &call.cols})
-    for (const AxisPhase& phase : axis->phases) plan.vector_a = plan.vector_a && in_groups(phase.weight_offset);
-  if (plan.vector_a && plan.vector_b)
-    plan.threads = gemm_table(plan.dtype, plan.math).kernels[plan.variant].vector_threads;
-  if (!plan.vector_b) {
-    plan.refused = !whole_groups ? "the channels of a group are no multiple of 8: elements are gathered one by one"
-                   : p.source_c != 2
-                       ? "channels don't lie side by side (channels_last): elements are gathered one by one"
-                       : "rows are not aligned to 16 bytes: elements are gathered one by one";
-  } else if (!plan.vector_a) {
-    plan.refused = "the weight's channels don't lie side by side, aligned: its elements are gathered one by one";
-  }
 }
 
 Plan plan_conv(Direction direction, DType dtype, Float32Math math, const ConvCall& call, const void* source,
@@ -247,8 +324,10 @@ Plan plan_conv(Direction direction, DType dtype, Float32Math math, const ConvCal
     plan_direct_conv(plan, call, lies_over_channels(g.source_group, g.groups, g.source_w));
   } else {
     plan.gemm_k = conv_k(g.channels, taps);
-    plan_conv_gemm(plan, call, machine);
-    if (size_of(dtype) == 2 && counts_channel_groups(g.channels)) plan_vectors(plan, call, source, weight);
+    const bool in_groups = size_of(dtype) == 2 && counts_channel_groups(g.channels);
+    const OperandVectors vectors = in_groups ? conv_vectors(call, source, weight) : OperandVectors{};
+    if (in_groups) plan.refused = refused_vectors(call, vectors);
+    plan_conv_gemm(plan, call, vectors, machine);
   }
   plan.wanted = note_on_wants(plan, machine);
   if (plan.ctas > kMostItems) plan.error = "the result is too large for one call on CUDA";
@@ -341,7 +420,8 @@ Plan plan_matmul(const MatmulSizes& size, DType dtype, Float32Math math, ConstMa
                    machine);
 }
 
-Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math, const Machine& machine) {
+Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math math, ConstTensorView grad_output,
+                      ConstTensorView input, const Machine& machine) {
   const Conv2dProblem p = with_bounded_strides(problem);
   Plan plan = base_plan(Direction::kGradWeight, dtype, math);
   plan.error = size_error(p);
@@ -374,6 +454,18 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
                                  kLeastGemmPixels);
     const GemmTable table = gemm_table(dtype, plan.math);
     const double rate = products_per_cycle(dtype, plan.math);
+    OperandVectors vectors{};
+    if (size_of(dtype) == 2) {
+      const int64_t unread[4] = {};
+      vectors = pixel_vectors(grad_weight_params(p, dtype, grad_output.stride, input.stride, unread), grad_output.data,
+                              input.data);
+      if (!vectors.both())
+        plan.refused =
+            "pixels are summed over, and their channels don't lie side by side in whole, aligned groups of 8 "
+            "(channels_last): elements are gathered one by one";
+    }
+    plan.vector_a = vectors.a;
+    plan.vector_b = vectors.b;
     Rank best;
     for (int i = 0; i < table.count; ++i) {
       const GemmKernel& kernel = table.kernels[i];
@@ -381,22 +473,16 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
       const int64_t items = saturating_mul(div_up(plan.gemm_m, kernel.tile_m), div_up(plan.gemm_n, kernel.tile_x),
                                            p.groups, segments.count);
       const bool one_chain = div_up(std::min(segments.pixels, plan.gemm_k), kernel.tile_k) <= kernel.chain_tiles;
-      const int shared = one_chain ? kernel.shared_one_chain : kernel.shared_several_chains;
-      if (shared > machine.shared_bytes_per_block) continue;
-      const double cycles = estimate_cycles(kernel, machine, shared, rate, items, static_cast<double>(segments.pixels));
-      const Rank rank = rank_of(machine, i, segments.count > 1, cycles);
-      if (plan.variant >= 0 && rank >= best) continue;
-      best = rank;
-      plan.variant = i;
-      plan.cycles = cycles;
-      plan.kernel = kernel.name;
-      plan.tile_m = kernel.tile_m;
-      plan.tile_n = kernel.tile_x;
-      plan.tile_k = kernel.tile_k;
-      plan.threads = kernel.threads;
-      plan.chain_length = int64_t{kernel.chain_tiles} * kernel.tile_k;
-      plan.ctas = items;
-      plan.shared_bytes = shared;
+      for (int stages = vectors.both() ? kernel.vector_stages : kernel.stages; stages >= kernel.stages; --stages) {
+        const Footprint of = footprint(kernel, vectors.both(), stages, !one_chain);
+        if (of.shared_bytes > machine.shared_bytes_per_block) continue;
+        const double cycles = estimate_cycles(kernel, of, machine, rate, items, static_cast<double>(segments.pixels));
+        const Rank rank = rank_of(machine, i, segments.count > 1, cycles);
+        if (plan.variant >= 0 && rank >= best) continue;
+        best = rank;
+        take(plan, i, kernel, of, cycles, items);
+        plan.chain_length = int64_t{kernel.chain_tiles} * kernel.tile_k;
+      }
     }
     if (plan.variant < 0) {
       plan.error = "the device has too little shared memory for the kernels of this dtype";
@@ -404,10 +490,6 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
       // Steps of k are counted in 32 bits, and to the end of a segment that the sum doesn't fill.
       plan.error = "a weight gradient sums over too many output pixels for one call on CUDA";
     }
-    if (size_of(dtype) == 2)
-      plan.refused =
-          "pixels are summed over, and channels or pixels don't lie as 16-byte groups of them: elements are "
-          "gathered one by one";
   }
   plan.segments = segments.count;
   plan.segment_length = segments.pixels;

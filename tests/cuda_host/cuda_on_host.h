@@ -42,6 +42,12 @@ T load_global(const T* address, Site site = Site::here()) {
   return *address;
 }
 
+template <class T>
+void store_global(T* address, T value, Site site = Site::here()) {
+  cuda_host::check_global(site, address, sizeof(T), alignof(T));
+  *address = value;
+}
+
 inline void sync_threads(Site site = Site::here()) { cuda_host::wait_at_block_barrier(site); }
 inline void sync_warp(Site site = Site::here()) { cuda_host::wait_at_warp_barrier(site); }
 

@@ -150,7 +150,7 @@ Plan plan_of(const HostCall& call, const Block& first, const Block& second, cons
     case Direction::kGradInput:
       return plan_grad_input(call.problem, dtype, math, first.view(), second.view(), view.stride, machine);
     default:
-      return plan_grad_weight(call.problem, dtype, math, machine);
+      return plan_grad_weight(call.problem, dtype, math, first.view(), second.view(), machine);
   }
 }
 
@@ -181,8 +181,9 @@ std::string describe(const Plan& plan) {
   json.add("engine", static_cast<int64_t>(plan.engine));
   json.add("kernel", plan.kernel);
   json.add("variant", plan.variant);
-  json.add("vector_a", plan.vector_a);
-  json.add("vector_b", plan.vector_b);
+  json.add("vector_a", static_cast<int64_t>(plan.vector_a));
+  json.add("vector_b", static_cast<int64_t>(plan.vector_b));
+  json.add("stages", plan.stages);
   json.add("tile_m", plan.tile_m);
   json.add("tile_n", plan.tile_n);
   json.add("tile_k", plan.tile_k);
@@ -238,9 +239,6 @@ void run(const HostCall& call, Json& json) {
   const auto dtype = static_cast<DType>(call.dtype);
   const int64_t bytes = size_of(dtype);
   const Block first(call.first, bytes), second(call.second, bytes), bias(call.bias, bytes), result(call.result, bytes);
-  first.copy_in();
-  second.copy_in();
-  if (call.bias.data != nullptr) bias.copy_in();
 
   const bool is_grad_bias = call.direction == kGradBias;
   const Conv2dProblem& p = call.problem;
@@ -259,6 +257,9 @@ void run(const HostCall& call, Json& json) {
     if (call.plan_only != 0) return;
   }
   json.add("workspace_bytes", workspace_bytes);
+  first.copy_in();
+  second.copy_in();
+  if (call.bias.data != nullptr) bias.copy_in();
   void* workspace = nullptr;
   if (workspace_bytes != 0 && posix_memalign(&workspace, 256, workspace_bytes) != 0) throw std::bad_alloc();
   const std::unique_ptr<void, void (*)(void*)> workspace_owner(workspace, std::free);

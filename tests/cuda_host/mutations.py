@@ -55,6 +55,9 @@ DEPTHWISE = testing.DEPTHWISE[0]
 NO_TAPS = PHASES[2]
 LARGE_TILES = Machine(variant=0)
 UNSPLIT = Machine(variant=0, split=0)
+# Has several tiles for its SM, on which two fit with rings of two stages.
+TWO_CTAS = Machine(sm_count=1, variant=0, split=0)
+WHOLE_PIXELS = Problem("24 pixels", 2, 16, (4, 6), 20, (1, 1))
 FOUR_STEPS = Problem("4 steps", 1, 8, (5, 7), 33, (2, 4))
 PHASES_2 = Problem("2 phases", 1, 9, (7, 6), 10, (3, 3), (2, 2), (1, 1))
 # Two chains of the full length.
@@ -76,13 +79,11 @@ F32 = ("gemm_f32.cu",)
 MUTATIONS = (
     # ---- synchronisation
     _kernel("waits for too few copies", "wait_copies<STAGES - 2>();", "wait_copies<STAGES - 1>();"),
-    _kernel(
-        "no barrier after the wait", "sync_threads();             // ... and for all", "// ... and"
-    ),
+    _kernel("no barrier after the wait", "sync_threads();  // ... and for all", "// ... and"),
     _kernel(
         "no barrier after the tables",
-        "geometry.dense_address(geometry.tile.m0 + m));\n  sync_threads();",
-        "geometry.dense_address(geometry.tile.m0 + m));",
+        "LOAD_A == Load::kRowVector ? 8 : 1));\n  sync_threads();",
+        "LOAD_A == Load::kRowVector ? 8 : 1));",
     ),
     _kernel(
         "no barrier before the ring is reused",
@@ -93,8 +94,8 @@ MUTATIONS = (
     ),
     _kernel(
         "no barrier in store_tile",
-        "0, 0});\n  sync_threads();\n  const char* const bias",
-        "0, 0});\n  const char* const bias",
+        "  sync_threads();\n  if constexpr (kHasVectors) {\n    if (",
+        "  if constexpr (kHasVectors) {\n    if (",
         machine=LARGE_TILES,
     ),
     _kernel(
@@ -102,7 +103,7 @@ MUTATIONS = (
         "    commit_copies();\n  }\n  int slot",
         "  }\n  int slot",
     ),
-    _kernel("loads into the slot that is read", "slot == 0 ? STAGES - 1 : slot - 1", "slot"),
+    _kernel("loads into the slot that is read", "slot == 0 ? stages - 1 : slot - 1", "slot"),
     _kernel(
         "stores into the slot that is read",
         "if (loads) finish(ahead_slot);",
@@ -113,7 +114,7 @@ MUTATIONS = (
     ),
     _kernel(
         "the ring lies on the sums of several chains",
-        "(one_chain ? 0 : Tiling::kRingBytes)",
+        "(one_chain ? 0 : stages * Tiling::kStageBytes)",
         "0",
         problem=SEGMENTED,
         machine=UNSPLIT,
@@ -209,7 +210,11 @@ MUTATIONS = (
     # ---- tails
     _kernel("rows past the last are stored", "m >= m_left || address == 0", "address == 0"),
     _kernel("columns past the last are stored", "m >= m_left || address == 0", "m >= m_left"),
-    _kernel("one bias for all", "bias_at<Element>(m)", "bias_at<Element>(0)"),
+    _kernel(
+        "one bias for all",
+        "bias != nullptr ? geometry.template bias_at<Element>(m)",
+        "bias != nullptr ? geometry.template bias_at<Element>(0)",
+    ),
     _in(
         "gemm_geometry.cuh",
         "a short group of channels counts as whole",
@@ -244,8 +249,8 @@ MUTATIONS = (
     _in(
         "gemm_loader.cuh",
         "groups past K are loaded",
-        "position.count != 0 && side.contains(entry, position));",
-        "side.contains(entry, position));",
+        "position.count != 0 && side.contains(entries[i], position));",
+        "side.contains(entries[i], position));",
         "gemm_f16.cu",
         "forward",
         "float16",
@@ -255,7 +260,7 @@ MUTATIONS = (
     _in(
         "gemm_geometry.cuh",
         "rows past the last are read",
-        "min_of<int64_t>(m, p.m - 1) * p.weight_m",
+        "min_of<int64_t>(m, p.m - together) * p.weight_m",
         "m * p.weight_m",
         *F32,
         "forward",
@@ -328,8 +333,8 @@ MUTATIONS = (
     _in(
         "plan.cpp",
         "16-byte copies from unaligned images",
-        "in_groups(p.source_w) && is_aligned(source)",
-        "in_groups(p.source_w)",
+        "if (!is_aligned(source) || ",
+        "if (",
         "plan.cpp",
         "forward",
         "float16",
@@ -360,14 +365,118 @@ MUTATIONS = (
     _in(
         "gemm_policies.cuh",
         "matrices of B in another order",
-        "j * 16 + lane / 16 * 8 + lane % 8, k + lane / 8 % 2",
-        "j * 16 + lane / 8 % 2 * 8 + lane % 8, k + lane / 16",
+        "b_first + j * 16 + lane / 16 * 8 + row, k + lane / 8 % 2",
+        "b_first + j * 16 + lane / 8 % 2 * 8 + row, k + lane / 16",
         "gemm_bf16.cu",
         "forward",
         "bfloat16",
         TAILS,
     ),
+    _in(
+        "gemm_policies.cuh",
+        "transposed matrices of A in another order",
+        "(k + lane / 16) * 8 + row, a_first / 8 + i * 2 + lane / 8 % 2",
+        "(k + lane / 8 % 2) * 8 + row, a_first / 8 + i * 2 + lane / 16",
+        "gemm_bf16.cu",
+        "grad_input",
+        "bfloat16",
+        WHOLE_GROUPS,
+        arrangement="channels_last",
+    ),
+    _in(
+        "gemm_policies.cuh",
+        "transposed matrices of B in another order",
+        "(k + lane / 8 % 2) * 8 + row, b_first / 8 + j * 2 + lane / 16",
+        "(k + lane / 16) * 8 + row, b_first / 8 + j * 2 + lane / 8 % 2",
+        "gemm_bf16.cu",
+        "grad_weight",
+        "bfloat16",
+        WHOLE_GROUPS,
+        arrangement="channels_last",
+    ),
+    _in(
+        "gemm_loader.cuh",
+        "a vector's channel is always the first",
+        "entry.address += channel(thread) * side.step;",
+        "",
+        "gemm_bf16.cu",
+        "grad_input",
+        "bfloat16",
+        WHOLE_GROUPS,
+        arrangement="channels_last",
+    ),
+    _in(
+        "gemm_loader.cuh",
+        "pixels past the last are copied",
+        "channel(thread) < positions[i].count && side.contains(entry, positions[i]));",
+        "side.contains(entry, positions[i]));",
+        "gemm_bf16.cu",
+        "grad_weight",
+        "bfloat16",
+        WHOLE_GROUPS,
+        arrangement="channels_last",
+    ),
+    _kernel(
+        "a ring of two stages waits as one of three",
+        "if (kCountsStages && stages == 2) {",
+        "if (false) {",
+        problem=WHOLE_SEGMENTED.with_batch(10),
+        unit="gemm_f16.cu",
+        math="float16",
+        arrangement="channels_last",
+        machine=TWO_CTAS,
+    ),
+    # ---- results of 16 bits, 8 at a time
+    _kernel(
+        "vectors of rows past the last are stored",
+        "address == 0 || m + 4 >= m_left ?",
+        "address == 0 || m >= m_left ?",
+        problem=FEW,
+        unit="gemm_f16.cu",
+        math="float16",
+        arrangement="channels_last",
+        shows="sanitizers",
+    ),
+    _kernel(
+        "the upper rows' order is not undone",
+        "const float low = upper ? sums[j + 2] : sums[j];",
+        "const float low = sums[j];",
+        problem=WHOLE_GROUPS,
+        unit="gemm_f16.cu",
+        math="float16",
+        arrangement="channels_last",
+    ),
+    _kernel(
+        "halves that were read the other way round stay so",
+        "sums[j] = add(swaps ? there.at[j] : here.at[j], bias);",
+        "sums[j] = add(here.at[j], bias);",
+        problem=WHOLE_PIXELS,
+        unit="gemm_f16.cu",
+        math="float16",
+    ),
     # ---- speed
+    _in(
+        "gemm_policies.cuh",
+        "groups of x are not swizzled",
+        "((group ^ k) & 7)",
+        "(group & 7)",
+        "gemm_f16.cu",
+        "grad_weight",
+        "float16",
+        WHOLE_GROUPS,
+        arrangement="channels_last",
+        shows="bank conflicts",
+    ),
+    _kernel(
+        "all rows of results are read in one order",
+        "(upper ? j ^ 2 : j)",
+        "j",
+        problem=WHOLE_PIXELS,
+        unit="gemm_f16.cu",
+        math="float16",
+        arrangement="channels_last",
+        shows="bank conflicts",
+    ),
     _in(
         "gemm_policies.cuh",
         "groups are not swizzled",

@@ -63,11 +63,13 @@ class Selftest:
         assert not error, error
         return d
 
-    def matrices(self, rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    def matrices(
+        self, rows: torch.Tensor, order: torch.Tensor, *, transposed: bool = False
+    ) -> torch.Tensor:
         """[lane][matrix] of load_matrix_x4, lane l naming row order[l] of [32][16 bytes]."""
         out = torch.zeros(32, 4, dtype=torch.int32)
-        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (rows, order, out)]
-        error = self._library.selftest_matrices(*pointers)
+        first, second, third = (ctypes.c_void_p(t.data_ptr()) for t in (rows, order, out))
+        error = self._library.selftest_matrices(first, second, int(transposed), third)
         assert not error, error
         return out
 

@@ -201,9 +201,9 @@ void SharedMemory::land_copy(int thread, Site site, void* address, int bytes, co
   std::memcpy(data_.data() + offset, from, bytes);
 }
 
-void SharedMemory::load_matrices(int warp, Site site, const void* const (&rows)[32],
-                                 uint32_t (*const (&result)[32])[4]) {
-  constexpr int kRowBytes = 16;
+void SharedMemory::load_matrices(int warp, Site site, const void* const (&rows)[32], uint32_t (*const (&result)[32])[4],
+                                 bool transposed) {
+  constexpr int kRowBytes = 16, kElementBytes = 2;
   const uint16_t number = number_of(site, AccessKind::kMatrix, kRowBytes);
   uint32_t offsets[kLanes];
   for (int lane = 0; lane < kLanes; ++lane)
@@ -214,11 +214,15 @@ void SharedMemory::load_matrices(int warp, Site site, const void* const (&rows)[
     traffic.wavefronts += wavefronts_of(offsets, ~0u, matrix * 8, matrix * 8 + 8, kRowBytes);
     traffic.ideal += 1;
     for (int lane = 0; lane < kLanes; ++lane) {
-      const size_t offset = offsets[matrix * 8 + lane / 4] + lane % 4 * kWordBytes;
-      // A read of the lane that receives the word: rows that another lane has stored need a barrier, whoever names
-      // them.
-      check_read(access_by(warp * kLanes + lane, number), offset, kWordBytes);
-      std::memcpy(&(*result[lane])[matrix], data_.data() + offset, kWordBytes);
+      for (int half = 0; half < 2; ++half) {
+        const int across = lane / 4, along = lane % 4 * 2 + half;
+        const size_t offset =
+            offsets[matrix * 8 + (transposed ? along : across)] + (transposed ? across : along) * kElementBytes;
+        // A read of the lane that receives it: rows that another lane has stored need a barrier, whoever names them.
+        check_read(access_by(warp * kLanes + lane, number), offset, kElementBytes);
+        std::memcpy(reinterpret_cast<char*>(&(*result[lane])[matrix]) + half * kElementBytes, data_.data() + offset,
+                    kElementBytes);
+      }
     }
   }
 }

@@ -59,8 +59,10 @@ class SharedMemory {
   void store(int thread, Site site, void* address, int bytes, int alignment, const void* from);
   void begin_copy(int thread, Site site, void* address, int bytes);
   void land_copy(int thread, Site site, void* address, int bytes, const void* from);
-  // rows[l]: 16 bytes, row l % 8 of matrix l / 8. result[lane][matrix]: 4 bytes of row lane / 4.
-  void load_matrices(int warp, Site site, const void* const (&rows)[32], uint32_t (*const (&result)[32])[4]);
+  // rows[l]: 16 bytes, row l % 8 of matrix l / 8. result[lane][matrix]: two neighbouring elements of row lane / 4, or,
+  // transposed, of column lane / 4.
+  void load_matrices(int warp, Site site, const void* const (&rows)[32], uint32_t (*const (&result)[32])[4],
+                     bool transposed);
 
   // What was counted since begin_grid.
   const std::vector<AccessSite>& sites() const { return sites_; }

@@ -401,13 +401,17 @@ __global__ void multiply_fragments(int kind, const uint32_t* a, const uint32_t* 
 }
 
 // rows: 32 rows of 16 bytes; lane l names row order[l].
-__global__ void load_fragments(const float4* rows, const int* order, uint32_t* out) {
+__global__ void load_fragments(const float4* rows, const int* order, int transposed, uint32_t* out) {
   const int lane = threadIdx.x;
   auto* const shared = reinterpret_cast<float4*>(dynamic_shared());
   store_shared(shared + lane, rows[lane]);
   sync_warp();
   uint32_t result[4];
-  load_matrix_x4(result, shared + order[lane]);
+  if (transposed != 0) {
+    load_matrix_x4_transposed(result, shared + order[lane]);
+  } else {
+    load_matrix_x4(result, shared + order[lane]);
+  }
   std::memcpy(out + lane * 4, result, sizeof(result));
 }
 
@@ -480,9 +484,10 @@ const char* selftest_mma(int kind, int order, const uint32_t* a, const uint32_t*
                  [&](Session&) { return launch(multiply_fragments, dim3(1), dim3(32), 0, nullptr, kind, a, b, d); });
 }
 
-const char* selftest_matrices(const void* rows, const int* order, uint32_t* out) {
+const char* selftest_matrices(const void* rows, const int* order, int transposed, uint32_t* out) {
   return guarded({}, [&](Session&) {
-    return launch(load_fragments, dim3(1), dim3(32), 512, nullptr, static_cast<const float4*>(rows), order, out);
+    return launch(load_fragments, dim3(1), dim3(32), 512, nullptr, static_cast<const float4*>(rows), order, transposed,
+                  out);
   });
 }
 

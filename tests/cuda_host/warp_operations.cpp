@@ -48,19 +48,27 @@ struct MatrixLane {
   const void* row;
 };
 
+template <bool TRANSPOSED>
+void load_matrices(int warp, Site where, void* const (&lanes)[32]) {
+  const void* rows[32];
+  uint32_t (*results[32])[4];
+  for (int lane = 0; lane < 32; ++lane) {
+    rows[lane] = static_cast<const MatrixLane*>(lanes[lane])->row;
+    results[lane] = static_cast<const MatrixLane*>(lanes[lane])->result;
+  }
+  cuda_host::shared_memory().load_matrices(warp, where, rows, results, TRANSPOSED);
+}
+
 }  // namespace
 
 void load_matrix_x4(uint32_t (&result)[4], const void* row, Site site) {
   MatrixLane mine{&result, row};
-  cuda_host::meet_warp("load_matrix_x4", site, &mine, [](int warp, Site where, void* const(&lanes)[32]) {
-    const void* rows[32];
-    uint32_t (*results[32])[4];
-    for (int lane = 0; lane < 32; ++lane) {
-      rows[lane] = static_cast<const MatrixLane*>(lanes[lane])->row;
-      results[lane] = static_cast<const MatrixLane*>(lanes[lane])->result;
-    }
-    cuda_host::shared_memory().load_matrices(warp, where, rows, results);
-  });
+  cuda_host::meet_warp("load_matrix_x4", site, &mine, load_matrices<false>);
+}
+
+void load_matrix_x4_transposed(uint32_t (&result)[4], const void* row, Site site) {
+  MatrixLane mine{&result, row};
+  cuda_host::meet_warp("load_matrix_x4_transposed", site, &mine, load_matrices<true>);
 }
 
 void mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Site site) {

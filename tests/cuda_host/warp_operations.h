@@ -26,6 +26,7 @@ T shuffle_xor(T value, int mask, cuda_host::Site site = cuda_host::Site::here())
 }
 
 void load_matrix_x4(uint32_t (&result)[4], const void* row, cuda_host::Site site = cuda_host::Site::here());
+void load_matrix_x4_transposed(uint32_t (&result)[4], const void* row, cuda_host::Site site = cuda_host::Site::here());
 
 // Products are exact, their sum with d is formed in float64 and rounded once. Tensor cores align all of them to the
 // largest and cut off what lies below the sum's precision, so their results differ from these in the last bits.
