@@ -1,6 +1,6 @@
 // The mode's kernel of LSTM. PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch. Here its
-// steps are calls that the mode takes. With dropout between layers, which draws by an element's place anyway, a batch is
-// packed: packed sequences PyTorch computes step by step (from torch 2.15 on by oneDNN, too).
+// steps are calls that the mode takes. With dropout between layers, which draws by an element's place anyway, a batch
+// is packed: packed sequences PyTorch computes step by step (from torch 2.15 on by oneDNN, too).
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "invariance_kernels.h"
