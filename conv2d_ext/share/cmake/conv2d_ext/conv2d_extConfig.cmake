@@ -48,6 +48,17 @@ if(NOT _conv2d_ext_minor STREQUAL _conv2d_ext_wanted)
   return()
 endif()
 
+# Which standard torch's headers want: newer ones refuse less than C++20.
+set(_conv2d_ext_standard cxx_std_17)
+foreach(_conv2d_ext_folder IN LISTS _conv2d_ext_includes)
+  if(EXISTS "${_conv2d_ext_folder}/ATen/ATen.h")
+    file(STRINGS "${_conv2d_ext_folder}/ATen/ATen.h" _conv2d_ext_line REGEX "C\\+\\+20 or later")
+    if(_conv2d_ext_line)
+      set(_conv2d_ext_standard cxx_std_20)
+    endif()
+  endif()
+endforeach()
+
 if(NOT TARGET conv2d_ext::conv2d_ext)
   add_library(conv2d_ext::conv2d_ext SHARED IMPORTED)
   set_target_properties(
@@ -55,5 +66,5 @@ if(NOT TARGET conv2d_ext::conv2d_ext)
     PROPERTIES IMPORTED_LOCATION "${_conv2d_ext_root}/libconv2d_ext.so"
                INTERFACE_INCLUDE_DIRECTORIES "${_conv2d_ext_root}/include;${_conv2d_ext_includes}"
                INTERFACE_LINK_LIBRARIES "${_conv2d_ext_libraries}"
-               INTERFACE_COMPILE_FEATURES cxx_std_17)
+               INTERFACE_COMPILE_FEATURES ${_conv2d_ext_standard})
 endif()
