@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/SmallVector.h>
 
 namespace conv2d_ext {
@@ -12,12 +13,22 @@ inline at::Tensor in_sizes(const at::Tensor& result, c10::SymIntArrayRef size) {
   return at::_unsafe_view_symint(result, size);
 }
 
+// Whether a trace is made, of tensors that only have sizes.
+inline bool is_tracing() {
+  using c10::impl::TorchDispatchModeTLS;
+  using Key = c10::impl::TorchDispatchModeKey;
+  return TorchDispatchModeTLS::get_mode(Key::FAKE).has_value() ||
+         TorchDispatchModeTLS::get_mode(Key::PROXY).has_value() ||
+         TorchDispatchModeTLS::get_mode(Key::FUNCTIONAL).has_value();
+}
+
 // Without a dimension of size 1, of a result that nobody else has: in place, which keeps the strides, also those of
 // other dimensions of size 1, and asks nothing of sizes that are symbolic. (Tangents and batches of torch.func would
-// not follow.)
+// not follow, nor do the DTensors of some torch versions.)
 inline at::Tensor without_dim(const at::Tensor& result, int64_t dim) {
-  const bool is_plain =
-      !result.key_set().has(c10::DispatchKey::FuncTorchBatched) && !result._fw_grad(/*level=*/0).defined();
+  const bool is_plain = !result.key_set().has(c10::DispatchKey::FuncTorchBatched) &&
+                        !result._fw_grad(/*level=*/0).defined() &&
+                        (!result.key_set().has(c10::DispatchKey::Python) || is_tracing());
   if (is_plain) return result.squeeze_(dim);
   const auto from = result.sym_sizes();
   c10::SmallVector<c10::SymInt, 5> size(from.begin(), from.end());
