@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import pathlib
 import threading
 
 import pytest
 import torch
+from child import run_python
 from isa_bits import bits
 
 from conv2d_ext import testing
@@ -58,8 +60,7 @@ class _Filtered(torch.utils.data.Dataset):
         return torch.cat([results.output.flatten(), results.grad_input.flatten()])
 
 
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_data_loader_workers(start):
+def load_in_workers(start: str) -> None:
     """A loader gives each worker one thread. Forked ones inherit the library from a process whose
     threads have already run, spawned ones load it anew."""
     torch.set_num_threads(2)
@@ -69,3 +70,20 @@ def test_data_loader_workers(start):
         dataset, batch_size=2, num_workers=2, multiprocessing_context=start, timeout=100
     )
     assert torch.equal(bits(torch.cat(list(loader))), bits(here))
+
+
+_PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import test_concurrency
+if __name__ == "__main__":
+    test_concurrency.load_in_workers(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_data_loader_workers(start):
+    """In a fresh process: autograd refuses to run in the fork of one that gave it threads, which
+    any test before this one may have done."""
+    finished = run_python("-c", _PROGRAM, start, str(pathlib.Path(__file__).parent))
+    assert finished.returncode == 0, finished.stderr
