@@ -552,8 +552,15 @@ MUTATIONS = (
     M(
         "pack/store.h",
         "rows with gaps are stored as one run",
-        "join_rows = tile.cols == gemm.cols && gemm.destination_row == gemm.destination_col *",
-        "join_rows = tile.cols == gemm.cols && 1 == 1 + 0 *",
+        "gemm.destination_row == gemm.destination_col * tile.cols",
+        "1 == 1 + 0 * tile.cols",
+    ),
+    M(
+        "pack/store.h",
+        "what lies between joined rows is read and written back",
+        "!gemm.owns_columns_between && tile.cols == gemm.cols",
+        "tile.cols == gemm.cols",
+        sanitizer="thread",
     ),
     # ---- drivers
     M(

@@ -20,6 +20,7 @@
 #include "../base/executor.h"
 #include "../base/limits.h"
 #include "../base/numeric.h"
+#include "../base/sanitizers.h"
 #include "../base/scratch.h"
 #include "../plan/candidates.h"
 #include "../plan/patch_axis.h"

@@ -33,8 +33,14 @@ struct Vec<float> {
   static CONV2D_INLINE __m256i mask(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
-  static CONV2D_INLINE reg load_partial(const float* p, int n) { return _mm256_maskload_ps(p, mask(n)); }
-  static CONV2D_INLINE void store_partial(float* p, reg v, int n) { _mm256_maskstore_ps(p, mask(n), v); }
+  static CONV2D_INLINE reg load_partial(const float* p, int n) {
+    announce_load(p, mask_of_first(n));
+    return _mm256_maskload_ps(p, mask(n));
+  }
+  static CONV2D_INLINE void store_partial(float* p, reg v, int n) {
+    announce_store(p, mask_of_first(n));
+    _mm256_maskstore_ps(p, mask(n), v);
+  }
   static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
     const reg lo = _mm256_permute2f128_ps(a, b, 0x20), hi = _mm256_permute2f128_ps(a, b, 0x31);
     even = _mm256_shuffle_ps(lo, hi, 0x88);
@@ -96,8 +102,14 @@ struct Vec<double> {
   static CONV2D_INLINE __m256i mask(int n) {
     return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
   }
-  static CONV2D_INLINE reg load_partial(const double* p, int n) { return _mm256_maskload_pd(p, mask(n)); }
-  static CONV2D_INLINE void store_partial(double* p, reg v, int n) { _mm256_maskstore_pd(p, mask(n), v); }
+  static CONV2D_INLINE reg load_partial(const double* p, int n) {
+    announce_load(p, mask_of_first(n));
+    return _mm256_maskload_pd(p, mask(n));
+  }
+  static CONV2D_INLINE void store_partial(double* p, reg v, int n) {
+    announce_store(p, mask_of_first(n));
+    _mm256_maskstore_pd(p, mask(n), v);
+  }
   static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
     const reg lo = _mm256_permute2f128_pd(a, b, 0x20), hi = _mm256_permute2f128_pd(a, b, 0x31);
     even = _mm256_unpacklo_pd(lo, hi);

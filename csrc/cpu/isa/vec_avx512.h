@@ -47,15 +47,24 @@ struct Vec<float> {
     __builtin_memcpy(&bits, p, sizeof bits);
     return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
   }
-  static CONV2D_INLINE reg load_partial(const BFloat16Pair* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
+  static CONV2D_INLINE reg load_partial(const BFloat16Pair* p, int n) {
+    announce_load(p, mask(n));
+    return _mm512_maskz_loadu_ps(mask(n), p);
+  }
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_dpbf16_ps(c, __m512bh(a), __m512bh(b)); }
 #else
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
 #endif
   static CONV2D_INLINE reg sqrt(reg a) { return _mm512_sqrt_ps(a); }
   static CONV2D_INLINE __mmask16 mask(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
-  static CONV2D_INLINE reg load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
-  static CONV2D_INLINE void store_partial(float* p, reg v, int n) { _mm512_mask_storeu_ps(p, mask(n), v); }
+  static CONV2D_INLINE reg load_partial(const float* p, int n) {
+    announce_load(p, mask(n));
+    return _mm512_maskz_loadu_ps(mask(n), p);
+  }
+  static CONV2D_INLINE void store_partial(float* p, reg v, int n) {
+    announce_store(p, mask(n));
+    _mm512_mask_storeu_ps(p, mask(n), v);
+  }
   static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
     const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     even = _mm512_permutex2var_ps(a, first, b);
@@ -157,8 +166,14 @@ struct Vec<double> {
   static CONV2D_INLINE reg add(reg a, reg b) { return _mm512_add_pd(a, b); }
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_pd(a, b, c); }
   static CONV2D_INLINE __mmask8 mask(int n) { return static_cast<__mmask8>((1u << n) - 1u); }
-  static CONV2D_INLINE reg load_partial(const double* p, int n) { return _mm512_maskz_loadu_pd(mask(n), p); }
-  static CONV2D_INLINE void store_partial(double* p, reg v, int n) { _mm512_mask_storeu_pd(p, mask(n), v); }
+  static CONV2D_INLINE reg load_partial(const double* p, int n) {
+    announce_load(p, mask(n));
+    return _mm512_maskz_loadu_pd(mask(n), p);
+  }
+  static CONV2D_INLINE void store_partial(double* p, reg v, int n) {
+    announce_store(p, mask(n));
+    _mm512_mask_storeu_pd(p, mask(n), v);
+  }
   static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
     const __m512i first = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
     even = _mm512_permutex2var_pd(a, first, b);
@@ -233,9 +248,11 @@ CONV2D_INLINE void narrow(BFloat16* p, __m512 v) {
 }
 // The first n lanes.
 CONV2D_INLINE void narrow_partial(BFloat16* p, __m512 v, int n) {
+  announce_store(p, Vec<float>::mask(n));
   _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), narrow_to_bfloat16(v));
 }
 CONV2D_INLINE void narrow_partial(Float16* p, __m512 v, int n) {
+  announce_store(p, Vec<float>::mask(n));
   _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 

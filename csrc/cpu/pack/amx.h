@@ -8,7 +8,7 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // n <= 32 contiguous channels as a block.
 CONV2D_INLINE void copy_block(const BFloat16* src, int64_t n, BFloat16Block* dst) {
-  _mm512_storeu_si512(dst, _mm512_maskz_loadu_epi16(word_mask(n), src));
+  _mm512_storeu_si512(dst, load_words(src, word_mask(n)));
 }
 
 // A matrix of 16-bit words in memory: rows `pitch` words apart.
@@ -27,15 +27,15 @@ CONV2D_INLINE void transpose_half(const WordRows& from, BFloat16* dst, int64_t d
   for (int p = 0; p < 16; ++p) {
     const __mmask32 has_first = 2 * p < from.rows ? columns : 0, has_second = 2 * p + 1 < from.rows ? columns : 0;
     // A row that is not there has no address either.
-    const __m512i a = _mm512_maskz_loadu_epi16(has_first, from.data + (has_first ? 2 * p * from.pitch : 0));
-    const __m512i b = _mm512_maskz_loadu_epi16(has_second, from.data + (has_second ? (2 * p + 1) * from.pitch : 0));
+    const __m512i a = load_words(from.data + (has_first ? 2 * p * from.pitch : 0), has_first);
+    const __m512i b = load_words(from.data + (has_second ? (2 * p + 1) * from.pitch : 0), has_second);
     r[p] = _mm512_castsi512_ps(kHigh ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b));
   }
   V::transpose(r);
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
     const int column = i / 4 * 8 + i % 4 + (kHigh ? 4 : 0);
-    if (column < from.columns) _mm512_mask_storeu_epi16(dst + column * dst_pitch, stored, _mm512_castps_si512(r[i]));
+    if (column < from.columns) store_words(dst + column * dst_pitch, stored, _mm512_castps_si512(r[i]));
   }
 }
 CONV2D_INLINE void transpose_words(const WordRows& from, BFloat16* dst, int64_t dst_pitch, int64_t width) {

@@ -11,13 +11,14 @@ CONV2D_INLINE void copy_words(const BFloat16* src, int64_t step, int64_t n, BFlo
   if (step == 1) {
     for (int64_t i = 0; i < n; i += 32) {
       const __mmask32 mask = word_mask(n - i);
-      _mm512_mask_storeu_epi16(dst + i, mask, _mm512_maskz_loadu_epi16(mask, src + i));
+      store_words(dst + i, mask, load_words(src + i, mask));
     }
   } else if (step == 2) {
     for (int64_t i = 0; i < n; i += 16) {
       // Up to the last word that is wanted: the one after it may not exist.
       const __mmask32 mask = word_mask(min64(2 * (n - i) - 1, 31));
-      _mm512_mask_cvtepi32_storeu_epi16(dst + i, pair_mask(n - i), _mm512_maskz_loadu_epi16(mask, src + 2 * i));
+      announce_store(dst + i, pair_mask(n - i));
+      _mm512_mask_cvtepi32_storeu_epi16(dst + i, pair_mask(n - i), load_words(src + 2 * i, mask));
     }
   } else {
     for (int64_t i = 0; i < n; ++i) dst[i] = src[i * step];

@@ -10,6 +10,19 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 CONV2D_INLINE __mmask32 word_mask(int64_t n) { return static_cast<__mmask32>(n >= 32 ? ~0u : (1u << n) - 1u); }
 CONV2D_INLINE __mmask16 pair_mask(int64_t n) { return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << n) - 1u); }
+// Those words, or pairs, that the mask names; of the others no memory is touched.
+CONV2D_INLINE __m512i load_words(const BFloat16* p, __mmask32 mask) {
+  announce_load(p, mask);
+  return _mm512_maskz_loadu_epi16(mask, p);
+}
+CONV2D_INLINE void store_words(BFloat16* p, __mmask32 mask, __m512i words) {
+  announce_store(p, mask);
+  _mm512_mask_storeu_epi16(p, mask, words);
+}
+CONV2D_INLINE void store_pairs(BFloat16Pair* p, __mmask16 mask, __m512i pairs) {
+  announce_store(p, mask);
+  _mm512_mask_storeu_epi32(p, mask, pairs);
+}
 // Both halves of element i: i. (Word i of a vector goes to both halves of pair i.)
 CONV2D_INLINE __m512i twice_iota() {
   return _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
@@ -26,20 +39,20 @@ CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
     for (int64_t i = 0; i < n; i += 32) {
       const __mmask32 mask = word_mask(n - i);
-      const __m512i a = _mm512_maskz_loadu_epi16(mask, first + i);
-      const __m512i b = _mm512_maskz_loadu_epi16(mask & has_second, second + i);
-      _mm512_mask_storeu_epi32(dst + i, pair_mask(n - i), _mm512_permutex2var_epi16(a, low, b));
+      const __m512i a = load_words(first + i, mask);
+      const __m512i b = load_words(second + i, mask & has_second);
+      store_pairs(dst + i, pair_mask(n - i), _mm512_permutex2var_epi16(a, low, b));
       if (n - i > 16) {
-        _mm512_mask_storeu_epi32(dst + i + 16, pair_mask(n - i - 16), _mm512_permutex2var_epi16(a, high, b));
+        store_pairs(dst + i + 16, pair_mask(n - i - 16), _mm512_permutex2var_epi16(a, high, b));
       }
     }
   } else if (step == 2) {
     for (int64_t i = 0; i < n; i += 16) {
       // Up to the last element that is wanted: the one after it may not exist.
       const __mmask32 mask = word_mask(min64(2 * (n - i) - 1, 31)) & 0x55555555u;
-      const __m512i a = _mm512_maskz_loadu_epi16(mask, first + 2 * i);
-      const __m512i b = _mm512_maskz_loadu_epi16(mask & has_second, second + 2 * i);
-      _mm512_mask_storeu_epi32(dst + i, pair_mask(n - i), _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+      const __m512i a = load_words(first + 2 * i, mask);
+      const __m512i b = load_words(second + 2 * i, mask & has_second);
+      store_pairs(dst + i, pair_mask(n - i), _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
     }
   } else {
     for (int64_t i = 0; i < n; ++i) {
@@ -52,8 +65,7 @@ CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int
 // n contiguous channels of a pixel; a pair's missing channel becomes zero.
 CONV2D_INLINE void copy_channels(const BFloat16* src, int64_t n, BFloat16Pair* dst) {
   for (int64_t i = 0; i < n; i += 32) {
-    _mm512_mask_storeu_epi32(dst + i / 2, pair_mask(div_up(n - i, 2)),
-                             _mm512_maskz_loadu_epi16(word_mask(n - i), src + i));
+    store_pairs(dst + i / 2, pair_mask(div_up(n - i, 2)), load_words(src + i, word_mask(n - i)));
   }
 }
 
@@ -72,9 +84,8 @@ CONV2D_INLINE void copy_odd_channels(const BFloat16* src, int64_t n, int64_t cou
   const __m512i index = _mm512_loadu_si512(words);
   for (int64_t x = 0; x < count; x += pixels, src += pixels * n, dst += pixels * (n + 1) / 2) {
     const int64_t now = min64(pixels, count - x);
-    _mm512_mask_storeu_epi32(
-        dst, pair_mask(now * (n + 1) / 2),
-        _mm512_maskz_permutexvar_epi16(real, index, _mm512_maskz_loadu_epi16(word_mask(now * n), src)));
+    store_pairs(dst, pair_mask(now * (n + 1) / 2),
+                _mm512_maskz_permutexvar_epi16(real, index, load_words(src, word_mask(now * n))));
   }
 }
 
@@ -165,7 +176,7 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
         const BFloat16* const src = weight + tap_offset(t) + 2 * c;
         const int64_t words = 2 * (pairs - c) - (lone ? 1 : 0);
         pack_transposed_pairs(lanes, min64(run, pairs - c), rows(c, t, step), [&](int64_t lane, int64_t k) {
-          return _mm512_maskz_loadu_epi16(word_mask(words - 2 * k), src + lane * lane_step + 2 * k);
+          return load_words(src + lane * lane_step + 2 * k, word_mask(words - 2 * k));
         });
       }
     }
@@ -198,14 +209,14 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
       if (adjacent || alone) {
         const __mmask32 mask = word_mask(alone ? span : second + span), halves = alone ? 0x55555555u : ~0u;
         pack_transposed_pairs(lanes, n, rows(c, t0, pairs_per_block), [&](int64_t lane, int64_t) {
-          return _mm512_maskz_permutexvar_epi16(halves, index, _mm512_maskz_loadu_epi16(mask, src + lane * lane_step));
+          return _mm512_maskz_permutexvar_epi16(halves, index, load_words(src + lane * lane_step, mask));
         });
       } else {
         const __mmask32 mask = word_mask(span);
         pack_transposed_pairs(lanes, n, rows(c, t0, pairs_per_block), [&](int64_t lane, int64_t) {
           const BFloat16* const s = src + lane * lane_step;
-          const __m512i a = _mm512_permutexvar_epi16(index, _mm512_maskz_loadu_epi16(mask, s));
-          return _mm512_mask_permutexvar_epi16(a, 0xaaaaaaaau, index, _mm512_maskz_loadu_epi16(mask, s + second));
+          const __m512i a = _mm512_permutexvar_epi16(index, load_words(s, mask));
+          return _mm512_mask_permutexvar_epi16(a, 0xaaaaaaaau, index, load_words(s + second, mask));
         });
       }
     }

@@ -267,9 +267,11 @@ struct ResultPiece {
 template <class S, class T>
 void store_lanes(const ConvGemm& gemm, const ResultPiece& piece, int64_t first, TileSums<T> sums, int64_t m,
                  int64_t channel_step) {
-  // Rows that continue one another are stored as one run.
+  // Rows that continue one another are stored as one run, unless only the columns between are owned: what lies between
+  // the last pixel of a row and the first of the next one may be another image's or channel's.
   const Tile& tile = piece.tile;
-  const bool join_rows = tile.cols == gemm.cols && gemm.destination_row == gemm.destination_col * tile.cols;
+  const bool join_rows =
+      !gemm.owns_columns_between && tile.cols == gemm.cols && gemm.destination_row == gemm.destination_col * tile.cols;
   const int64_t run = join_rows ? tile.rows * tile.cols : tile.cols, runs = join_rows ? 1 : tile.rows;
   S* const destination = piece.first_pixel<S>(gemm, m);
   const Between between = gemm.owns_columns_between ? Between::kOwned : Between::kOthers;
