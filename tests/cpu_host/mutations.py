@@ -1141,6 +1141,93 @@ MUTATIONS = (
         "channels{p.in_channels_per_group(), w[1], w[1]};",
         "channels{1, w[1], w[1]};",
     ),
+    # ---- pointwise functions, sums, softmax
+    M(
+        "pointwise/rows.h",
+        "the last elements of a row are stored as a whole vector",
+        "store_as_partial(y + i, function.value(load_as_partial(x + i, int(n - i))), int(n - i));",
+        "store_as(y + i, function.value(load_as_partial(x + i, int(n - i))));",
+    ),
+    M(
+        "pointwise/rows.h",
+        "the last elements of a row are read as a whole vector",
+        "function.value(load_as_partial(x + i, int(n - i)))",
+        "function.value(load_as(x + i))",
+        sanitizer="address",
+    ),
+    M(
+        "pointwise/rows.h",
+        "the last elements of a derivative take the first ones of grad_output",
+        "load_as_partial(g + i, rest) * function.slope(",
+        "load_as_partial(g, rest) * function.slope(",
+    ),
+    M(
+        "pointwise/rows.h",
+        "vectors of two numbers take the first one twice",
+        "value_of_floats<Function>(load_as(x + i), load_as(y + i))",
+        "value_of_floats<Function>(load_as(x + i), load_as(x + i))",
+    ),
+    M(
+        "reduce/sum.h",
+        "positions that are gathered lie side by side",
+        "gathered[i + j] = from[j * step];",
+        "gathered[i + j] = from[j];",
+    ),
+    M(
+        "reduce/sum.h",
+        "the last columns of a row are summed as a whole vector",
+        "const int n = int(min64(width(), row() - column));",
+        "const int n = int(width());",
+    ),
+    M(
+        "reduce/sum.h",
+        "parts of a sum overwrite one another",
+        "partial[part * results + result] = sum;",
+        "partial[result] = sum;",
+    ),
+    M(
+        "reduce/sum.h",
+        "columns are added to lanes by position in a run",
+        "Row& lane = lanes[(i + j) % kSumLanes];",
+        "Row& lane = lanes[j % kSumLanes];",
+    ),
+    M(
+        "reduce/sum.h",
+        "a sum's zero keeps its sign",
+        "Narrow<S>::from(sum + T(0))",
+        "Narrow<S>::from(sum)",
+    ),
+    M(
+        "reduce/sum.h",
+        "a lane of columns begins with its first element as it is",
+        "lane = (i + j < kSumLanes ? Row{} : lane) + row;",
+        "lane = i + j < kSumLanes ? row : lane + row;",
+    ),
+    M(
+        "reduce/lanes.h",
+        "lanes are added one after the other",
+        "return (last[0] + last[2]) + (last[1] + last[3]);",
+        "return ((last[0] + last[1]) + last[2]) + last[3];",
+    ),
+    M(
+        "reduce/softmax.h",
+        "lanes beyond a row count",
+        "const Lanes<T> powers = Lanes<T>::load(x + whole, rest, -kInfinity<T>).map(power);",
+        "const Lanes<T> powers = Lanes<T>::load(x + whole, rest, T(0)).map(power);",
+    ),
+    M(
+        "reduce/softmax.h",
+        "columns have one lane",
+        "sums[i % kSumLanes] = sums[i % kSumLanes] + power;",
+        "sums[0] = sums[0] + power;",
+    ),
+    M(
+        "reduce/softmax.h",
+        "threads share a vector of columns",
+        "end = min64(first + pieces_in_item(), pieces());",
+        "end = min64(first + pieces_in_item() + 1, pieces());",
+        sanitizer="thread",
+    ),
     # ---- what all share
     M(
         "base/executor.h",

@@ -25,7 +25,14 @@ ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated")
 # Of which any may be left out; integers stand for all of their kinds.
 DTYPES = ("float32", "float64", "bfloat16", "float16", "complex64", "complex128", "integers")
 # What the harness puts others in the place of, and what knows torch.
-_REPLACED = {"select.cpp", "scratch.cpp", "conv2d_cpu_ops.cpp", "reduce_ops.cpp"}
+_REPLACED = {
+    "select.cpp",
+    "scratch.cpp",
+    "conv2d_cpu_ops.cpp",
+    "reduce_ops.cpp",
+    "pointwise.cpp",
+    "reduce.cpp",
+}
 # Threads and scratch are watched by the sanitizers; oracle and tensors would only be slower.
 _WATCHED = {"harness.cpp", "seams.cpp", "threads.cpp"}
 
@@ -111,13 +118,10 @@ def _contents(file: pathlib.Path, found: dict[pathlib.Path, bytes]) -> dict[path
 
 
 def _sources(root: pathlib.Path, isas: tuple[str, ...], libfuzzer: bool) -> list[pathlib.Path]:
-    engine = [
-        file
-        for file in (root / "csrc/cpu").rglob("*.cpp")
-        # Nothing here calls pointwise functions or sums.
-        if file.name not in _REPLACED and file.parent.name not in ("pointwise", "reduce")
-    ]
-    left_out = {f"engine_{isa}.cpp" for isa in ISAS if isa not in isas}
+    engine = [file for file in (root / "csrc/cpu").rglob("*.cpp") if file.name not in _REPLACED]
+    # An instruction set's engine, pointwise functions, and sums.
+    kinds = ("engine", "rows", "kernels")
+    left_out = {f"{kind}_{isa}.cpp" for kind in kinds for isa in ISAS if isa not in isas}
     harness = [
         file
         for file in (root / "tests/fuzz").glob("*.cpp")

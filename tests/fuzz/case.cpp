@@ -1,8 +1,8 @@
 #include "case.h"
 
-#include <cstdlib>
-#include <cstring>
 #include <iterator>
+
+#include "text.h"
 
 namespace conv2d_ext::fuzz {
 
@@ -81,24 +81,25 @@ double products(const Conv2dProblem& p) {
          double(p.in_channels_per_group()) * double(p.kernel_h) * double(p.kernel_w);
 }
 
+const char* const kValueNames[kValues] = {"normal", "positive", "rectified",    "small_whole",
+                                          "zeros",  "denormal", "underflowing", "overflowing",
+                                          "wild",   "infinite", "nan",          "least_normal"};
+
 // ---- text -----------------------------------------------------------------------------------------------------------
 
 namespace {
 
-const char kMagic[] = "conv2d";
+const char kKind[] = "conv2d";
 
 const char* const kOps[] = {"forward", "grad_input", "grad_weight", "grad_bias", "matmul"};
 const char* const kDTypes[] = {"float32", "float64", "bfloat16", "float16", "complex64", "complex128",
                                "int8",    "uint8",   "int16",    "int32",   "int64"};
 const char* const kIsas[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated"};
 const char* const kRoundings[] = {"nearest", "down", "up", "zero"};
-const char* const kValueNames[] = {"normal",       "positive",    "rectified", "small_whole", "zeros", "denormal",
-                                   "underflowing", "overflowing", "wild",      "infinite",    "nan"};
 
 constexpr int kOpCount = int(std::size(kOps)), kDTypeCount = int(std::size(kDTypes));
 constexpr int kIsaCount = int(std::size(kIsas)), kRoundingCount = int(std::size(kRoundings));
 
-// Calls visit(name, value, words, count) for every field.
 template <class Visit>
 void for_each_field(Case& c, Visit visit) {
   visit("op", c.op, kOps, kOpCount);
@@ -124,15 +125,7 @@ void for_each_field(Case& c, Visit visit) {
   number("bias", c.bias);
   number("bias_stride", c.bias_stride);
   const char* const tensors[] = {"input", "weight", "output"};
-  for (int t = 0; t < 3; ++t) {
-    const std::string tensor = tensors[t];
-    number(tensor + ".order", c.layout[t].order);
-    for (int d = 0; d < 4; ++d) number(tensor + ".slice" + std::to_string(d), c.layout[t].slice[d]);
-    number(tensor + ".expanded", c.layout[t].expanded);
-    number(tensor + ".offset", c.layout[t].offset);
-    number(tensor + ".single", c.layout[t].single);
-    number(tensor + ".far", c.layout[t].far);
-  }
+  for (int t = 0; t < 3; ++t) visit_layout(tensors[t], c.layout[t], number);
   for (int t = 0; t < 3; ++t) visit("values" + std::to_string(t), c.values[t], kValueNames, kValues);
   number("seed", c.seed);
   number("threads", c.threads);
@@ -145,30 +138,19 @@ void for_each_field(Case& c, Visit visit) {
   number("plan", c.plan);
 }
 
-// Bounds that keep a hand-written or mutated text from being anything but a case.
-void clamp(Case& c) {
-  const auto into = [](int64_t& value, int64_t low, int64_t high) {
-    value = value < low ? low : value > high ? high : value;
-  };
-  for (Layout& layout : c.layout) {
-    into(layout.order, 0, kOrders - 1);
-    for (int64_t& slice : layout.slice) into(slice, 0, 7);
-    into(layout.expanded, 0, 15);
-    into(layout.offset, 0, 31);
-    into(layout.single, 0, int64_t(sizeof(kSingleStrides) / sizeof(*kSingleStrides)) - 1);
-    into(layout.far, 0, 1);
-  }
-  for (int64_t& values : c.values) into(values, 0, kValues - 1);
-  into(c.op, 0, kOpCount - 1);
-  into(c.dtype, -1, kDTypeCount - 1);
-  into(c.isa, -1, kIsaCount - 1);
-  into(c.bias, 0, 1);
-  into(c.bias_stride, 0, 3);
-  into(c.threads, 1, 4);
-  into(c.schedule, 0, 3);
-  into(c.rounding, 0, kRoundingCount - 1);
-  into(c.flush, 0, 2);
-  into(c.winograd, 0, 1);
+void clamp_fields(Case& c) {
+  for (Layout& layout : c.layout) clamp(layout);
+  for (int64_t& values : c.values) clamp(values, 0, kValues - 1);
+  clamp(c.op, 0, kOpCount - 1);
+  clamp(c.dtype, -1, kDTypeCount - 1);
+  clamp(c.isa, -1, kIsaCount - 1);
+  clamp(c.bias, 0, 1);
+  clamp(c.bias_stride, 0, 3);
+  clamp(c.threads, 1, 4);
+  clamp(c.schedule, 0, 3);
+  clamp(c.rounding, 0, kRoundingCount - 1);
+  clamp(c.flush, 0, 2);
+  clamp(c.winograd, 0, 1);
 }
 
 }  // namespace
@@ -176,68 +158,23 @@ void clamp(Case& c) {
 const char* name_of(DType dtype) { return kDTypes[int(dtype)]; }
 const char* name_of(Op op) { return kOps[int(op)]; }
 
+void clamp(Layout& layout) {
+  clamp(layout.order, 0, kOrders - 1);
+  for (int64_t& slice : layout.slice) clamp(slice, 0, 7);
+  clamp(layout.expanded, 0, 15);
+  clamp(layout.offset, 0, 31);
+  clamp(layout.single, 0, int64_t(sizeof(kSingleStrides) / sizeof(*kSingleStrides)) - 1);
+  clamp(layout.far, 0, 1);
+}
+
 std::string to_text(const Case& value) {
-  Case c = value, defaults;
-  std::string defaults_of[128];
-  int count = 0;
-  const auto text = [](int64_t number, const char* const* words) {
-    if (words != nullptr && number >= 0) return std::string(words[number]);
-    return words != nullptr ? std::string("any") : std::to_string(number);
-  };
-  for_each_field(defaults, [&](const std::string&, int64_t& number, const char* const* words, int) {
-    defaults_of[count++] = text(number, words);
-  });
-  std::string result = kMagic;
-  int at = 0;
-  for_each_field(c, [&](const std::string& name, int64_t& number, const char* const* words, int) {
-    const std::string shown = text(number, words);
-    if (at < 3 || shown != defaults_of[at]) result += " " + name + "=" + shown;
-    ++at;
-  });
-  return result;
+  return write_text(kKind, value, [](Case& c, auto visit) { for_each_field(c, visit); });
 }
 
 bool parse(const char* text, size_t size, Case& result) {
-  const std::string all(text, size);
-  if (all.compare(0, sizeof(kMagic) - 1, kMagic) != 0) return false;
-  result = Case();
-  for (size_t at = sizeof(kMagic) - 1; at < all.size();) {
-    const size_t begin = all.find_first_not_of(" \t\r\n", at);
-    if (begin == std::string::npos) break;
-    if (all[begin] == '#') {  // a comment, to the end of its line
-      at = all.find('\n', begin);
-      if (at == std::string::npos) break;
-      continue;
-    }
-    size_t end = all.find_first_of(" \t\r\n", begin);
-    if (end == std::string::npos) end = all.size();
-    at = end;
-    const std::string item = all.substr(begin, end - begin);
-    const size_t equals = item.find('=');
-    if (equals == std::string::npos) return false;
-    const std::string key = item.substr(0, equals), word = item.substr(equals + 1);
-    bool known = false;
-    for_each_field(result, [&](const std::string& name, int64_t& number, const char* const* words, int count) {
-      if (known || name != key) return;
-      if (words != nullptr) {
-        if (word == "any") {
-          number = -1;
-          known = true;
-        }
-        for (int i = 0; i < count; ++i) {
-          if (word == words[i]) {
-            number = i;
-            known = true;
-          }
-        }
-      } else {
-        number = std::strtoll(word.c_str(), nullptr, 10);
-        known = true;
-      }
-    });
-    if (!known) return false;
-  }
-  clamp(result);
+  const auto fields = [](Case& c, auto visit) { for_each_field(c, visit); };
+  if (!read_text(kKind, std::string(text, size), result, fields)) return false;
+  clamp_fields(result);
   return true;
 }
 

@@ -30,7 +30,19 @@ struct Layout {
 };
 constexpr int kOrders = 24, kContiguous = 0, kChannelsLast = 3;
 extern const int kOrder[kOrders][4];
+void clamp(Layout& layout);  // into what layouts are, of a text
 constexpr int64_t kSingleStrides[] = {-1, 0, 1, 7, int64_t{1} << 33, int64_t{1} << 62};  // -1: as if it were larger
+
+// Calls number(name, field) for each.
+template <class Number>
+void visit_layout(const std::string& tensor, Layout& layout, Number number) {
+  number(tensor + ".order", layout.order);
+  for (int d = 0; d < 4; ++d) number(tensor + ".slice" + std::to_string(d), layout.slice[d]);
+  number(tensor + ".expanded", layout.expanded);
+  number(tensor + ".offset", layout.offset);
+  number(tensor + ".single", layout.single);
+  number(tensor + ".far", layout.far);
+}
 
 // What numbers an operand holds.
 enum class Values : int {
@@ -45,8 +57,10 @@ enum class Values : int {
   kWild,          // of all magnitudes
   kInfinite,      // normal ones, some of them infinite
   kNaN,           // normal ones, some of them NaN or infinite
+  kLeastNormal,   // around the least normal number
 };
-constexpr int kValues = 11;
+constexpr int kValues = 12;
+extern const char* const kValueNames[kValues];
 
 struct Case {
   int64_t op = 0, dtype = 0;

@@ -16,9 +16,6 @@ struct Counts {
 extern Counts counts;
 extern bool goes_on_after_failures;
 
-// The case that is being run, for what ends the process otherwise.
-const Case& current_case();
-
 // What a call of the case is explained as, and what ran, where all of its tensors have one of the two formats: e.g.
 // "depthwise float32 forward channels_last avx2". Nothing where the result is empty.
 struct Reached {

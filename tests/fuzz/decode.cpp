@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "case.h"
+#include "elements.h"
 #include "seams.h"
 
 namespace conv2d_ext::fuzz {
@@ -438,6 +439,75 @@ Case decode(const uint8_t* data, size_t size) {
   if (bytes.one_in(64)) {
     (bytes.one_in(2) ? c.batch : c.in) = 0;
     if (bytes.one_in(4)) c.in_h = 0;
+  }
+  return c;
+}
+
+// ---- elements -------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Around the numbers of lanes, of a block and of a part, and of rows that are kept.
+int64_t row_length(Bytes& bytes) {
+  static constexpr int64_t kAround[] = {8, 16, 32, 64, 128, 512, 1024, 2032, 2048, 4096};
+  switch (bytes.below(4)) {
+    case 0:
+      return bytes.from(1, 5);
+    case 1:
+      return bytes.from(1, 70);
+    case 2:
+      return std::max<int64_t>(1, kAround[bytes.below(4)] + bytes.from(-1, 1));
+    default:
+      return std::max<int64_t>(1, kAround[bytes.below(10)] + bytes.from(-2, 2));
+  }
+}
+
+void draw_sum(Bytes& bytes, ElementCase& c) {
+  c.layout = draw_layout(bytes, true, false);
+  c.layout.far = 0;
+  c.reduced = bytes.from(0, 15);
+  for (int64_t& size : c.size) size = bytes.one_in(4) ? 1 : small(bytes);
+  const int64_t longest = bytes.below(4);
+  c.size[longest] = row_length(bytes);
+  if (bytes.one_in(12)) {  // more than one part
+    for (int64_t& size : c.size) size = bytes.from(1, 2);
+    c.size[longest] = 32768 + (bytes.one_in(2) ? bytes.from(-1, 1) : bytes.below(20000));
+    c.reduced |= int64_t{1} << longest;
+  }
+}
+
+}  // namespace
+
+ElementCase decode_elements(const uint8_t* data, size_t size) {
+  static constexpr ElementOp kDrawn[] = {ElementOp::kValue,         ElementOp::kValue,      ElementOp::kSlope,
+                                         ElementOp::kSlope,         ElementOp::kPair,       ElementOp::kSum,
+                                         ElementOp::kSum,           ElementOp::kSum,        ElementOp::kSum,
+                                         ElementOp::kSum,           ElementOp::kSoftmax,    ElementOp::kSoftmax,
+                                         ElementOp::kSoftmaxGrad,   ElementOp::kLogSoftmax, ElementOp::kLogSoftmaxGrad,
+                                         ElementOp::kLogSoftmaxGrad};
+  Bytes bytes(data, size);
+  ElementCase c;
+  c.op = int64_t(kDrawn[bytes.below(16)]);
+  c.dtype = bytes.below(4);
+  const std::vector<int> isas = element_isas();
+  c.isa = isas[size_t(bytes.below(int64_t(isas.size())))];
+  c.function = bytes.below(128);
+  c.threads = bytes.from(1, 4);
+  c.schedule = bytes.below(4);
+  c.seed = bytes.byte() + 256 * bytes.byte();
+  for (int64_t& values : c.values) values = draw_values(bytes);
+  for (int64_t& offset : c.offset) offset = bytes.one_in(3) ? bytes.below(32) : 0;
+  c.flush = bytes.one_in(8) ? bytes.from(1, 2) : 0;
+  if (c.flush != 0 && bytes.one_in(2)) c.values[0] = int64_t(Values::kLeastNormal);
+  if (c.op < int64_t(ElementOp::kSum)) {
+    c.size[0] = row_length(bytes);
+  } else if (c.op == int64_t(ElementOp::kSum)) {
+    draw_sum(bytes, c);
+  } else {
+    c.size[0] = small(bytes);
+    c.size[1] = row_length(bytes);
+    c.size[2] = bytes.one_in(2) ? small(bytes) : 1;
+    while (c.size[0] * c.size[1] * c.size[2] > 20000) c.size[c.size[0] > 1 ? 0 : c.size[2] > 1 ? 2 : 1] /= 2;
   }
   return c;
 }

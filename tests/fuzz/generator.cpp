@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "check.h"
+#include "elements.h"
 #include "harness.h"
 #include "numbers.h"
 #include "seams.h"
@@ -99,10 +100,18 @@ Case of_file(const std::string& file) {
   return value;
 }
 
+// Which have no drivers.
+bool is_of_elements(const std::string& file) {
+  const std::vector<uint8_t> bytes = contents(file.c_str());
+  ElementCase value;
+  return parse(reinterpret_cast<const char*>(bytes.data()), bytes.size(), value);
+}
+
 void show_reach(uint64_t seed, int64_t count, const std::vector<std::string>& files) {
   Lines reached, explained;
   const auto add = [](Lines& to, const Lines& from) { to.insert(from.begin(), from.end()); };
   for (const std::string& file : files) {
+    if (is_of_elements(file)) continue;
     const Found found = find(of_file(file), true);
     add(reached, found.ran);
     add(explained, found.explained);
@@ -123,6 +132,7 @@ void show_reach(uint64_t seed, int64_t count, const std::vector<std::string>& fi
 void collect(uint64_t seed, int64_t count, const std::vector<std::string>& files) {
   Lines reached;
   for (const std::string& file : files) {
+    if (is_of_elements(file)) continue;
     const Lines ran = find(of_file(file), true).ran;
     reached.insert(ran.begin(), ran.end());
   }
@@ -171,7 +181,8 @@ int main(int argc, char** argv) {
     }
   } else if (verb == "case" && argc == 3) {
     Case value;
-    if (!parse(argv[2], std::strlen(argv[2]), value)) {
+    ElementCase elements;
+    if (!parse(argv[2], std::strlen(argv[2]), value) && !parse(argv[2], std::strlen(argv[2]), elements)) {
       std::fprintf(stderr, "not a case: %s\n", argv[2]);
       return 2;
     }
@@ -195,7 +206,7 @@ int main(int argc, char** argv) {
     return 0;
   } else if (verb == "show" && argc == 3) {
     const std::vector<uint8_t> bytes = input_of(std::strtoull(argv[2], nullptr, 10));
-    std::printf("%s\n", to_text(decode(bytes.data(), bytes.size())).c_str());
+    std::printf("%s\n", text_of_bytes(bytes.data(), bytes.size()).c_str());
     return 0;
   } else {
     std::fprintf(stderr,

@@ -1,4 +1,4 @@
-// The fuzz target: one case from bytes, or from text as the corpus holds it.
+// The fuzz target: one case from bytes, or from text as the corpus holds it, of convolutions or of elements.
 #include "harness.h"
 
 #include <csignal>
@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "check.h"
+#include "elements.h"
 
 // The address and undefined-behaviour sanitizers end the process by a signal, whose handler shows the case.
 extern "C" const char* __asan_default_options() {
@@ -28,12 +29,13 @@ extern "C" void __sanitizer_set_death_callback(void (*callback)());
 namespace conv2d_ext::fuzz {
 
 const std::string* current_input = nullptr;
+std::string (*text_of_current)() = nullptr;
 
 namespace {
 
 void show_case() {
   if (current_input != nullptr) std::fprintf(stderr, "Input %s\n", current_input->c_str());
-  std::fprintf(stderr, "The case:\n  %s\n", to_text(current_case()).c_str());
+  if (text_of_current != nullptr) std::fprintf(stderr, "The case:\n  %s\n", text_of_current().c_str());
 }
 
 #if !defined(FUZZ_THREAD_SANITIZER)
@@ -54,6 +56,13 @@ void prepare() {
 
 }  // namespace
 
+void fail(const std::string& what) {
+  ++counts.failures;
+  std::fprintf(stderr, "FAILED: %s\n", what.c_str());
+  if (!goes_on_after_failures) end_after_failure();
+  std::fprintf(stderr, "  %s\n", text_of_current().c_str());
+}
+
 void end_after_failure() {
 #if defined(FUZZ_THREAD_SANITIZER)
   show_case();
@@ -61,13 +70,23 @@ void end_after_failure() {
   std::abort();
 }
 
+// One in eight: they are cheap. By the last byte, which says no more.
+static bool are_of_elements(const uint8_t* data, size_t size) { return size > 0 && data[size - 1] % 8 == 7; }
+
+std::string text_of_bytes(const uint8_t* data, size_t size) {
+  return are_of_elements(data, size) ? to_text(decode_elements(data, size)) : to_text(decode(data, size));
+}
+
 void run_bytes(const uint8_t* data, size_t size) {
   static const bool prepared = (prepare(), true);
   (void)prepared;
-  Case value;
   const char* const text = reinterpret_cast<const char*>(data);
-  if (!parse(text, size, value)) value = decode(data, size);
-  check(value);
+  ElementCase elements;
+  Case value;
+  if (parse(text, size, elements)) return check(elements);
+  if (parse(text, size, value)) return check(value);
+  if (are_of_elements(data, size)) return check(decode_elements(data, size));
+  check(decode(data, size));
 }
 
 }  // namespace conv2d_ext::fuzz

@@ -48,6 +48,8 @@ double draw(const Format& format, Values values, Random& random) {
     case Values::kNaN:
       if (random.below(16) == 0) return std::copysign(std::numeric_limits<double>::quiet_NaN(), sign);
       return random.below(32) == 0 ? sign * std::numeric_limits<double>::infinity() : 2.0 * random.unit() - 1.0;
+    case Values::kLeastNormal:
+      return of_magnitude(format.least - 2, format.least + 2);
   }
   return 0.0;
 }

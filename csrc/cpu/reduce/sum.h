@@ -143,7 +143,8 @@ struct ColumnSums {
         for (int64_t j = 0; j < run; ++j) {
           const Row row = load(from + j * step, columns);
           Row& lane = lanes[(i + j) % kSumLanes];
-          lane = i + j < kSumLanes ? row : lane + row;
+          // The first, too, is added: denormal numbers are flushed by operations alone.
+          lane = (i + j < kSumLanes ? Row{} : lane) + row;
         }
         i += run;
         walk.advance(run);
