@@ -1,7 +1,7 @@
 """Whether the fuzzer would find bugs in the CPU engine: cpu_host/mutations.py puts them in.
 
-Each run takes four of them, other ones every day, or those that CONV2D_EXT_FUZZ_SEED names;
-`python tests/cpu_host/mutations.py` takes all.
+Each run takes one of them, or four where CONV2D_EXT_FUZZ_SECONDS is 30 or more: other ones every
+day, or those that CONV2D_EXT_FUZZ_SEED names. `python tests/cpu_host/mutations.py` takes all.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import pytest
 from cpu_host.mutations import MUTATIONS, chosen, replaced, run_mutant
 
+COUNT = 4 if float(os.environ.get("CONV2D_EXT_FUZZ_SECONDS", "10")) >= 30 else 1
 NUMBER = int(os.environ.get("CONV2D_EXT_FUZZ_SEED", "0")) or datetime.date.today().toordinal()
 
 
@@ -24,12 +25,12 @@ def test_every_mutation_applies():
 
 def test_all_come_around():
     here = {mutation for mutation in MUTATIONS if mutation.runs_here()}
-    assert {mutation for number in range(len(here)) for mutation in chosen(number)} == here
+    assert {mutation for number in range(len(here)) for mutation in chosen(number, COUNT)} == here
 
 
 @pytest.mark.slow
 def test_mutants_are_caught():
-    mutations = chosen(NUMBER)
+    mutations = chosen(NUMBER, COUNT)
     if not mutations:
         pytest.skip("the bugs are in code that this CPU does not run")
     survivors = []

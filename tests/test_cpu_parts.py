@@ -1,7 +1,7 @@
 """Kernels, packers, stores and tilings of the CPU engine, each by itself.
 
 cpu_host/parts/ calls each with every tail, on memory that ends where its operands end (the address
-sanitizer sees ordinary instructions, a guard page masked ones), and holds each result to the bit
+sanitizer sees most accesses, a guard page all), and holds each result to the bit
 against a scalar loop that follows its header's formula. It is compiled once for each instruction
 set, and runs where the machine has it. cpu_host/plan_rules.cpp holds the order of summation against
 docs/design.md, and tilings against what they have to cover.

@@ -1,8 +1,9 @@
 """The fuzzer of the CPU engine (tests/fuzz): its corpus, some seconds of new cases, and its reach.
 
 With CONV2D_EXT_FUZZ_SECONDS the time, 10 seconds by default, for each of two kinds: under
-AddressSanitizer with UBSan, and, from 30 seconds on, under ThreadSanitizer. A failure prints the
-case, which `python tests/fuzz case "..."` runs again; CONV2D_EXT_FUZZ_SEED repeats a whole run.
+AddressSanitizer with UBSan, and, from 30 seconds on, with more types and under ThreadSanitizer. A
+failure prints the case, which `python tests/fuzz case "..."` runs again; CONV2D_EXT_FUZZ_SEED
+repeats a whole run.
 What each check finds on code that has the fault is in tests/fuzz/corpus, one file for each.
 """
 
@@ -19,10 +20,11 @@ from fuzz.main import command, corpus_files
 
 SECONDS = float(os.environ.get("CONV2D_EXT_FUZZ_SECONDS", "10"))
 SEED = int(os.environ.get("CONV2D_EXT_FUZZ_SEED", "0")) or secrets.randbits(48)
-# One instruction set, the widest of most machines, and the types that have kernels of their own:
-# what takes longest is compiling. `python tests/fuzz` has all of them.
-QUICK = {
-    "address": ("float32", "bfloat16", "complex64"),
+# One instruction set, the widest of most machines, and few types: what takes longest is compiling.
+# With time the types that have kernels of their own. `python tests/fuzz` has all.
+HAS_TIME = SECONDS >= 30
+DTYPES = {
+    "address": ("float32", "bfloat16", "complex64") if HAS_TIME else ("float32",),
     "thread": ("float32",),
 }
 
@@ -42,8 +44,8 @@ def run(program: pathlib.Path, *arguments: str, sanitizer: str) -> subprocess.Co
 def programs() -> dict[str, pathlib.Path]:
     isa = "avx2" if "avx2" in fuzz_build.machine_isas() else "portable"
     built = {}
-    for sanitizer, dtypes in QUICK.items():
-        if sanitizer == "address" or SECONDS >= 30:
+    for sanitizer, dtypes in DTYPES.items():
+        if sanitizer == "address" or HAS_TIME:
             built[sanitizer] = fuzz_build.build(sanitizer, (isa,), dtypes=dtypes)
     return built
 
@@ -77,5 +79,5 @@ def test_every_driver_is_reached(programs):
     assert finished.returncode == 0, finished.stderr[-4000:]
     lines = finished.stdout.splitlines()
     print(*(line for line in lines if line.startswith("not checked")), sep="\n")
-    assert len([line for line in lines if line.startswith("reached")]) > 50
+    assert len([line for line in lines if line.startswith("reached")]) > 40
     assert not [line for line in lines if line.startswith("not reached")]

@@ -31,12 +31,14 @@ template <>
 struct NumberOf<Floats> {
   using Scalar = float;
   typedef int32_t Bits __attribute__((vector_size(sizeof(Floats))));
+  typedef uint32_t Unsigned __attribute__((vector_size(sizeof(Floats))));
   static constexpr int32_t kSign = INT32_MIN;
 };
 template <>
 struct NumberOf<Doubles> {
   using Scalar = double;
   typedef int64_t Bits __attribute__((vector_size(sizeof(Doubles))));
+  typedef uint64_t Unsigned __attribute__((vector_size(sizeof(Doubles))));
   static constexpr int64_t kSign = INT64_MIN;
 };
 template <>
@@ -47,6 +49,9 @@ template <class T>
 using Scalar = typename NumberOf<T>::Scalar;
 template <class T>
 using Bits = typename NumberOf<T>::Bits;
+// For arithmetic that may wrap around, as that of a NaN's bits does.
+template <class T>
+using Unsigned = typename NumberOf<T>::Unsigned;
 
 // A constant of T's formulas.
 template <class T>
@@ -134,9 +139,9 @@ constexpr Scalar<T> kRounder = std::is_same_v<T, Floats> ? 12582912.0 : 67553994
 template <class T>
 CONV2D_INLINE T two_to(Bits<T> n) {
   if constexpr (std::is_same_v<T, Floats>) {
-    return T((n + 127) << 23);
+    return T((Unsigned<T>(n) + 127) << 23);
   } else {
-    return T((n + 1023) << 52);
+    return T((Unsigned<T>(n) + 1023) << 52);
   }
 }
 
@@ -216,15 +221,15 @@ CONV2D_INLINE double log1p_of_fraction(double x) { return __builtin_log1p(x); }
 // x = 2^n m with m in [sqrt(1/2), sqrt(2)): n ln 2 + 2 atanh(s), s = (m - 1) / (m + 1). No subnormal doubles: no float
 // is one.
 CONV2D_INLINE Doubles log_of(Doubles x) {
-  constexpr int64_t kRootOfHalf = 0x3fe6a09e667f3bcd, kBias = 1023;
+  constexpr uint64_t kRootOfHalf = 0x3fe6a09e667f3bcd, kBias = 1023;
   constexpr double kFit[] = {6.6666666666666663e-1, 4.0000000000004893e-1, 2.8571428569423446e-1,
                              2.2222222605088313e-1, 1.8181778498882775e-1, 1.5386983000228274e-1,
                              1.3252270023940899e-1, 1.3233755699612426e-1};
-  typedef uint64_t Unsigned __attribute__((vector_size(sizeof(Doubles))));
+  const Unsigned<Doubles> bits = Unsigned<Doubles>(x);
   // A logical shift, which AVX2 has: of a number that is positive by the bias.
-  const auto n = Bits<Doubles>(Unsigned(Bits<Doubles>(x) - kRootOfHalf + (kBias << 52)) >> 52) - kBias;
-  const Doubles m = Doubles(Bits<Doubles>(x) - (n << 52));
-  const Doubles whole = Doubles(n + Bits<Doubles>(all<Doubles>(kRounder<Doubles>))) - kRounder<Doubles>;
+  const Unsigned<Doubles> n = ((bits - kRootOfHalf + (kBias << 52)) >> 52) - kBias;
+  const Doubles m = Doubles(bits - (n << 52));
+  const Doubles whole = Doubles(n + Unsigned<Doubles>(all<Doubles>(kRounder<Doubles>))) - kRounder<Doubles>;
   const Doubles s = (m - 1.0) / (m + 1.0), z = s * s;
   const Doubles rest = 2.0 * s + s * z * polynomial<Doubles>(z, kFit);
   const Doubles result = whole * 6.9314718056011770e-1 + (whole * -1.7239444525614835e-13 + rest);
