@@ -1,6 +1,6 @@
 """python -m benchmarks.bits: in how many layers of real networks an image's bits follow what.
 
-Each layer of the benchmark's lists, for pictures of 224 x 224 and of 64 x 64 pixels, is computed by
+Each layer of the benchmark's lists, for images of 224 x 224 and of 64 x 64 pixels, is computed by
 F.conv2d, by F.conv2d under torch.use_deterministic_algorithms(True), and by this library. One image
 is computed alone on one thread, and then
   batch    first in larger batches, and last in the largest,

@@ -170,7 +170,7 @@ def page_text() -> str:
             "# Results",
             "",
             f"Written by `{COMMAND}` (`make figures`) from the files in benchmarks/results, which "
-            "hold every round. Nothing here is older than those files. "
+            "hold every round. "
             "[The benchmarks' README](../benchmarks/README.md) says how figures are taken and when "
             "a case counts as disturbed.",
             "",
@@ -294,7 +294,7 @@ def _speed_caption(document: Document) -> str:
 
 def _bits_caption(document: dict) -> str:
     return (
-        f"Counted over {_layers(document['layers'])}, for pictures of 224 × 224 and 64 × 64, "
+        f"Counted over {_layers(document['layers'])}, for images of 224 × 224 and 64 × 64, "
         f"float32. {_machine_line(document['machine'])}"
     )
 

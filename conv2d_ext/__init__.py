@@ -3,7 +3,9 @@
 >>> import conv2d_ext
 >>> output = conv2d_ext.conv2d(input, weight, bias, padding="same")  # torch.nn.functional.conv2d
 >>> layer = conv2d_ext.Conv2d(3, 16, kernel_size=3)  # torch.nn.Conv2d
->>> model = conv2d_ext.convert(model)  # a model's convolutions and linear layers
+>>> with conv2d_ext.batch_invariant():  # a model as it is: the same bits in every batch
+...     output = model(input)
+>>> model = conv2d_ext.convert(model)  # its convolutions and linear layers, replaced
 >>> print(conv2d_ext.explain(input, weight))  # what a call will do
 >>> print(conv2d_ext.certify(model, images))  # do a model's bits depend on its batch?
 """

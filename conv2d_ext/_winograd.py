@@ -44,16 +44,17 @@ class allow_winograd:
     ...     output = model(input)
 
     Like torch.set_grad_enabled it sets the calling thread alone. Threads begin with it off, or as
-    the environment variable CONV2D_EXT_ALLOW_WINOGRAD says (0 or 1, read once). A gradient takes
-    what its forward took, whenever and in whichever thread it runs; a function under torch.compile
-    follows the setting of each call, and an exported program keeps that of its export.
+    the environment variable CONV2D_EXT_ALLOW_WINOGRAD says (0 or 1, read once). A gradient follows
+    the setting of its forward, whenever and in whichever thread it runs, and its own sizes; a
+    function under torch.compile follows the setting of each call, and an exported program keeps
+    that of its export.
 
-    It speaks to `conv2d`, `Conv2d` and `forward` on the CPU, forward and input gradient, where the
-    kernel is 3x3, stride and dilation are 1, a group has 16 to 2048 channels on either side, the
-    dtype is float32, bfloat16 or float16 and the image is not too small. All else is computed
-    directly, and so is what other functions make of convolutions; `explain` says what takes a
-    call, and why not this. Which it is follows from the image's geometry, the dtype and the
-    instruction set.
+    It applies to `conv2d`, `Conv2d` and `forward` on the CPU, forward and input gradient, where
+    the kernel is 3x3, stride and dilation are 1, a group has at least 16 channels on both sides
+    and at most 2048 on the side that is summed, the dtype is float32, bfloat16 or float16 and the
+    result has at least 7x7 pixels. All else is computed directly: other functions' convolutions,
+    and calls that `batch_invariant` covers. `explain` says what takes a call, and why not this.
+    Which it is follows from the image's geometry, the dtype and the instruction set.
 
     It multiplies 2.25 times less, in another order: results are as reproducible as without it, but
     other bits. Errors are of the same size where an image's values are, and a result may take a

@@ -182,7 +182,7 @@ def conv_transpose2d(
 
 
 def forward(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-    """The post's convolution: stride 1, no padding, the kernel with input channels first.
+    """The function of the forum post in docs/timing.md: stride 1, no padding, input channels first.
 
     im: (bs, di, H, W) or (di, H, W). kernel: (di, do, kh, kw). bias: (do,), (do, 1) or None.
     Returns (bs, do, H - kh + 1, W - kw + 1), or the same without bs.
@@ -201,10 +201,11 @@ def forward(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def forward_unfold(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-    """The post's own composition, in C++: unfold, matmul, add. The baseline, not the library.
+    """The composition of the forum post in docs/timing.md, in C++: unfold, matmul, add.
 
-    Arguments and result are `forward`'s. It builds the whole column matrix, kh * kw times the size
-    of im; speed, memory, bits and dtypes are those of PyTorch's im2col and matmul.
+    It is the baseline that `conv2d` is compared with. Arguments and result are `forward`'s. It
+    builds the whole column matrix, kh * kw times the size of im; speed, memory, bits and dtypes
+    are those of PyTorch's im2col and matmul.
     """
     if is_compiling():
         columns = torch.nn.functional.unfold(im, kernel.shape[2:])
@@ -222,23 +223,33 @@ def forward_unfold(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
 class DirectionExplanation:
     """How one direction of a convolution is computed on the CPU."""
 
+    #: the driver, in words
     engine: str
+    #: the micro-kernel: family, dtype, shape, instruction set
     micro_kernel: str
+    #: the instruction set
     isa: str
-    gemm_m: int  # the GEMM view, per group
+    #: the GEMM view, per group
+    gemm_m: int
     gemm_n: int
     gemm_k: int
-    tile_pixels: int  # one tile of the pixels, and its extents
+    #: pixels of one tile, and its extents
+    tile_pixels: int
     tile_rows: int
     tile_cols: int
     tile_images: int
-    k_segments: int  # chains the sum over K is made of, each summed from zero, added in order (long
-    # sums chunk by chunk: docs/design.md)
+    #: the number of accumulation chains that a sum over K is made of: each is summed from zero, and
+    #: they are added in order, long sums chunk by chunk (docs/design.md)
+    k_segments: int
+    #: products of the longest chain
     k_segment_length: int
-    work_items: int  # shared out among the threads
+    #: shared out among the threads
+    work_items: int
+    #: scratch memory
     workspace_bytes_per_thread: int
-    refused: str  # why a faster path is not taken; empty where there is none
-    # The drivers that were asked before the one that was taken, and why each refused.
+    #: why a faster path is not taken; empty where there is none
+    refused: str
+    #: the drivers that were asked before the one that was taken, and why each refused
     candidates: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
@@ -262,27 +273,44 @@ class DirectionExplanation:
 class CudaDirectionExplanation:
     """How one direction of a convolution is computed on a GPU."""
 
+    #: the engine, in words
     engine: str
+    #: the kernel's name; empty for an empty result
     kernel: str
-    math: str  # of float32: "tf32" or "ieee", by PyTorch's setting; empty for other dtypes
-    gemm_m: int  # the GEMM view, per group; where there are several GEMMs, that of the largest
+    #: of float32: "tf32" or "ieee", by PyTorch's setting; empty for other dtypes
+    math: str
+    #: the GEMM view, per group; where there are several GEMMs, that of the largest
+    gemm_m: int
     gemm_n: int
     gemm_k: int
-    tile_m: int  # what a CTA computes at a time
+    #: what a CTA computes at a time
+    tile_m: int
     tile_n: int
     tile_k: int
-    threads: int  # of a CTA
-    k_segments: int  # the sum over K: segments, each summed from zero, added in order
+    #: threads of a CTA
+    threads: int
+    #: the number of segments of the sum over K: each summed from zero, and added in order
+    k_segments: int
+    #: products of the longest segment
     k_segment_length: int
-    k_chain_length: int  # a segment likewise of chains, each summed from zero
-    split: bool  # segments run in CTAs of their own, and are added up through the workspace
+    #: products of the longest chain: a segment is made of chains, each summed from zero
+    k_chain_length: int
+    #: segments run in CTAs of their own, and are added up through the workspace
+    split: bool
+    #: the number of CTAs
     ctas: int
-    stages: int  # of the ring of tiles in shared memory; 0 where there is none
-    shared_bytes: int  # of a CTA
+    #: of the ring of tiles in shared memory; 0 where there is none
+    stages: int
+    #: shared memory of a CTA
+    shared_bytes: int
+    #: global memory, of the whole call
     workspace_bytes: int
-    refused: str  # why a faster kernel is not taken; empty where there is none
-    wanted: str  # what became of a choice that tuning asked for; empty where it asked for none
-    estimated_cycles: float  # of a GEMM, by which the planner compares kernels
+    #: why a faster kernel is not taken; empty where there is none
+    refused: str
+    #: what became of a choice that tuning asked for; empty where it asked for none
+    wanted: str
+    #: of a GEMM, by which the planner compares kernels
+    estimated_cycles: float
 
     def __str__(self) -> str:
         if not self.kernel:  # an empty result
@@ -311,16 +339,19 @@ class Explanation:
     weight_size: tuple[int, int, int, int]
     output_size: tuple[int, int, int, int]
     stride: tuple[int, int]
-    padding: tuple[int, int, int, int]  # top, bottom, left, right
+    #: top, bottom, left, right
+    padding: tuple[int, int, int, int]
     dilation: tuple[int, int]
     groups: int
     dtype: torch.dtype
     device: torch.device
-    threads: int  # of the CPU
+    #: of the CPU
+    threads: int
     forward: DirectionExplanation | CudaDirectionExplanation | None
     grad_input: DirectionExplanation | CudaDirectionExplanation | None
     grad_weight: DirectionExplanation | CudaDirectionExplanation | None
-    refused: str  # why nothing is computed; empty where the three directions are given
+    #: why nothing is computed; empty where the three directions are given
+    refused: str
 
     def __str__(self) -> str:
         lines = [

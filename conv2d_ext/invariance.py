@@ -50,12 +50,14 @@ _enabled_lock = threading.Lock()
 
 
 class batch_invariant:
-    """A context in which an example's results have the same bits in every batch.
+    """A context in which the calls that conv2d_ext covers give an example the same bits in every
+    batch; docs/models.md lists these calls.
 
-    Inside it, in this thread, conv2d_ext computes the calls that it covers, whoever makes them.
-    What was computed inside keeps its bits in a backward, too, whenever and in whichever thread
-    that runs; a checkpoint (torch.utils.checkpoint) computes its forward once more as it did.
-    Contexts nest, and may lie around or inside of functions under torch.compile.
+    Inside it, in this thread, conv2d_ext computes them, whoever makes them. Their backward keeps
+    the bits whenever and in whichever thread it runs. PyTorch's own calls keep theirs only where
+    the backward runs inside the context, too. A checkpoint (torch.utils.checkpoint) computes its
+    forward once more as it did. Contexts nest, and may lie around or inside of functions under
+    torch.compile.
 
     >>> with conv2d_ext.batch_invariant():
     ...     output = model(input)

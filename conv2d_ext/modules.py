@@ -236,17 +236,18 @@ def convert(
     classes: Iterable[type[nn.Module]] = tuple(_LAYERS),
     report: bool = False,
 ) -> nn.Module:
-    """Turns the layers of `module`, itself included, into this library's of the same name.
+    """Replaces the class of each layer of `module`, itself included, by this library's of the same
+    name.
 
-    In place; returns `module`. Turned are the modules whose class is exactly one of `classes`, by
-    default torch.nn's Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d and Linear, or its
+    In place; returns `module`. A layer is converted where its class is exactly one of `classes`,
+    by default torch.nn's Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d and Linear, or its
     parametrized form (`torch.nn.utils.parametrizations`). Each remains the same object, with its
-    parameters, buffers, hooks, mode and attributes. `revert` turns them back.
+    parameters, buffers, hooks, mode and attributes. `revert` undoes it.
 
     Other subclasses may compute something else: they stay as they are, and so do layers prepared
     for quantization, which is done to torch.nn's own; the logger "conv2d_ext" warns of each.
     A `torch.nn.MultiheadAttention`'s out_proj, a subclass of Linear that is never called, stays
-    without a warning. report=True prints a table of what was turned and what was left, and why.
+    without a warning. report=True prints a table of what was converted and what was left, and why.
 
     Raises TypeError where `module` is not a `torch.nn.Module`, ValueError for other classes.
     """
@@ -273,12 +274,12 @@ def convert(
 
 
 def revert(module: nn.Module) -> nn.Module:
-    """Turns this library's layers in `module`, itself included, into torch.nn's of the same name.
+    """Replaces the class of this library's layers in `module`, itself included, by torch.nn's.
 
     It undoes `convert`, in place, and returns `module`: each layer remains the same object, with
     its parameters, parametrizations, buffers, hooks, mode and attributes; only its class changes.
-    Layers that were built as this library's are turned too. Subclasses of them stay as they are,
-    and the logger "conv2d_ext" warns of each. Where there is nothing to turn, nothing changes.
+    Layers that were built as this library's are reverted too. Subclasses of them stay as they are,
+    and the logger "conv2d_ext" warns of each. Where there are none, nothing changes.
 
     Raises TypeError where `module` is not a `torch.nn.Module`.
     """
@@ -351,12 +352,12 @@ def _place(name: str) -> str:
 
 def _table(rows: list[tuple[str, str, str]]) -> str:
     """Of (path, class, why it was left), a line each, and two that count them."""
-    outcomes = [f"left: {kept}" if kept else "turned" for _, _, kept in rows]
+    outcomes = [f"left: {kept}" if kept else "converted" for _, _, kept in rows]
     lines = [("module", "class", "convert")]
     lines += [(path, cls, text) for (path, cls, _), text in zip(rows, outcomes, strict=True)]
     widths = [max(len(line[i]) for line in lines) for i in range(2)]
     text = [f"{path:{widths[0]}}  {cls:{widths[1]}}  {what}" for path, cls, what in lines]
-    for word in ("turned", "left"):
+    for word in ("converted", "left"):
         counts = collections.Counter(cls for _, cls, kept in rows if bool(kept) == (word == "left"))
         classes = ", ".join(f"{count} {cls}" for cls, count in sorted(counts.items()))
         text.append(f"{word}: {classes or 'none'}")

@@ -38,7 +38,9 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
 
     sum, mean(input, dim, keepdim) -> result
     var(input, dim, divisor, keepdim) -> result
-        The sum of squared distances from the mean, over divisor.
+        The sum of squared distances from the mean, over divisor. Means and variances of 16-bit
+        types are made of sums that were rounded to these types: widen the input where they are
+        long. (The mode does.)
     softmax(input, dim, log) -> output
         torch.softmax, or with log torch.log_softmax.
     softmax_grad(grad_output, output, dim, log) -> grad_input

@@ -1,6 +1,6 @@
 """The specification: convolution as unfold and matmul, in pure PyTorch.
 
-Every value that conv2d_ext computes is defined here. Valid arguments are taken for granted: of the
+It defines the values of `conv2d` and `forward`. Valid arguments are taken for granted: of the
 others, only those are refused that would pass unnoticed. Zero padding takes part in the
 multiplication, so Inf * 0 gives NaN. The whole column matrix is built: in_channels * kernel_h *
 kernel_w elements for each output pixel.

@@ -146,6 +146,7 @@ Tensor attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const st
   check_attention(q, k, v, mask);
   const AttentionOptions options = make_options(mask, causal, scale, fused_layout);
   const at::AutoDispatchBelowADInplaceOrView guard;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it has cast before
   Tensor result =
       fused_layout ? at::empty_like(q) : at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
   each_piece(q, k, v, options, [&](const Piece& piece, const auto& part, const auto&, const auto&) {
@@ -162,6 +163,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_grad_cpu(const Tensor& grad
   check_attention(q, k, v, mask);
   const AttentionOptions options = make_options(mask, causal, scale, fused_layout);
   const at::AutoDispatchBelowADInplaceOrView guard;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it has cast before
   // Those of queries are written once; the others are sums over blocks of queries, which are rounded at the end.
   const auto wide = compute_type(q.scalar_type());
   const auto zeros = [&](const Tensor& like) {

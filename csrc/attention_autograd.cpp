@@ -18,6 +18,10 @@ void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   const auto is = [](const c10::SymInt& a, const c10::SymInt& b) {
     return a.sym_eq(b).expect_true(__FILE__, __LINE__);
   };
+  const auto is_empty = [](const at::Tensor& t) { return t.sym_numel().sym_eq(0).guard_bool(__FILE__, __LINE__); };
+  TORCH_CHECK(!is_empty(q) && !is_empty(k) && !is_empty(v),
+              "conv2d_ext::attention: expected tensors with elements, but got q of size ", q.sym_sizes(), ", k ",
+              k.sym_sizes(), " and v ", v.sym_sizes());
   const bool fits = k.scalar_type() == dtype && v.scalar_type() == dtype && q.dim() == 4 && k.dim() == 4 &&
                     v.dim() == 4 && is(q.sym_size(0), k.sym_size(0)) && is(q.sym_size(0), v.sym_size(0)) &&
                     is(k.sym_size(1), v.sym_size(1)) && is(k.sym_size(2), v.sym_size(2)) &&

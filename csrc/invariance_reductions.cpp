@@ -159,18 +159,26 @@ struct ReduceDimsOut {
   }
 };
 
+// The p-th root of a sum of powers, or of a variance; its gradient at 0 is 0.
+Tensor root_of_sum(const Tensor& sum, double p) {
+  const Tensor zero = at::eq(sum, 0);
+  const Tensor filled = at::masked_fill(sum, zero, 1);
+  const Tensor root = p == 2 ? at::sqrt(filled) : pointwise(filled, "pow", {1 / p});
+  return at::masked_fill(root, zero, 0);
+}
+
 // ---- variances and norms: PyTorch's forward holds, but not its backward, whose mean or power does not
 
 using MaybeScalar = std::optional<Scalar>;
 struct Variance {
-  Tensor input;  // in the type that is computed in: 16-bit types are rounded once
+  Tensor input;  // in float64, in which no square of the others overflows or underflows; results are rounded once
   std::vector<int64_t> dim;
   double divisor;
 
   template <bool root>
   Tensor value(bool keepdim, at::ScalarType dtype) const {
     const Tensor variance = var_over(input, dim, divisor, keepdim);
-    return (root ? at::sqrt(variance) : variance).to(dtype);
+    return (root ? root_of_sum(variance, 2) : variance).to(dtype);
   }
 };
 
@@ -182,8 +190,7 @@ std::optional<Variance> variance_of(const Tensor& self, MaybeDims dim, const May
   for (const int64_t d : call->dim) count *= double(self.sym_size(d).guard_int(__FILE__, __LINE__));
   const double divisor = count - (correction ? correction->toDouble() : 1.0);
   if (divisor <= 0) return std::nullopt;  // PyTorch warns
-  const bool is_short = call->dtype == at::kBFloat16 || call->dtype == at::kHalf;
-  return Variance{is_short ? self.to(at::kFloat) : self, call->dim, divisor};
+  return Variance{self.to(at::kDouble), call->dim, divisor};
 }
 
 template <class AtOp, bool root>
@@ -216,14 +223,6 @@ struct VarMean {
   }
 };
 
-// The p-th root of a sum of powers; its gradient at 0 is 0.
-Tensor root_of_sum(const Tensor& sum, double p) {
-  const Tensor zero = at::eq(sum, 0);
-  const Tensor filled = at::masked_fill(sum, zero, 1);
-  const Tensor root = p == 2 ? at::sqrt(filled) : pointwise(filled, "pow", {1 / p});
-  return at::masked_fill(root, zero, 0);
-}
-
 struct VectorNorm {
   using Op = at::_ops::linalg_vector_norm;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Scalar& ord, MaybeDims dim, bool keepdim,
@@ -233,7 +232,8 @@ struct VectorNorm {
     const auto call = takes && p >= 1 && p < 1e6 ? reduced(self, dim, dtype) : std::nullopt;
     if (!call) return Op::redispatch(keys & kBelow, self, ord, dim, keepdim, dtype);
     const bool is_short = call->dtype == at::kBFloat16 || call->dtype == at::kHalf;
-    const Tensor size = at::abs(self.to(is_short ? at::kFloat : call->dtype));
+    // Powers are float64's, as in a variance.
+    const Tensor size = at::abs(self.to(p != 1 ? at::kDouble : is_short ? at::kFloat : call->dtype));
     if (p == 1) return sum_over(size, call->dim, keepdim).to(call->dtype);
     const Tensor powers = p == 2 ? at::mul(size, size) : pointwise(size, "pow", {p});
     return root_of_sum(sum_over(powers, call->dim, keepdim), p).to(call->dtype);

@@ -32,9 +32,13 @@ void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2, const std::opt
               mat1.sym_sizes(), " and mat2 of size ", mat2.sym_sizes());
   TORCH_CHECK(mat1.scalar_type() == mat2.scalar_type(), "mat1 and mat2 must have the same dtype, but got ",
               mat1.scalar_type(), " and ", mat2.scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      mat1.scalar_type() != at::kBool && !at::isFloat8Type(mat1.scalar_type()) && !at::isQIntType(mat1.scalar_type()),
-      "matmul: not implemented for ", mat1.scalar_type());
+  const auto dtype = mat1.scalar_type();
+  const bool is_integer =
+      dtype == at::kChar || dtype == at::kByte || dtype == at::kShort || dtype == at::kInt || dtype == at::kLong;
+  const bool is_complex = dtype == at::kComplexFloat || dtype == at::kComplexDouble;
+  TORCH_CHECK_NOT_IMPLEMENTED(is_integer || is_complex || dtype == at::kFloat || dtype == at::kDouble ||
+                                  dtype == at::kBFloat16 || dtype == at::kHalf,
+                              "matmul: not implemented for ", dtype);
   TORCH_CHECK(mat1.sym_size(-1) == mat2.sym_size(-2), "mat1 and mat2 shapes cannot be multiplied (", mat1.sym_size(-2),
               "x", mat1.sym_size(-1), " and ", mat2.sym_size(-2), "x", mat2.sym_size(-1), ")");
   if (mat2.dim() == 3) {
@@ -84,10 +88,11 @@ bool lies_by_columns(const Tensor& matrix) {
          matrix.sym_stride(1).sym_eq(matrix.sym_size(0)).guard_bool(__FILE__, __LINE__);
 }
 
-// A product that lies by rows or by columns, which changes no bit of it.
+// A product that lies by rows or by columns, which changes no bit of real numbers. Of complex ones it would: the order
+// of an imaginary part's two products follows the roles of the factors.
 Tensor product_by(bool columns, const Tensor& mat1, const Tensor& mat2) {
-  return columns ? matrix_product(mat2.transpose(0, 1), mat1.transpose(0, 1)).transpose(0, 1)
-                 : matrix_product(mat1, mat2);
+  return columns && !mat1.is_complex() ? matrix_product(mat2.transpose(0, 1), mat1.transpose(0, 1)).transpose(0, 1)
+                                       : matrix_product(mat1, mat2);
 }
 
 struct MatmulBackward {  // of (mat1, mat2, bias)

@@ -276,7 +276,8 @@ Tensor partial(std::string_view name, const Tensor& x, const Tensor& y, bool wit
     return at::where(constant, at::zeros_like(x), pointwise_pair(x, y, name) * at::log(x));
   }
   if (name == "atan2") {
-    const Tensor reciprocal = (x * x + y * y).reciprocal();
+    const Tensor square = x * x + y * y;
+    const Tensor reciprocal = at::masked_fill(square.reciprocal(), square.eq(0), 0);  // as PyTorch has it
     return with_second ? -x * reciprocal : y * reciprocal;
   }
   constexpr double kLn2 = 0.6931471805599453;

@@ -435,6 +435,29 @@ class TestVarianceAndNorms:
         torch.autograd.gradcheck(run, x, check_forward_ad=True)
         torch.autograd.gradgradcheck(run, x)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+    @pytest.mark.parametrize("call", [torch.std, lambda x, dim: torch.std_mean(x, dim)[0]])
+    def test_the_deviation_of_a_constant_has_no_gradient(self, call, dtype):
+        x = torch.full((2, 3), 5.0, dtype=dtype, requires_grad=True)
+        with conv2d_ext.batch_invariant():
+            call(x, 1).sum().backward()
+        assert torch.equal(x.grad, torch.zeros(2, 3, dtype=dtype))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("scale", [1e25, 1e-25])
+    @pytest.mark.parametrize("call", [torch.std, torch.linalg.vector_norm])
+    def test_squares_stay_in_range(self, call, scale, dtype):
+        """As in PyTorch, which sums them in float64."""
+        x = torch.tensor([3.0, 1.0, 0.5], dtype=dtype) * scale
+        leaf = x.clone().requires_grad_()
+        with conv2d_ext.batch_invariant():
+            found = call(leaf)
+            found.backward()
+        exact = x.double().requires_grad_()
+        call(exact).backward()
+        torch.testing.assert_close(found, call(exact).to(dtype), rtol=1e-2, atol=0)
+        torch.testing.assert_close(leaf.grad, exact.grad.to(dtype), rtol=1e-2, atol=0)
+
     @pytest.mark.parametrize("p", [1, 2, 3, 1.5])
     def test_of_zeros_the_gradient_is_zeros(self, p):
         x = torch.zeros(3, 4, requires_grad=True)
@@ -515,6 +538,20 @@ class TestAttention:
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
             for ours, theirs in zip(gradients(), expected, strict=True):
                 assert same_bits(ours, theirs)
+
+    def test_empty_tensors_of_the_op_raise(self):
+        """(The mode leaves them to PyTorch.)"""
+        q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
+        for q_, k_ in ((q, k[:, :, :0]), (q, k[:, :0]), (q[:, :, :0], k), (q[:0], k[:0])):
+            with pytest.raises(RuntimeError, match="expected tensors with elements"):
+                torch.ops.conv2d_ext.attention(q_, k_, k_, None, False, 1.0, False)
+
+    def test_the_op_computes_in_its_dtype_under_autocast(self):
+        q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
+        expected = torch.ops.conv2d_ext.attention(q, k, k, None, False, 1.0, False)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = torch.ops.conv2d_ext.attention(q, k, k, None, False, 1.0, False)
+        assert same_bits(found, expected)
 
     def test_opcheck(self):
         q, k = torch.randn(2, 4, 5, 8, requires_grad=True), torch.randn(2, 2, 7, 8)

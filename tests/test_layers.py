@@ -380,17 +380,17 @@ def test_report(capsys, caplog):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["module", "class"], ["0", "Conv2d"], ["1", "Mine"], ["2", "Linear"],
-        ["turned:", "1"], ["left:", "1"],
+        ["converted:", "1"], ["left:", "1"],
     ]  # fmt: skip
     assert "left: one of conv2d_ext's already" in lines[1]
     assert "Mine is a subclass of torch.nn.Conv1d" in lines[2]
-    assert lines[3].endswith("turned")
-    assert lines[4] == "turned: 1 Linear"
+    assert lines[3].endswith("converted")
+    assert lines[4] == "converted: 1 Linear"
     assert lines[5] == "left: 1 Conv2d, 1 Mine"
     conv2d_ext.convert(model, classes=(), report=True)
     assert "not asked for" in capsys.readouterr().out
     conv2d_ext.convert(nn.ReLU(), report=True)
-    assert capsys.readouterr().out.splitlines()[1:] == ["turned: none", "left: none"]
+    assert capsys.readouterr().out.splitlines()[1:] == ["converted: none", "left: none"]
 
 
 def test_convert_and_revert_want_a_module():

@@ -22,6 +22,7 @@ matmul = torch.ops.conv2d_ext.matmul
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COMPLEX = (torch.complex64, torch.complex128)
 over_real = pytest.mark.parametrize("dtype", REAL, ids=str)
+over_all = pytest.mark.parametrize("dtype", REAL + COMPLEX, ids=str)
 
 # M, N, K: one of each, tails of vectors and panels, several segments, several chunks of segments.
 SIZES = (
@@ -77,7 +78,7 @@ def test_integers_are_exact(dtype):
     assert torch.equal(matmul(mat1, mat2, None), mat1 @ mat2)
 
 
-@over_real
+@over_all
 @over_sizes
 def test_a_row_has_the_same_bits(size, dtype):
     """Alone, beside others, in another form of the call, on other threads and in other strides."""
@@ -103,22 +104,35 @@ def test_a_row_has_the_same_bits(size, dtype):
     assert same_bits(matmul(batch, mat2.expand(3, k, n), None)[1], plain)
     assert same_bits(matmul(batch, torch.stack((mat2, mat2, mat2 * 3)), None)[1], plain)
     assert same_bits(conv2d_ext.linear(mat1, mat2.t(), bias), whole)
-    assert same_bits(matmul(mat2.t(), mat1.t(), None).t(), plain)
+    if not dtype.is_complex:  # an imaginary part's two products follow the factors' roles
+        assert same_bits(matmul(mat2.t(), mat1.t(), None).t(), plain)
 
 
-@over_real
+@over_all
 def test_gradients_keep_a_row_s_bits(dtype):
+    """In every layout of the factors, which the gradients take over where no bit depends on it."""
     mat1, mat2, _ = operands((40, 70, 200), dtype)
     grad = operands((40, 70, 1), dtype, seed=1)[0].expand(40, 70).contiguous()
 
-    def grad_mat1(rows: slice) -> torch.Tensor:
-        leaf = mat1[rows].clone().requires_grad_()
-        matmul(leaf, mat2, None).backward(grad[rows])
-        return leaf.grad
+    def gradients(rows: slice, by_columns: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        leaves = [mat1[rows], mat2]
+        if by_columns:
+            leaves = [leaf.t().contiguous().t() for leaf in leaves]
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        return torch.autograd.grad(matmul(*leaves, None), leaves, grad[rows])
 
-    whole = grad_mat1(slice(None))
-    for rows in (slice(0, 1), slice(3, 20), slice(39, 40)):
-        assert same_bits(grad_mat1(rows), whole[rows])
+    whole, of_mat2 = gradients(slice(None))
+    assert same_bits(gradients(slice(None), by_columns=True)[1], of_mat2)
+    for by_columns in (False, True):
+        for rows in (slice(None), slice(0, 1), slice(3, 20), slice(39, 40)):
+            assert same_bits(gradients(rows, by_columns)[0], whole[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.bool, torch.complex32])
+def test_other_dtypes_are_refused(dtype):
+    factor = torch.zeros(2, 2, dtype=dtype)
+    with pytest.raises(NotImplementedError, match="matmul: not implemented for"):
+        matmul(factor, factor, None)
 
 
 @hypothesis.given(

@@ -431,12 +431,31 @@ class TestPairs:
         with conv2d_ext.batch_invariant(), pytest.raises(RuntimeError, match="must match the size"):
             function(torch.rand(3), torch.rand(4))
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+    @pytest.mark.parametrize("values", [(0.0, 0.0), (0.0, 1e-30), (-0.0, -0.0)])
+    def test_the_angle_of_a_point_at_zero_has_no_gradient(self, values, dtype):
+        """As in PyTorch, also where its distance's square underflows."""
+        leaves = [torch.tensor([value], dtype=dtype, requires_grad=True) for value in values]
+        expected = torch.autograd.grad(torch.atan2(*leaves), leaves)
+        found = torch.autograd.grad(pointwise_pair(*leaves, "atan2"), leaves)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
     def test_errors(self):
         x = torch.rand(3)
         with pytest.raises(ValueError, match=r"one of pow, atan2, .*, but got 'add'"):
             pointwise_pair(x, x, "add")
         with pytest.raises(RuntimeError, match="of one size and dtype"):
             pointwise_pair(x, x[:2], "pow")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("eps", [0.0, 0.3, 0.5, 0.7, 1.0])
+def test_logit_s_limits_may_cross(eps, dtype):
+    x = torch.tensor([-1.0, 0.0, 0.2, 0.4, 0.6, 0.9, 1.0, 2.0, torch.nan], dtype=dtype)
+    torch.testing.assert_close(
+        pointwise(x, "logit", [eps]), torch.logit(x.double(), eps).to(dtype), equal_nan=True
+    )
 
 
 def test_special_values_have_every_kind():

@@ -51,7 +51,9 @@ const Documented kDocumented[] = {
     // Where multiply and add aren't fused, chains are half as long.
     {"unfused", chain_limits(false), 256, 128, 32, 16, 32, 16},
     // In pairs: segments of at most 144 (128 for 1 x 1), each of them one chain.
-    {"pairs", kPairLimits, 144, 128, 144, 144, 144, 0},
+    {"pairs", pair_limits(), 144, 128, 144, 144, 144, 0},
+    // In AMX steps: segments of at most 72, each step a chain.
+    {"AMX", amx_limits(), 72, 72, 1, 1, 1, 32},
 };
 
 void check_k(const Documented& d, int64_t channels, int64_t taps_h, int64_t taps_w, bool is_gradient) {
@@ -491,9 +493,9 @@ void check_tilings() {
     const bool has_amx = bytes == 64 && random.once_in(2);
     isa.has_pairs = dtype == DType::kBFloat16 && bytes == 64 && !has_amx;
     isa.has_amx = dtype == DType::kBFloat16 && has_amx;
-    isa.amx = {16, 2, 4, true, kAmxLimits, 64};
+    isa.amx = {16, 2, 4, true, amx_limits(), 64};
     isa.pairs = isa.vector;
-    isa.pairs.limits = kPairLimits;
+    isa.pairs.limits = pair_limits();
     const int threads = int(random.once_in(2) ? random.between(1, 4) : random.between(1, 64));
     for (Call& call : calls) {
       describe(

@@ -69,9 +69,9 @@ IsaShape shapes_of(DType dtype, const Isa& isa) {
       vector.lanes, 64 / element, element, storage, single, rows, vector_bytes == 64 ? 4 : vector_bytes == 32 ? 2 : 1};
   shape.has_pairs = dtype == DType::kBFloat16 && isa.has_pairs;
   shape.pairs = vector;
-  shape.pairs.limits = kPairLimits;
+  shape.pairs.limits = pair_limits();
   shape.has_amx = dtype == DType::kBFloat16 && isa.has_amx;
-  shape.amx = {16, 2, 4, true, kAmxLimits, 64};
+  shape.amx = {16, 2, 4, true, amx_limits(), 64};
   return shape;
 }
 

@@ -355,13 +355,14 @@ void compare_softmax(const ElementCase& c, const Bytes& a, const Bytes& b, const
     return;
   }
   const bool log = op == ElementOp::kLogSoftmaxGrad;
-  const double flushed = c.flush != 0 ? double(length) * compute.least_normal : 0;
+  double flushed = 0;  // by operands that are taken as zeros, and products
   long double sum = 0;
   double sizes = 0;
   for (int64_t p = 0; p < length; ++p) {
     const long double term = log ? (long double)x[size_t(p)] : (long double)x[size_t(p)] * y[size_t(p)];
     sum += term;
     sizes += std::fabs(double(term));
+    if (c.flush != 0) flushed += compute.least_normal * (1 + (log ? 0 : std::fabs(y[size_t(p)])));
   }
   for (int64_t p = 0; p < length; ++p) {
     const long double factor = log ? std::exp((long double)y[size_t(p)]) : y[size_t(p)];

@@ -18,8 +18,8 @@ constexpr VectorShape vector_shape() {
           kPanelVectors<T>,
           int64_t(sizeof(T)),
           kHasTranspose<T>,
-          kTakesBlocks<T>  ? kAmxLimits
-          : kTakesPairs<T> ? kPairLimits
+          kTakesBlocks<T>  ? amx_limits()
+          : kTakesPairs<T> ? pair_limits()
                            : chain_limits(kFusedMultiplyAdd),
           int64_t(sizeof(Operand<T>))};
 }

@@ -34,28 +34,39 @@ constexpr int64_t kMaxSegment = 256;
 // The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order. Long chains lose
 // accuracy; short ones cost the additions of their sums.
 struct ChainLimits {
-  int64_t products;               // forward, grad_input
-  int64_t short_gradient;         // grad_input's sums of up to `products`: F.conv2d, which they must be as accurate
+  int64_t products = 0;           // forward, grad_input
+  int64_t short_gradient = 0;     // grad_input's sums of up to `products`: F.conv2d, which they must be as accurate
                                   // as, has a chain for each tap there
-  int64_t pixels;                 // grad_weight, whose long sums other libraries keep in many short chains
-  int64_t winograd;               // sums of transformed products, which the last transformation adds up again
+  int64_t pixels = 0;             // grad_weight, whose long sums other libraries keep in many short chains
+  int64_t winograd = 0;           // sums of transformed products, which the last transformation adds up again
   int64_t segment = kMaxSegment;  // forward, grad_input
 };
-// Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
 constexpr ChainLimits chain_limits(bool fused) {
-  return fused ? ChainLimits{/*products=*/64, /*short_gradient=*/32, /*pixels=*/32, /*winograd=*/32}
-               : ChainLimits{/*products=*/32, /*short_gradient=*/16, /*pixels=*/16, /*winograd=*/16};
+  // Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
+  const int64_t longest = fused ? 64 : 32;
+  ChainLimits limits;
+  limits.products = longest;
+  limits.short_gradient = limits.pixels = limits.winograd = longest / 2;
+  return limits;
 }
 // Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
 // a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel).
-constexpr ChainLimits kPairLimits{/*products=*/144, /*short_gradient=*/144, /*pixels=*/0, /*winograd=*/0,
-                                  /*segment=*/144};
-
+constexpr ChainLimits pair_limits() {
+  ChainLimits limits;
+  limits.products = limits.short_gradient = limits.segment = 144;
+  return limits;
+}
 // AMX tiles of bfloat16, of which a step of a sum takes 32 channels at one tap. A step is a chain of its own for even
 // and for odd channels. The sum goes on in the tile from segment to segment of a chunk, so that only chunks show in
 // bits; a segment of up to 72 steps is all of K in most layers. In grad_weight a step is 32 pixels of a segment, in
 // their order there, even and odd ones apart.
-constexpr ChainLimits kAmxLimits{/*products=*/1, /*short_gradient=*/1, /*pixels=*/32, /*segment=*/72};
+constexpr ChainLimits amx_limits() {
+  ChainLimits limits;
+  limits.products = limits.short_gradient = 1;
+  limits.pixels = 32;
+  limits.segment = 72;
+  return limits;
+}
 
 // Segments in a chunk. A chunk is summed from zero, and its sum added to those of the chunks before it, with what that
 // addition loses kept beside the total (add_chunk, pack/store.h): one after the other, the chains of a long sum whose

@@ -575,7 +575,8 @@ struct Logit {
   double low, high;
   explicit CONV2D_INLINE Logit(const double* p) : limited(p[0] >= 0), low(Limit(p[0])), high(Limit(1) - Limit(p[0])) {}
   CONV2D_INLINE T value(T x) const {
-    const T z = limited ? at_most(at_least(x, low), high) : x;
+    // In this order also where low is above high.
+    const T z = limited ? select(x < low, all<T>(low), at_most(x, high)) : x;
     return log_of(z / (1.0 - z));
   }
   CONV2D_INLINE T slope(T x) const {
