@@ -18,6 +18,7 @@ IMAGES = ((3, 5, 7), (16, 7, 7), (5, 33, 31), (64, 28, 28), (20, 112, 96))
 ROWS = ((3,), (10,), (67,), (197, 192), (1000,), (40009,))
 TOKENS = ((1, 7), (10, 33), (50, 96), (197, 192))
 SIGNALS = ((2, 7), (16, 65), (5, 4001))
+VIDEOS = ((3, 4, 7, 7), (16, 5, 9, 8), (5, 8, 24, 22))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -582,6 +583,20 @@ def _others() -> Iterator[Call]:
         lambda x, w: F.conv_transpose1d(x, w, stride=2),
         _one(SIGNALS),
         lambda x: ((x[0], 12, 4),),
+    )
+    yield Call(
+        "conv3d",
+        group,
+        lambda x, w: F.conv3d(x, w, padding=1),
+        _one(VIDEOS),
+        lambda x: ((12, x[0], 3, 3, 3),),
+    )
+    yield Call(
+        "conv_transpose3d",
+        group,
+        lambda x, w: F.conv_transpose3d(x, w, stride=2),
+        _one(VIDEOS),
+        lambda x: ((x[0], 12, 2, 2, 2),),
     )
 
 
