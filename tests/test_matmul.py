@@ -337,3 +337,19 @@ def test_few_rows_have_the_bits_of_many(rows, dtype):
             for second in (mat2, mat2.t().contiguous().t(), torch.cat([mat2, mat2], 1)[:, :n]):
                 assert same_bits(matmul(first, second, bias), expected), (n, k)
         assert same_bits(matmul(mat1[:rows].unsqueeze(1), mat2, bias).squeeze(1), expected), (n, k)
+
+
+@pytest.mark.parametrize("k", [7, 8, 9, 12, 15, 16, 17, 18])
+@over_real
+def test_short_sums_take_the_bias_alike(k, dtype):
+    """Of few rows and of many, whichever of elements and pairs a step takes."""
+    generator = torch.Generator().manual_seed(k)
+    mat1 = torch.randn(300, k, generator=generator).to(dtype)
+    weight = torch.randn(40, k, generator=generator).to(dtype)
+    bias = torch.randn(40, generator=generator).to(dtype)
+    for scale in (1.0, 2.0**-130):  # denormal numbers count, or do not, in every row alike
+        whole = conv2d_ext.linear(mat1, weight, bias * scale)
+        zeros = conv2d_ext.linear(mat1 * 0, weight, bias * scale)
+        for rows in (1, 2, 7):
+            assert same_bits(conv2d_ext.linear(mat1[:rows], weight, bias * scale), whole[:rows])
+            assert same_bits(conv2d_ext.linear(mat1[:rows] * 0, weight, bias * scale), zeros[:rows])

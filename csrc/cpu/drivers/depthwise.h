@@ -104,7 +104,7 @@ struct DepthwiseCall {
   }
 
   void load_operands(const Block& block) const {
-    const bool bias_first = starts_from_bias(gemm);
+    const bool bias_first = gemm.starts_from_bias();
     T* const bias = bias_first ? block.start : block.bias;
     fill_zero(bias_first ? block.bias : block.start, block.vectors() * L);
     for (int64_t v = 0; v < block.vectors(); ++v) {

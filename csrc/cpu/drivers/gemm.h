@@ -64,7 +64,7 @@ struct ConvCall {
                   ? PatchOrder::kBlocks
                   : patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
-        bias_first(starts_from_bias(g)),
+        bias_first(g.starts_from_bias()),
         in_place(source_is_patch()) {}
 
   // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With

@@ -108,10 +108,4 @@ CONV2D_INLINE const T* load_bias(const RowProducts& products, int64_t lane, int6
   return bias;
 }
 
-// A short sum starts from the bias; a longer one starts from zero and has it added last.
-// (AMX tiles start from zero; their sums are never as short.)
-inline bool starts_from_bias(const ConvGemm& gemm) {
-  return gemm.channels * gemm.taps() <= kBiasFirstProducts && gemm.per_step != kBlockChannels;
-}
-
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -36,7 +36,7 @@ struct PixelCall {
         k(block_k(g.geometry(), vector_shape<T>().limits)),
         tiling(tile_pixel_conv(g, k, vector_shape<T>(), sizeof(S), num_threads)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
-        bias_first(starts_from_bias(g)) {}
+        bias_first(g.starts_from_bias()) {}
 
   int64_t items() const { return gemm.groups * tiling.tiles() * tiling.chunks_m; }
 

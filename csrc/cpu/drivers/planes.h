@@ -55,7 +55,7 @@ struct FewPlanesCall {
     const VectorShape shape = vector_shape<T>();
     T weights[kMostPlanesAtOnce * MR], zeros[MR] = {}, bias[MR];
     load_bias<S>(gemm, group, 0, MR, bias);
-    const bool bias_first = starts_from_bias(gemm);
+    const bool bias_first = gemm.starts_from_bias();
 
     PlaneOperands<S, T> o{};
     o.pixels = min64(tiling.run, gemm.cols - x0);

@@ -34,7 +34,7 @@ const char* refuse_few_rows(const ConvGemm& g, DType dtype, const VectorShape& v
   if (!vector.interleaves || !is_floating(dtype)) return kNotCompiled;
   if (!g.is_matmul) return "not a product of matrices";
   if ((g.batch != 1 && g.cols != 1) || g.destination_m != 1) return "rows that follow no single stride, or lie apart";
-  if (g.single_channels() <= kBiasFirstProducts) return "a sum that starts from its bias";
+  if (g.starts_from_bias()) return "a sum that starts from its bias";
   return g.batch * g.cols <= most ? nullptr : "from so many rows on packing the other factor pays";
 }
 

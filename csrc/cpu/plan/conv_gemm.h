@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../base/numeric.h"
 #include "../base/visitor.h"
 #include "call.h"
 #include "summation_order.h"
@@ -57,6 +58,9 @@ struct ConvGemm {
   int64_t single_channels() const { return per_step * channels - missing; }
   int64_t source_g() const { return single_channels() * (source_c / per_step); }
   int64_t taps() const { return taps_h * taps_w; }
+  // A sum of few steps starts from the bias; a longer one starts from zero and has it added last. (AMX tiles start from
+  // zero.)
+  bool starts_from_bias() const { return channels * taps() <= kBiasFirstProducts && per_step != kBlockChannels; }
   int64_t result_taps() const { return result_taps_h * result_taps_w; }
   ImageGemm geometry() const {
     ImageGemm image{};
