@@ -121,7 +121,7 @@ PARTS = {
     "amx_emulated": _AMX,
 }
 RULES = {
-    "block_k", "block_pixels", "cut_panels", "make_patch_axis", "one pixel, pairs",
+    "block_k", "block_pixels", "cut_panels", "make_patch_axis", "one pixel, pairs", "scratch",
     *(
         f"tiling: {driver}"
         for driver in (

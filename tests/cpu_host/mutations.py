@@ -270,14 +270,14 @@ MUTATIONS = (
     M(
         "kernels/gemm.h",
         "the bias is added after every pass",
-        "if (k + now.depth < operands.depth) now.bias = nullptr;",
+        "if (k + pass.depth < operands.depth) pass.bias = nullptr;",
         "",
     ),
     M(
         "kernels/gemm.h",
         "a later pass overwrites the sums of the first",
-        "now.accumulate = operands.accumulate || k > 0;",
-        "now.accumulate = operands.accumulate;",
+        "pass.accumulate = operands.accumulate || k > 0;",
+        "pass.accumulate = operands.accumulate;",
     ),
     M(
         "kernels/gemm.h",
@@ -562,6 +562,14 @@ MUTATIONS = (
         "tile.cols == gemm.cols",
         sanitizer="thread",
     ),
+    M(
+        "isa/vec_portable.h",
+        "complex products are negated wherever the compiler likes",
+        "c.re = c.re - a.im * b.im;",
+        "c.re = V::fma(-a.im, b.im, c.re);",
+        dtype="complex64",
+        isas=("portable",),
+    ),
     # ---- drivers
     M(
         "drivers/gemm.h",
@@ -571,9 +579,45 @@ MUTATIONS = (
     ),
     M(
         "drivers/gemm.h",
+        "chunks of result channels find each other's packed weights",
+        "first_owner + static_cast<uint64_t>(number / tiling.tiles())",
+        "first_owner",
+    ),
+    M(
+        "drivers/gemm.h",
+        "the packed weights of all segments are kept in one place",
+        " + segment.channel * segment.taps() * vectors * L : item.panel",
+        " : item.panel",
+    ),
+    M(
+        "drivers/gemm.h",
+        "chunks are summed in the result",
+        "kStoresSums && !k.has_chunks() && ",
+        "kStoresSums && ",
+    ),
+    M(
+        "drivers/gemm.h",
+        "every segment that is summed in the result adds the bias",
+        "if (segment.ends(gemm)) operands.bias",
+        "operands.bias",
+    ),
+    M(
+        "drivers/gemm.h",
+        "what was summed in the result is stored over",
+        "if (gemm.channels * gemm.taps() != 0 && sums_in_result(item, m, width)) continue;",
+        "",
+    ),
+    M(
+        "plan/tile_gemm.cpp",
+        "panels end within a chain",
+        " && k.max_depth() % k.chain == 0",
+        "",
+    ),
+    M(
+        "drivers/gemm.h",
         "images are stored as rows",
-        "operands.c = first + row / tile.rows * gemm.destination_n + ",
-        "operands.c = first + row / tile.rows * gemm.destination_row + ",
+        "pass.c = first + row / tile.rows * gemm.destination_n + ",
+        "pass.c = first + row / tile.rows * gemm.destination_row + ",
     ),
     M(
         "drivers/gemm.h",
@@ -1012,7 +1056,7 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.cpp",
         "room for a panel of one vector",
-        "s.panel = layout.take(k.max_depth() * width * vector.operand_size());",
+        "s.panel = layout.take(tiling.segments_at_once * k.max_depth() * width * vector.operand_size());",
         "s.panel = layout.take(k.max_depth() * vector.lanes * vector.operand_size());",
     ),
     M(

@@ -1,11 +1,14 @@
 // The rules of the plan, each by itself: the order of summation against docs/design.md ("One order of summation"),
-// written here a second time in other words; patches of an axis; tilings, which have to cover everything once.
+// written here a second time in other words; patches of an axis; tilings, which have to cover everything once; whose
+// scratch is whose.
 // Compiled with plan/*.cpp, UBSan and CONV2D_EXT_DEBUG. See tests/test_cpu_parts.py.
 #include <algorithm>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../../csrc/cpu/base/limits.h"
+#include "../../csrc/cpu/base/scratch.cpp"
 #include "../../csrc/cpu/plan/candidates.h"
 #include "../../csrc/cpu/plan/patch_axis.h"
 #include "../../csrc/cpu/plan/tile_depthwise.h"
@@ -282,7 +285,9 @@ void check_conv_tiling(const ConvGemm& g, const VectorShape& vector, bool over_g
            "blocks of whole segments");
     expect(t.one_block == (!t.interleaved && t.block_channels >= g.channels && k.blocks_h * k.blocks_w == 1),
            "one block");
+    expect(t.segments_at_once == 1 || (k.max_depth() % k.chain == 0 && !k.has_chunks()), "panels of whole chains");
   }
+  expect(t.kept_panels == 0 || t.tiles() > threads, "weights are kept for a thread's next tile");
   expect_scratch(lay_out_scratch(t, k, vector).bytes);
 }
 void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, WeightLanes lanes, int threads) {
@@ -515,9 +520,29 @@ void check_tilings() {
   }
 }
 
+void check_scratch() {
+  begin_part("scratch");
+  constexpr int64_t kBytes = 4096;
+  const uint64_t first = new_scratch_owners(2), second = first + 1;
+  expect(new_scratch_owners(1) > second, "owners of their own");
+  describe("owners one after the other");
+  void* const memory = thread_scratch(kBytes, first).memory;
+  *static_cast<char*>(memory) = 1;
+  const OwnedScratch again = thread_scratch(kBytes, first);
+  expect(again.kept && again.memory == memory && *static_cast<char*>(memory) == 1, "kept for its owner");
+  expect(!thread_scratch(kBytes, second).kept, "not for another one");
+  expect(!thread_scratch(kBytes, first).kept, "nor when another one had it meanwhile");
+  thread_scratch(kBytes);
+  expect(!thread_scratch(kBytes, first).kept, "nor when nobody owned it");
+  bool kept = true;
+  std::thread([&] { kept = thread_scratch(kBytes, first).kept; }).join();
+  expect(!kept, "nor on another thread");
+}
+
 }  // namespace
 
 int main() {
+  check_scratch();
   check_order_of_k();
   check_order_of_pixels();
   check_other_rules();

@@ -127,6 +127,7 @@ struct GuardedScratch {
   int64_t bytes = 0;
   int64_t filled_in = 0;  // the call in which it was filled with NaN, and how much of it
   int64_t filled = 0;
+  uint64_t owner = 0;  // of what was left in it; 0: nobody
 
   ~GuardedScratch() { release(); }
   void release() {
@@ -138,6 +139,7 @@ struct GuardedScratch {
   }
   void* take(int64_t wanted) {
     const int64_t room = (wanted + kLine - 1) / kLine * kLine;
+    owner = 0;
     if (room > bytes || memory == nullptr) {
       release();
       bytes = room < 65536 ? 65536 : room;
@@ -221,7 +223,7 @@ int64_t* const kLimits[] = {
     &o::kThreadProducts,       &o::kSmallProducts,     &o::kRowLanes,        &o::kMaxRowImages,
     &o::kMaxRowImagesFar,      &o::kFarWeights,        &o::kMostProductRows, &o::kMostColumnRows,
     &o::kFarColumnsBytes,      &w::kSquares,           &w::kSourceBytes,     &w::kKeptWeightBytes,
-    &w::kItemsPerThread,       &w::kBlockChannels,     &w::kStagedChannels,
+    &w::kItemsPerThread,       &w::kBlockChannels,     &w::kStagedChannels,  &t::kKeptWeightBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 
@@ -263,6 +265,18 @@ void* thread_scratch(int64_t bytes) {
     fuzz::end_after_failure();
   }
   return fuzz::scratch.take(bytes);
+}
+
+OwnedScratch thread_scratch(int64_t bytes, uint64_t owner) {
+  const bool kept = fuzz::scratch.owner == owner;
+  void* const memory = thread_scratch(bytes);
+  fuzz::scratch.owner = owner;
+  return {memory, kept};
+}
+
+uint64_t new_scratch_owners(int64_t count) {
+  static std::atomic<uint64_t> next{1};
+  return next.fetch_add(uint64_t(count));
 }
 
 CallWorkspace::CallWorkspace(int64_t bytes) : data_(std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64))) {

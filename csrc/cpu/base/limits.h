@@ -42,6 +42,8 @@ CONV2D_LIMIT kAmxPatchBytes = 896 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
+// Packed weights that stay in scratch for the next tiles.
+CONV2D_LIMIT kKeptWeightBytes = 3 * 1024 * 1024;
 // Sums of a work item with vectors over pixels stay in L2 from segment to segment.
 CONV2D_LIMIT kSumBytes = 384 * 1024;
 // The same for grad_weight, whose C tile is a piece of the weight; columns it should at least have, so that packing

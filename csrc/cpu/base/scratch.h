@@ -12,6 +12,16 @@ namespace conv2d_ext::cpu {
 // calls of varying shapes don't allocate, and is at most limits::kMaxScratchBytes.
 void* thread_scratch(int64_t bytes);
 
+// The same for work items that leave something in it for the thread's next items of the same owner, which ask for as
+// many bytes. kept: nobody else has asked for this thread's scratch since such an item did.
+struct OwnedScratch {
+  void* memory;
+  bool kept;
+};
+OwnedScratch thread_scratch(int64_t bytes, uint64_t owner);
+// The first of `count` numbers that no other owner has.
+uint64_t new_scratch_owners(int64_t count);
+
 // Memory shared by the threads of one call.
 class CallWorkspace {
  public:

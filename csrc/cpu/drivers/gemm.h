@@ -7,8 +7,11 @@
 //       for each K segment of the block        pack its weights; run the micro-kernel over the tile's pixels
 //   store the C tile (panel by panel, where the only block of channels is all of K)
 //
-// The C tile stays in scratch until K is exhausted: pixel by pixel, NR channels each. Where K
-// is one segment and the result channels_last, the micro-kernel sums in the result itself.
+// The C tile stays in scratch until K is exhausted: pixel by pixel, NR channels each. Where the result is channels_last
+// and K is a single chunk, the micro-kernel sums in the result itself.
+//
+// A thread's items of one chunk of result channels, tile after tile, find the packed weights of the first one in
+// scratch, as far as there is room.
 //
 // Where groups have few channels, vectors run over groups instead (G): an item then takes a block of `lanes` groups,
 // and a panel NV result channels of each. The bits are the same either way.
@@ -52,6 +55,7 @@ struct ConvCall {
   const ConvTiling tiling;
   const PatchOrder order;
   const ConvScratch layout;
+  const uint64_t first_owner;  // of the weights that items keep: those of a group's chunk have one
   const bool bias_first;
   const bool in_place;           // the source is read where it lies
   Operand<T>* shared = nullptr;  // all weights, packed (AMX)
@@ -64,6 +68,7 @@ struct ConvCall {
                   ? PatchOrder::kBlocks
                   : patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
+        first_owner(tiling.kept_panels == 0 ? 0 : new_scratch_owners(gemm.groups * tiling.chunks_m)),
         bias_first(g.starts_from_bias()),
         in_place(source_is_patch()) {}
 
@@ -94,7 +99,8 @@ struct ConvCall {
     Panels panels;
     int64_t *position_offsets, *tap_offsets;
     T *zeros, *bias;
-    Operand<T>*panel, *patch, *row;
+    Operand<T>*panel, *patch, *row, *kept;
+    bool is_packed;  // what is kept
     ChunkSums<T> c_tile;
     const S *source, *weight;  // of the item's first image and group
   };
@@ -109,7 +115,13 @@ struct ConvCall {
     item.m0 = chunk * tiling.chunk_vectors * kPerVector;
     item.channels_m = min64(tiling.chunk_vectors * kPerVector, gemm.m - item.m0);
     item.panels = cut_panels(div_up(item.channels_m, kPerVector), kPanelVectors<T>);
-    char* const scratch = static_cast<char*>(thread_scratch(layout.bytes));
+    const OwnedScratch owned =
+        tiling.kept_panels == 0
+            ? OwnedScratch{thread_scratch(layout.bytes), false}
+            : thread_scratch(layout.bytes, first_owner + static_cast<uint64_t>(number / tiling.tiles()));
+    item.is_packed = owned.kept;
+    char* const scratch = static_cast<char*>(owned.memory);
+    item.kept = part<Operand<T>>(scratch, layout.kept);
     item.position_offsets = part<int64_t>(scratch, layout.position_offsets);
     item.tap_offsets = part<int64_t>(scratch, layout.tap_offsets);
     item.zeros = part<T>(scratch, layout.zeros);
@@ -162,8 +174,9 @@ struct ConvCall {
       const Operand<T>* const operand = read_source(item, block, patch);
       const Tile& tile = item.piece.tile;
       fill_positions(patch, tile.images, tile.rows, tile.cols, item.position_offsets);
-      // Of the first segment; in later ones the same taps lie whole channels further.
-      fill_taps(patch, min64(k.segment_channels, block.channels), block.tap_rows, block.tap_cols, item.tap_offsets);
+      // Of the first panel; in later ones the same taps lie whole channels further.
+      fill_taps(patch, min64(tiling.segments_at_once * k.segment_channels, block.channels), block.tap_rows,
+                block.tap_cols, item.tap_offsets);
       for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, patch, operand, at);
     });
     if (!tiling.one_block) finish(item);
@@ -191,25 +204,25 @@ struct ConvCall {
     return item.patch;
   }
 
-  // Segment after segment of a block, for one panel of result channels.
+  // Segment after segment of a block, for one panel of result channels. (Here a segment may be two of K's.)
   CONV2D_INLINE void multiply(const Item& item, const KBlock& block, const Patch& patch, const Operand<T>* operand,
                               int64_t at) const {
     const int64_t vectors = item.panels.size(at), width = vectors * L, pixels = item.piece.tile.pixels();
     const int64_t m = item.m0 + item.panels.start(at) * kPerVector;
     const ChunkSums<T> c = tiling.one_block ? item.c_tile : item.c_tile.from(pixels * item.panels.start(at) * L);
-    if (tiling.one_block || bias_first) load_bias_panel(item.piece, m, vectors, item.bias);
-    for (int64_t s = 0; s < block.channels; s += k.segment_channels) {
-      const KBlock segment = block.segment(s, k);
-      if (shared == nullptr) pack_panel(item, segment, m, vectors);
+    const bool in_result = sums_in_result(item, m, width);
+    if (tiling.one_block || bias_first || in_result) load_bias_panel(item.piece, m, vectors, item.bias);
+    for (int64_t s = 0; s < block.channels; s += tiling.segments_at_once * k.segment_channels) {
+      const KBlock segment = block.segments(s, tiling.segments_at_once, k);
       const int64_t number = k.segment_at(segment.channel, segment.tap_row, segment.tap_col);
       const bool begins = c.begin(number, pixels * width);
-      const bool last = tiling.one_block && segment.channel + segment.channels == gemm.channels;
       GemmOperands<T> operands{};
       operands.depth = segment.channels * segment.taps();
       operands.chain = k.chain;
-      operands.a = item.panel;
-      operands.a_pitch = kTakesBlocks<T> ? operands.depth * L : width;
-      if (shared != nullptr) {
+      if (shared == nullptr) {
+        operands.a = packed_panel(item, segment, at);
+        operands.a_pitch = kTakesBlocks<T> ? operands.depth * L : width;
+      } else {
         operands.a_pitch = shared_blocks(gemm);
         operands.a =
             shared + (item.piece.group * div_up(gemm.m, L) + m / L) * operands.a_pitch + blocks_before(segment);
@@ -221,10 +234,11 @@ struct ConvCall {
       operands.c = c.sums;
       operands.c_pitch = width;
       operands.accumulate = !begins;
-      if (!last) {
+      if (in_result) {
+        if (segment.ends(gemm)) operands.bias = bias_first ? item.zeros : item.bias;
+        if constexpr (kStoresSums) sum_in_result(item, m, operands, vectors);
+      } else if (!tiling.one_block || !segment.ends(gemm)) {
         multiply_panel(pixels, vectors, operands);
-      } else if (s == 0 && sums_in_result(item, m, width)) {
-        if constexpr (kStoresSums) sum_in_result(item, m, vectors, operands);
       } else {
         finish_pieces(item, m, vectors, operands, c, /*complete=*/s == 0);
       }
@@ -270,7 +284,18 @@ struct ConvCall {
     }
   }
 
-  CONV2D_INLINE void pack_panel(const Item& item, const KBlock& segment, int64_t m, int64_t vectors) const {
+  // The weights of a segment and of panel number `at`, packed now or by an earlier item.
+  CONV2D_INLINE const Operand<T>* packed_panel(const Item& item, const KBlock& segment, int64_t at) const {
+    const int64_t vectors = item.panels.size(at), m = item.m0 + item.panels.start(at) * kPerVector;
+    const bool keeps = at < tiling.kept_panels;
+    Operand<T>* const panel =
+        keeps ? item.kept + at * layout.kept_pitch + segment.channel * segment.taps() * vectors * L : item.panel;
+    if (!keeps || !item.is_packed) pack_panel(item, segment, m, vectors, panel);
+    return panel;
+  }
+
+  CONV2D_INLINE void pack_panel(const Item& item, const KBlock& segment, int64_t m, int64_t vectors,
+                                Operand<T>* panel) const {
     const int64_t width = vectors * L, lanes = min64(width, item.m0 + item.channels_m - m);
     const S* const all = item.weight + segment.weight_offset(gemm);
     const WeightSegment<S> weight{all + m * gemm.weight_m,
@@ -283,31 +308,31 @@ struct ConvCall {
       for (int64_t v = 0; v < vectors; ++v) {
         WeightSegment<S> channel = weight;
         channel.data += v * gemm.weight_m;
-        pack_weight(gemm, channel, Panel<T>{item.panel + v * L, width, L});
+        pack_weight(gemm, channel, Panel<T>{panel + v * L, width, L});
       }
     } else if constexpr (kTakesPairs<T>) {
       const bool lone = gemm.missing != 0 && segment.channel + segment.channels == gemm.channels;
-      pack_weight_pairs(gemm, weight, lone, {item.panel, width, width});
+      pack_weight_pairs(gemm, weight, lone, {panel, width, width});
     } else if constexpr (kTakesBlocks<T>) {
       for (int64_t v = 0; v < vectors; ++v) {
         WeightSegment<S> columns = weight;
         columns.data += v * L * gemm.weight_m;
         columns.lanes = min64(lanes - v * L, L);
-        pack_blocks(segment, columns, item.panel + v * segment.channels * segment.taps() * L);
+        pack_blocks(segment, columns, panel + v * segment.channels * segment.taps() * L);
       }
     } else if (gemm.result_taps() > 1) {
-      pack_weight_of_taps(gemm, all, m, lanes, segment.channels, Panel<T>{item.panel, width, width});
+      pack_weight_of_taps(gemm, all, m, lanes, segment.channels, Panel<T>{panel, width, width});
     } else {
-      pack_weight(gemm, weight, Panel<T>{item.panel, width, width});
+      pack_weight(gemm, weight, Panel<T>{panel, width, width});
     }
   }
 
-  // Whether the result tensor itself can serve as the C tile of a complete sum: pixel by pixel, channels side by side.
+  // Whether the result tensor itself can serve as the C tile: pixel by pixel, channels side by side.
   // Rows that don't continue one another are summed one by one, if they have enough pixels.
   static constexpr bool kStoresSums = std::is_same_v<S, T> && kHasTranspose<T> && !G;
   bool sums_in_result(const Item& item, int64_t m, int64_t width) const {
     constexpr int64_t kLeastPixels = 4 * kMR;
-    return kStoresSums && m + width <= item.m0 + item.channels_m && gemm.destination_m == 1 &&
+    return kStoresSums && !k.has_chunks() && m + width <= item.m0 + item.channels_m && gemm.destination_m == 1 &&
            gemm.result_taps() == 1 && (item.piece.tile.cols >= kLeastPixels || joins_rows(item.piece.tile));
   }
   bool joins_rows(const Tile& t) const {
@@ -316,16 +341,17 @@ struct ConvCall {
     return rows_join &&
            (t.images == 1 || (t.rows == gemm.rows && gemm.destination_n == gemm.destination_col * t.rows * t.cols));
   }
-  void sum_in_result(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands) const {
+  void sum_in_result(const Item& item, int64_t m, const GemmOperands<T>& operands, int64_t vectors) const {
     const Tile& tile = item.piece.tile;
     const int64_t rows = joins_rows(tile) ? 1 : tile.images * tile.rows, pixels = tile.pixels() / rows;
     S* const first = item.piece.template first_pixel<S>(gemm, m);
-    operands.c_pitch = gemm.destination_col;
-    operands.bias = bias_first ? item.zeros : item.bias;
-    for (int64_t row = 0; row < rows; ++row) {
-      operands.c = first + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row;
-      gemm_panel<G, T>(pixels, vectors, operands);
-      operands.j_offset += pixels;
+    for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
+      GemmOperands<T> pass = pass_of(operands, k);
+      pass.c_pitch = gemm.destination_col;
+      for (int64_t row = 0; row < rows; ++row, pass.j_offset += pixels) {
+        pass.c = first + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row;
+        gemm_panel<G, T>(pixels, vectors, pass);
+      }
     }
   }
 
@@ -354,6 +380,7 @@ struct ConvCall {
       const int64_t vectors = item.panels.size(at), width = vectors * L, start = item.panels.start(at);
       const int64_t m = item.m0 + start * kPerVector;
       T* const c = item.c_tile.sums + pixels * start * L;
+      if (gemm.channels * gemm.taps() != 0 && sums_in_result(item, m, width)) continue;
       // A sum without channels or taps. (One that starts from the bias is never here: it has a single block.)
       if (gemm.channels * gemm.taps() == 0) fill_zero(c, pixels * width);
       load_bias_panel(item.piece, m, vectors, item.bias);

@@ -18,9 +18,13 @@ struct KBlock {
   int64_t weight_offset(const ConvGemm& gemm) const {
     return channel * gemm.weight_c + tap_row * gemm.weight_i + tap_col * gemm.weight_j;
   }
-  // The part from channel s of the block on, one segment or what is left of it.
-  KBlock segment(int64_t s, const KBlocking& k) const {
-    return {channel + s, min64(k.segment_channels, channels - s), tap_row, tap_rows, tap_col, tap_cols};
+  // The part from channel s of the block on: so many segments, or what is left of them.
+  KBlock segments(int64_t s, int64_t count, const KBlocking& k) const {
+    return {channel + s, min64(count * k.segment_channels, channels - s), tap_row, tap_rows, tap_col, tap_cols};
+  }
+  bool ends(const ConvGemm& gemm) const {
+    return channel + channels == gemm.channels && tap_row + tap_rows == gemm.taps_h &&
+           tap_col + tap_cols == gemm.taps_w;
   }
 };
 

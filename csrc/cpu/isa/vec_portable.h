@@ -159,7 +159,13 @@ struct Vec<Complex<R>> {
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) {
     c.re = V::fma(a.re, b.re, c.re);
     c.im = V::fma(a.re, b.im, c.im);
-    c.re = V::fma(-a.im, b.im, c.re);
+    // Without fused operations not as -a * b + c: a compiler may negate the product instead of its factor, here but not
+    // there, and where rounding has a direction that is another number.
+    if constexpr (kFusedMultiplyAdd) {
+      c.re = V::fma(-a.im, b.im, c.re);
+    } else {
+      c.re = c.re - a.im * b.im;
+    }
     c.im = V::fma(a.im, b.re, c.im);
     return c;
   }

@@ -195,6 +195,19 @@ CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors) {
 // is read of the patch (8 KiB of float32 on AVX2, 32 KiB on AVX-512). C is added to at the end of every chain, so that
 // more passes over it cost no more additions.
 constexpr int64_t kPassDepth = 128;
+CONV2D_INLINE int64_t pass_depth(int64_t chain) { return max64(1, kPassDepth / max64(1, chain)) * max64(1, chain); }
+
+// The pass that begins with row k of the panel.
+template <class T>
+CONV2D_INLINE GemmOperands<T> pass_of(const GemmOperands<T>& operands, int64_t k) {
+  GemmOperands<T> pass = operands;
+  pass.depth = min64(pass_depth(operands.chain), operands.depth - k);
+  pass.a += k * pass.a_pitch;
+  pass.k_offset += k;
+  pass.accumulate = operands.accumulate || k > 0;
+  if (k + pass.depth < operands.depth) pass.bias = nullptr;
+  return pass;
+}
 
 // C (rows x NR) for any number of rows, in near-equal blocks of as many as the micro-kernel takes: a rest of one or two
 // rows would leave the FMA units waiting for its few chains.
@@ -202,14 +215,8 @@ template <bool G, class T>
 CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands) {
   const Ukernels<T> ukernels = ukernels_for<T, G>(vectors);
   const Panels blocks = cut_panels(rows, ukernels.rows);
-  const int64_t chain = max64(1, operands.chain), pass = max64(1, kPassDepth / chain) * chain;
-  for (int64_t k = 0; k < operands.depth; k += pass) {
-    GemmOperands<T> now = operands;
-    now.depth = min64(pass, operands.depth - k);
-    now.a += k * now.a_pitch;
-    now.k_offset += k;
-    now.accumulate = operands.accumulate || k > 0;
-    if (k + now.depth < operands.depth) now.bias = nullptr;
+  for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
+    GemmOperands<T> now = pass_of(operands, k);
     for (int64_t block = 0; block < blocks.count; ++block) {
       const int64_t block_rows = blocks.size(block);
       ukernels.by_rows[block_rows - 1](now);

@@ -102,6 +102,25 @@ struct ConvTiler {
     t.chunks_m = div_up(vectors, t.chunk_vectors);
   }
 
+  // Two segments of whole chains are one panel where L1 holds it: it is packed at once, and their sums are complete
+  // sooner.
+  void join_segments(ConvTiling& t) const {
+    const bool joins = gemm.per_step == 1 && !k.has_chunks() && k.blocks_h * k.blocks_w == 1 && k.blocks_c > 1 &&
+                       2 * k.max_depth() <= kMaxSegment && k.max_depth() % k.chain == 0;
+    t.segments_at_once = joins ? 2 : 1;
+  }
+
+  // A thread that takes several tiles packs a panel once, as far as its scratch goes.
+  void keep_weights(ConvTiling& t) const {
+    t.kept_panels = 0;
+    if (lanes_are_groups || gemm.per_step == kBlockChannels || k.blocks_h * k.blocks_w != 1) return;
+    if (t.tiles() <= num_threads) return;
+    const ConvScratch scratch = lay_out_scratch(t, k, vector);
+    const int64_t room = min64(limit::kKeptWeightBytes, limits::kMaxScratchBytes - scratch.bytes);
+    const int64_t panels = div_up(t.chunk_vectors, vector.max_vectors);
+    t.kept_panels = min64(panels, room / max64(1, saturating_mul(scratch.kept_pitch, vector.operand_size())));
+  }
+
   // AMX multiplies so fast that packing weights anew for each tile of pixels shows. Those that fit the call's workspace
   // are packed once.
   void share_weights(ConvTiling& t) const {
@@ -250,12 +269,14 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   const int64_t most_pixels = gemm.per_step == kBlockChannels ? limit::kAmxTilePixels : limit::kTilePixels;
   for (int64_t target = short_pixels ? most_pixels / 2 : most_pixels;; target /= 2) {
     const bool smallest = target < 16;
+    tiler.join_segments(t);
     tiler.cut_pixels(target, t);
     tiler.cut_source_channels(t);
     if (t.patch_elements > limit::kMaxPatchBytes / vector.operand_size() && !smallest) continue;
     tiler.cut_result_channels(t);
     if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
+  tiler.keep_weights(t);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   tiler.share_weights(t);
   return t;
@@ -285,15 +306,17 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   ScratchLayout layout;
   ConvScratch s{};
   s.position_offsets = layout.take_offsets(tiling.pixels());
-  s.tap_offsets = layout.take_offsets(k.max_depth());
+  s.tap_offsets = layout.take_offsets(tiling.segments_at_once * k.max_depth());
   s.zeros = layout.take(width * size);
   s.bias = layout.take(width * size);
-  s.panel = layout.take(k.max_depth() * width * vector.operand_size());
+  s.panel = layout.take(tiling.segments_at_once * k.max_depth() * width * vector.operand_size());
   s.c_tile = layout.take(tile_bytes);
   s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
   s.lost_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
   s.patch = layout.take(tiling.patch_elements * vector.operand_size());
   s.row = layout.take(tiling.row_elements * vector.operand_size());
+  s.kept_pitch = saturating_mul(k.segments(), k.max_depth(), width);
+  s.kept = layout.take(tiling.kept_panels * s.kept_pitch * vector.operand_size());
   s.bytes = layout.bytes();
   return s;
 }

@@ -21,6 +21,8 @@ struct ConvTiling : TileGrid {
   int64_t row_elements;             // and for a row that is packed to several places of it (AMX)
   bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
   int64_t shared_bytes;             // of the call: all weights, packed once for all tiles (AMX); or 0
+  int64_t segments_at_once;         // whose weights are one panel
+  int64_t kept_panels;              // of a chunk: their packed weights stay in scratch for the thread's next items
   bool interleaved;                 // lanes are groups, and all result channels of them are stored together
 };
 // Blocks of a weight of result channels that AMX takes together (a tile's columns).
@@ -56,7 +58,8 @@ int64_t partial_bytes(const WeightTiling& tiling, const VectorShape& vector);
 
 // A thread's scratch: offsets in bytes.
 struct ConvScratch {
-  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, total_tile, lost_tile, patch, row, bytes;
+  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, total_tile, lost_tile, patch, row, kept, bytes;
+  int64_t kept_pitch;  // elements from a kept panel, of all of K, to the next one
 };
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
 struct WeightScratch {
