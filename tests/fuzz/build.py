@@ -147,7 +147,8 @@ def _object(
     flags = [*_FLAGS, *(SANITIZERS[sanitizer] if instrumented else ())]
     if instrumented and libfuzzer:
         flags.append("-fsanitize=fuzzer-no-link")
-    flags.append("-O1" if instrumented else "-O2")
+    # What runs without a sanitizer is optimized as the product is.
+    flags.append("-O1" if instrumented and sanitizer != "none" else "-O2")
     flags.append("-g0" if source.name.startswith("engine_") and not libfuzzer else "-g1")
     knows_dtypes = source.name.startswith("engine_") or source.name == "seams.cpp"
     if knows_dtypes and set(dtypes) != set(DTYPES):
