@@ -2,8 +2,8 @@
 
 With CONV2D_EXT_FUZZ_SECONDS the time, 10 seconds by default, for each kind: under AddressSanitizer
 with UBSan, and, from 30 seconds on, with more types, under ThreadSanitizer, and the portable code
-as the product is optimized, whose bits a compiler has more ways to change. A failure prints the case, which `python tests/fuzz case "..."` runs again; CONV2D_EXT_FUZZ_SEED
-repeats a whole run.
+as the product is optimized, whose bits a compiler has more ways to change. A failure prints the
+case, which `python tests/fuzz case "..."` runs again; CONV2D_EXT_FUZZ_SEED repeats a whole run.
 What each check finds on code that has the fault is in tests/fuzz/corpus, one file for each.
 """
 

@@ -1056,8 +1056,8 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.cpp",
         "room for a panel of one vector",
-        "s.panel = layout.take(tiling.segments_at_once * k.max_depth() * width * vector.operand_size());",
-        "s.panel = layout.take(k.max_depth() * vector.lanes * vector.operand_size());",
+        "s.panel = layout.take(tiling.segments_at_once * k.max_depth() * width *",
+        "s.panel = layout.take(k.max_depth() * vector.lanes *",
     ),
     M(
         "plan/tile_gemm.cpp",
