@@ -92,6 +92,9 @@ struct ConvCall {
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
 
+  // Channels whose weights are one panel.
+  int64_t panel_channels() const { return tiling.segments_at_once * k.segment_channels; }
+
   // What a work item computes, and where its operands lie in scratch.
   struct Item {
     ResultPiece piece;
@@ -175,8 +178,7 @@ struct ConvCall {
       const Tile& tile = item.piece.tile;
       fill_positions(patch, tile.images, tile.rows, tile.cols, item.position_offsets);
       // Of the first panel; in later ones the same taps lie whole channels further.
-      fill_taps(patch, min64(tiling.segments_at_once * k.segment_channels, block.channels), block.tap_rows,
-                block.tap_cols, item.tap_offsets);
+      fill_taps(patch, min64(panel_channels(), block.channels), block.tap_rows, block.tap_cols, item.tap_offsets);
       for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, patch, operand, at);
     });
     if (!tiling.one_block) finish(item);
@@ -212,8 +214,8 @@ struct ConvCall {
     const ChunkSums<T> c = tiling.one_block ? item.c_tile : item.c_tile.from(pixels * item.panels.start(at) * L);
     const bool in_result = sums_in_result(item, m, width);
     if (tiling.one_block || bias_first || in_result) load_bias_panel(item.piece, m, vectors, item.bias);
-    for (int64_t s = 0; s < block.channels; s += tiling.segments_at_once * k.segment_channels) {
-      const KBlock segment = block.segments(s, tiling.segments_at_once, k);
+    for (int64_t s = 0; s < block.channels; s += panel_channels()) {
+      const KBlock segment = block.part(s, panel_channels());
       const int64_t number = k.segment_at(segment.channel, segment.tap_row, segment.tap_col);
       const bool begins = c.begin(number, pixels * width);
       GemmOperands<T> operands{};

@@ -18,9 +18,9 @@ struct KBlock {
   int64_t weight_offset(const ConvGemm& gemm) const {
     return channel * gemm.weight_c + tap_row * gemm.weight_i + tap_col * gemm.weight_j;
   }
-  // The part from channel s of the block on: so many segments, or what is left of them.
-  KBlock segments(int64_t s, int64_t count, const KBlocking& k) const {
-    return {channel + s, min64(count * k.segment_channels, channels - s), tap_row, tap_rows, tap_col, tap_cols};
+  // The part from channel s of the block on, of at most so many channels.
+  KBlock part(int64_t s, int64_t most) const {
+    return {channel + s, min64(most, channels - s), tap_row, tap_rows, tap_col, tap_cols};
   }
   bool ends(const ConvGemm& gemm) const {
     return channel + channels == gemm.channels && tap_row + tap_rows == gemm.taps_h &&

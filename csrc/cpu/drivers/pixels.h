@@ -108,8 +108,9 @@ struct PixelCall {
         patch = lay_out_patch<T>(PatchOrder::kPlanar, gemm, packed, block);
         pack_patch(patch, source_of(gemm, item.source + block.channel * gemm.source_c), false, item.patch);
       }
-      for (int64_t s = 0; s < block.channels; s += k.segment_channels)
-        multiply(item, block.segments(s, 1, k), patch, s);
+      for (int64_t s = 0; s < block.channels; s += k.segment_channels) {
+        multiply(item, block.part(s, k.segment_channels), patch, s);
+      }
     });
     if (item.direct < item.panels.count) store(item);
   }

@@ -260,6 +260,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
                      int num_threads) {
   const ConvTiler tiler{gemm, k, vector, lanes_are_groups, num_threads};
   ConvTiling t{};
+  tiler.join_segments(t);
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
   // in L2.
   const bool short_pixels =
@@ -269,7 +270,6 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   const int64_t most_pixels = gemm.per_step == kBlockChannels ? limit::kAmxTilePixels : limit::kTilePixels;
   for (int64_t target = short_pixels ? most_pixels / 2 : most_pixels;; target /= 2) {
     const bool smallest = target < 16;
-    tiler.join_segments(t);
     tiler.cut_pixels(target, t);
     tiler.cut_source_channels(t);
     if (t.patch_elements > limit::kMaxPatchBytes / vector.operand_size() && !smallest) continue;
