@@ -250,6 +250,7 @@ FEW_PLANES = (
     Problem("257 channels to 4, 1x1", 1, 257, (34, 31), 4, (1, 1), bias=False),
     Problem("1 channel to 150, 1x1", 1, 1, (47, 45), 150, (1, 1)),
     Problem("7 channels to 4, 1x1", 2, 7, (16, 21), 4, (1, 1)),
+    Problem("150 channels to 1, 1x1", 1, 150, (47, 45), 1, (1, 1)),
 )
 
 # Strides whose phases run together in grad_input, on images of so few pixels.

@@ -108,9 +108,8 @@ class TaskExplainer {
       case Driver::kDot:
         return explain_dot(*task_.gemm);
       case Driver::kRows:
-        return explain_rows(*task_.rows);
       case Driver::kColumns:
-        return explain_columns(*task_.rows);
+        return explain_rows(*task_.rows);
       case Driver::kStrided:
         return explain_strided();
       case Driver::kPhases:
@@ -220,16 +219,12 @@ class TaskExplainer {
   }
 
   void explain_rows(const RowProducts& rows) {
+    const Along along = task_.driver == Driver::kColumns ? Along::kK : Along::kLanes;
     const RowTiling t = tile_rows(rows, threads_);
-    const int64_t results = row_results(t.results), lanes = vector_.lanes, size = vector_.element_size;
-    name_kernel("row_ukernel", results, lanes * row_vectors(lanes * size, results), Widened::kAsLoaded);
-    set_work(t.items(rows.groups), row_scratch_bytes(rows, t, results, size));
-  }
-
-  void explain_columns(const RowProducts& rows) {
-    const RowTiling t = tile_rows(rows, threads_);
-    name_kernel("column_ukernel", column_results(t.results), vector_.lanes, Widened::kAsLoaded);
-    set_work(t.items(rows.groups), lay_out_column_scratch(rows, t, vector_.element_size).bytes);
+    const int64_t results = row_results(t.results, along), lanes = vector_.lanes, size = vector_.element_size;
+    const int64_t vectors = along == Along::kK ? 1 : row_vectors(lanes * size, results);
+    name_kernel(along == Along::kK ? "column_ukernel" : "row_ukernel", results, lanes * vectors, Widened::kAsLoaded);
+    set_work(t.items(rows.groups), lay_out_scratch(rows, t, along, size).bytes);
   }
 
   void explain_strided() {

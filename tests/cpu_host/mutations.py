@@ -736,15 +736,15 @@ MUTATIONS = (
     M(
         "drivers/rows.h",
         "factors of results that don't exist are read",
-        "min64(r, valid - 1) * products.factor_r",
+        "min64(r, rows.valid - 1) * products.factor_r",
         "r * products.factor_r",
         sanitizer="address",
     ),
     M(
-        "drivers/rows.h",
+        "plan/tile_one_pixel.h",
         "chunks are one segment too long",
-        "products.segments_per_chunk * products.segment;",
-        "(products.segments_per_chunk + 1) * products.segment;",
+        "return segments_per_chunk * segment;",
+        "return (segments_per_chunk + 1) * segment;",
     ),
     M(
         "drivers/strided.h",
@@ -882,16 +882,16 @@ MUTATIONS = (
         "i;",
     ),
     M(
-        "drivers/columns.h",
+        "drivers/rows.h",
         "factors of several results in one place",
-        "part<Operand<T>>(scratch, layout.factors) + r * layout.factor_pitch",
-        "part<Operand<T>>(scratch, layout.factors)",
+        "reinterpret_cast<Operand<T>*>(rows.factors) + r * layout.factor_pitch",
+        "reinterpret_cast<Operand<T>*>(rows.factors)",
     ),
     M(
-        "drivers/columns.h",
+        "drivers/rows.h",
         "the second chunk's factors are the first's",
-        "min64(r, valid - 1) * products.factor_r + k * products.factor_k",
-        "min64(r, valid - 1) * products.factor_r",
+        "const S* const from = factor_of(rows, r, k);\n      Operand<T>* const copy",
+        "const S* const from = factor_of(rows, r, 0);\n      Operand<T>* const copy",
     ),
     M(
         "drivers/parts.h",
@@ -1156,14 +1156,14 @@ MUTATIONS = (
     M(
         "plan/tile_one_pixel.cpp",
         "no room for what totals lose",
-        "p.segments_per_chunk * p.segment ? 3 : 1;",
-        "p.segments_per_chunk * p.segment ? 2 : 1;",
+        "s.lost = layout.take(later);\n  s.bias = layout.take(s.pitch",
+        "s.lost = layout.take(0);\n  s.bias = layout.take(s.pitch",
         sanitizer="address",
     ),
     M(
         "plan/tile_one_pixel.cpp",
         "five results go to a kernel of six",
-        "return step == 5 ? 6 : step;",
+        "return step == 5 ? kMostRowResults : step;",
         "return step;",
     ),
     M(

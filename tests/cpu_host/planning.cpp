@@ -275,13 +275,12 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
       const DotBlocking k = block_dot(task.gemm->geometry(), isa.dot.width, vector.limits);
       return check_scratch("dots", lay_out_scratch(tile_dot(*task.gemm, k, isa.dot, d.threads), isa.dot).bytes);
     }
-    case Driver::kRows: {
-      const RowTiling t = tile_rows(*task.rows, d.threads);
-      return check_scratch("rows", row_scratch_bytes(*task.rows, t, row_results(t.results), vector.element_size));
-    }
+    case Driver::kRows:
     case Driver::kColumns: {
+      const Along along = task.driver == Driver::kColumns ? Along::kK : Along::kLanes;
       const RowTiling t = tile_rows(*task.rows, d.threads);
-      return check_scratch("columns", lay_out_column_scratch(*task.rows, t, vector.element_size).bytes);
+      const char* const name = along == Along::kK ? "columns" : "rows";
+      return check_scratch(name, lay_out_scratch(*task.rows, t, along, vector.element_size).bytes);
     }
     case Driver::kStrided:
       return check_scratch("strided", lay_out_scratch(tile_strided(p, vector, d.threads), p, vector).bytes);

@@ -219,11 +219,12 @@ int64_t* const kLimits[] = {
     &d::kTilePixels,           &d::kStridedPairs,      &d::kStridedPixels,   &d::kMaxStridedPatchBytes,
     &p::kMostPhasePixels,      &p::kMostPatchBytes,    &p::kMostPanelBytes,  &f::kRunBytes,
     &f::kLeastRunBytes,        &f::kLeastSourceBytes,  &f::kLeastPlaneBytes, &f::kLeastWidenedPlaneBytes,
-    &o::kDotResults,           &o::kDotImages,         &o::kDotStreamBytes,  &o::kDotBlockBytes,
-    &o::kThreadProducts,       &o::kSmallProducts,     &o::kRowLanes,        &o::kMaxRowImages,
-    &o::kMaxRowImagesFar,      &o::kFarWeights,        &o::kMostProductRows, &o::kMostColumnRows,
-    &o::kFarColumnsBytes,      &w::kSquares,           &w::kSourceBytes,     &w::kKeptWeightBytes,
-    &w::kItemsPerThread,       &w::kBlockChannels,     &w::kStagedChannels,  &t::kKeptWeightBytes,
+    &f::kLeastStreamedBytes,   &o::kDotResults,        &o::kDotImages,       &o::kDotStreamBytes,
+    &o::kDotBlockBytes,        &o::kThreadProducts,    &o::kSmallProducts,   &o::kRowLanes,
+    &o::kMaxRowImages,         &o::kMaxRowImagesFar,   &o::kFarWeights,      &o::kMostProductRows,
+    &o::kMostColumnRows,       &o::kFarColumnsBytes,   &w::kSquares,         &w::kSourceBytes,
+    &w::kKeptWeightBytes,      &w::kItemsPerThread,    &w::kBlockChannels,   &w::kStagedChannels,
+    &t::kKeptWeightBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

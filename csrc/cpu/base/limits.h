@@ -112,6 +112,8 @@ CONV2D_LIMIT kRunBytes = 8192;
 CONV2D_LIMIT kLeastRunBytes = 1024;
 // Smaller sources and planes do as well with panels of pixels, unless a panel's would have to be widened.
 CONV2D_LIMIT kLeastSourceBytes = 1024 * 1024;
+// Sources of a call that caches don't hold, about.
+CONV2D_LIMIT kLeastStreamedBytes = 16 * 1024 * 1024;
 CONV2D_LIMIT kLeastPlaneBytes = 4096;
 CONV2D_LIMIT kLeastWidenedPlaneBytes = 512;
 

@@ -36,6 +36,8 @@ struct DotCall {
         source_is_dense(sizeof(S) == sizeof(T) && taps_are_inside(g) &&
                         dot_is_dense(g, g.source_c, g.source_row * g.axis_h.tap, g.source_col * g.axis_w.tap)) {}
 
+  int64_t items() const { return tiling.items(gemm.groups); }
+
   static void run(void* context, int64_t item) { static_cast<const DotCall*>(context)->work(item); }
 
   void work(int64_t item) const {
@@ -168,11 +170,5 @@ struct DotCall {
     }
   }
 };
-
-template <class S>
-void run_dot(const ConvGemm& gemm, const Executor& executor) {
-  DotCall<S> call(gemm, executor.num_threads);
-  run_items(executor, call.tiling.items(gemm.groups), &call, &DotCall<S>::run);
-}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -1,9 +1,16 @@
-// What the GEMM drivers have in common: the walk over K, im2col's offset tables, a thread's scratch, the bias.
+// What the drivers have in common: how they run, the walk over K, im2col's offset tables, a thread's scratch, the bias.
 #pragma once
 
+#include "../base/executor.h"
 #include "../pack/patch.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
+
+// A driver's work items, which the threads share.
+template <class Driver>
+void run_all(Driver&& call, const Executor& executor) {
+  run_items(executor, call.items(), &call, &std::remove_reference_t<Driver>::run);
+}
 
 // A part of a thread's scratch, at an offset that lay_out_scratch gave.
 template <class P>

@@ -1,113 +1,162 @@
-// The gradients of convolutions with one result pixel, and products of matrices with few rows: rows times factors. At
-// small batches they are bound by reading or writing the weight once, so nothing of it is packed; vectors lie along its
-// rows.
+// The gradients of convolutions with one result pixel, and products of matrices with few rows: rows times factors
+// (RowProducts, plan/tile_one_pixel.h). At small batches they are bound by reading or writing the weight once, so
+// nothing of it is packed.
 //
 //   grad_input   result[n, k] = sum over m of grad_output[n, m] * weight[m, k]      k = (c, i, j)
 //   grad_weight  result[m, k] = sum over n of grad_output[n, m] * input[n, k]
 //   matmul       result[r, n] = bias[n] + sum over k of mat1[r, k] * mat2[k, n]
 //
-// They keep the order of the GEMM drivers, which take what RowProducts (plan/tile_one_pixel.h) can't express: complex
-// and integer types, and strides by which k doesn't lie as one run.
+// The second factor's elements lie side by side along the results' lanes (kernels/rows.h) or along k
+// (kernels/columns.h): the two sum a chunk of K differently, and share the rest.
+//
+// They keep the order of the GEMM drivers, which take what RowProducts can't express: complex and integer types, and
+// strides by which neither lies as one run.
 #pragma once
 
+#include "../kernels/columns.h"
 #include "../kernels/rows.h"
 #include "../pack/store.h"
 #include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-template <class S>
+template <class S, class T, Along kAlong>
 struct RowCall {
-  using T = ComputeType<S>;
   static constexpr int L = Vec<T>::kLanes;
+  static constexpr int64_t kPerStep = kTakesPairs<T> ? 2 : 1;
   const RowProducts& products;
   const RowTiling tiling;
-  const int64_t sum_pitch;
+  const RowScratch layout;
+  // Along k: whether factors are read where they lie, and whether what they multiply comes from memory.
+  const bool reads_factors, far;
 
   RowCall(const RowProducts& p, int num_threads)
-      : products(p), tiling(tile_rows(p, num_threads)), sum_pitch(round_up(tiling.lanes, 16)) {}
+      : products(p),
+        tiling(tile_rows(p, num_threads)),
+        layout(lay_out_scratch(p, tiling, kAlong, sizeof(T))),
+        reads_factors((kTakesPairs<T> || std::is_same_v<S, T>) && p.factor_k == kPerStep),
+        far(saturating_mul(p.lanes, p.depth, kPerStep * int64_t(sizeof(S))) > limits::one_pixel::kFarColumnsBytes) {}
 
-  using Chain = void (*)(const RowOperands<S, T>&, int64_t lanes);
-  // For what row_results() may return.
-  static Chain chain_of(int64_t results) {
-    switch (results) {
-      case 1:
-        return row_chain<S, T, 1>;
-      case 2:
-        return row_chain<S, T, 2>;
-      case 3:
-        return row_chain<S, T, 3>;
-      case 4:
-        return row_chain<S, T, 4>;
-      default:
-        return row_chain<S, T, 6>;
-    }
-  }
+  int64_t items() const { return tiling.items(products.groups); }
 
   static void run(void* context, int64_t item) { static_cast<const RowCall*>(context)->work(item); }
+
+  // As many results as a micro-kernel takes, of which `valid` exist (surplus ones repeat the last), and the sums of one
+  // chunk of K, which begin at `sums`.
+  struct Rows {
+    int64_t results, valid, lanes;
+    const S *factor, *rows;  // of the first result and lane
+    S* result;
+    T *sums, *factors;
+    const T* bias;
+  };
 
   void work(int64_t item) const {
     const int64_t lane0 = item % tiling.blocks_l * tiling.lanes;
     const int64_t result0 = item / tiling.blocks_l % tiling.blocks_r * tiling.results;
     const int64_t group = item / tiling.blocks_l / tiling.blocks_r;
-    const int64_t lanes = min64(tiling.lanes, products.lanes - lane0);
     const int64_t last = min64(result0 + tiling.results, products.results);
-    const int64_t step = row_results(last - result0);
-    for (int64_t r = result0; r < last; r += step) sum(group, r, step, min64(step, last - r), lane0, lanes);
+    char* const scratch = static_cast<char*>(thread_scratch(layout.bytes));
+    Rows rows{};
+    rows.lanes = min64(tiling.lanes, products.lanes - lane0);
+    rows.results = row_results(last - result0, kAlong);
+    rows.sums = part<T>(scratch, layout.sums);
+    rows.factors = part<T>(scratch, layout.factors);
+    rows.bias = load_bias<S>(products, lane0, rows.lanes, layout.pitch, part<T>(scratch, layout.bias));
+    rows.rows = static_cast<const S*>(products.rows) + group * products.rows_g + lane0 * products.lane_step;
+    for (int64_t r = result0; r < last; r += rows.results) {
+      rows.valid = min64(rows.results, last - r);
+      rows.factor = static_cast<const S*>(products.factor) + group * products.factor_g + r * products.factor_r;
+      rows.result = static_cast<S*>(products.result) + group * products.result_g + r * products.result_r + lane0;
+      sum(rows, part<T>(scratch, layout.totals), part<T>(scratch, layout.lost));
+    }
   }
 
-  // As many results as the kernel takes, of which `valid` exist.
-  void sum(int64_t group, int64_t result0, int64_t results, int64_t valid, int64_t lane0, int64_t lanes) const {
-    const Chain chain = chain_of(results);
-    T* factors = static_cast<T*>(thread_scratch(row_scratch_bytes(products, tiling, results, sizeof(T))));
-    const T* const bias = load_bias<S>(products, lane0, lanes, sum_pitch, factors);
-    if (bias != nullptr) factors += sum_pitch;
-    const S* const factor =
-        static_cast<const S*>(products.factor) + group * products.factor_g + result0 * products.factor_r;
+  void sum(const Rows& rows, T* totals, T* lost) const {
+    const int64_t sums = rows.results * layout.pitch, chunk = products.chunk();
+    for (int64_t k = 0; k < products.depth; k += chunk) {
+      const int64_t end = min64(k + chunk, products.depth);
+      if constexpr (kAlong == Along::kK) {
+        sum_along_k(rows, k, end);
+      } else {
+        sum_along_lanes(rows, k, end);
+      }
+      if (products.has_chunks()) add_chunk(totals, lost, rows.sums, sums, k == 0);
+    }
+    if (products.has_chunks()) {
+      finish_chunks(rows.sums, totals, lost, sums);
+    } else if (kAlong == Along::kLanes) {
+      return;  // the last chain has stored them
+    }
+    for (int64_t r = 0; r < rows.valid; ++r) {
+      store_with_bias(rows.sums + r * layout.pitch, rows.bias, rows.lanes, rows.result + r * products.result_r);
+    }
+  }
+
+  const S* factor_of(const Rows& rows, int64_t r, int64_t k) const {
+    return rows.factor + min64(r, rows.valid - 1) * products.factor_r + k * products.factor_k;
+  }
+
+  // Chain by chain. What is summed at once is a row: factors lie in scratch as [k][result].
+  void sum_along_lanes(const Rows& rows, int64_t k, int64_t end) const {
+    const int64_t results = rows.results, first = k;
     RowOperands<S, T> operands{};
-    operands.factors = factors;
+    operands.factors = rows.factors;
     operands.row_pitch = products.rows_k;
-    operands.sums = factors + products.chain * results;
-    operands.sum_pitch = sum_pitch;
-    T* const totals = operands.sums + sum_pitch * results;
-    T* const lost = totals + sum_pitch * results;
-    operands.result =
-        static_cast<S*>(products.result) + group * products.result_g + result0 * products.result_r + lane0;
+    operands.sums = rows.sums;
+    operands.sum_pitch = layout.pitch;
+    operands.result = rows.result;
     operands.result_pitch = products.result_r;
-    operands.valid_results = valid;
-    operands.first = true;
-    operands.bias = bias;
-    const int64_t chunk = products.segments_per_chunk * products.segment;
-    const bool has_chunks = products.depth > chunk;
-    for (int64_t k = 0; k < products.depth;) {
-      const int64_t segment_end = min64(round_up(k + 1, products.segment), products.depth);
-      operands.depth = min64(products.chain, segment_end - k);
-      // A row of each result's; surplus ones stand for the last.
+    operands.valid_results = rows.valid;
+    operands.bias = rows.bias;
+    while (k < end) {
+      operands.first = k == first;
+      operands.depth = min64(products.chain, min64(round_up(k + 1, products.segment), end) - k);
       for (int64_t r = 0; r < results; ++r) {
-        const S* const from = factor + min64(r, valid - 1) * products.factor_r + k * products.factor_k;
+        const S* const from = factor_of(rows, r, k);
         for (int64_t i = 0; i < operands.depth; ++i) {
-          factors[i * results + r] = widen_scalar(from[i * products.factor_k]);
+          rows.factors[i * results + r] = widen_scalar(from[i * products.factor_k]);
         }
       }
-      operands.rows = static_cast<const S*>(products.rows) + group * products.rows_g + k * products.rows_k + lane0;
+      operands.rows = rows.rows + k * products.rows_k;
       k += operands.depth;
-      operands.last = k == products.depth && !has_chunks;
-      chain(operands, lanes);
-      operands.first = has_chunks && (k % chunk == 0 || k == products.depth);
-      if (operands.first) add_chunk(totals, lost, operands.sums, results * sum_pitch, k <= chunk);
+      operands.last = k == products.depth && !products.has_chunks();
+      row_chain(results, operands, rows.lanes);
     }
-    if (!has_chunks) return;
-    finish_chunks(operands.sums, totals, lost, results * sum_pitch);
-    for (int64_t r = 0; r < valid; ++r) {
-      store_with_bias(operands.sums + r * sum_pitch, bias, lanes, operands.result + r * operands.result_pitch);
+  }
+
+  // All of the chunk at once, a vector of lanes after the other.
+  void sum_along_k(const Rows& rows, int64_t k, int64_t end) const {
+    const Operand<T>* factors[kMostColumnResults];
+    ColumnOperands<S, T> operands{};
+    operands.depth = end - k;
+    operands.segment = products.segment;
+    operands.chain = products.chain;
+    operands.far = far;
+    operands.factors = factors;
+    operands.lanes = rows.rows + k * kPerStep;
+    operands.lane_step = products.lane_step;
+    operands.sums = rows.sums;
+    operands.sum_pitch = layout.pitch;
+    for (int64_t r = 0; r < rows.results; ++r) {
+      const S* const from = factor_of(rows, r, k);
+      Operand<T>* const copy = reinterpret_cast<Operand<T>*>(rows.factors) + r * layout.factor_pitch;
+      if (!reads_factors) copy_factors(from, operands.depth, copy);
+      factors[r] = reads_factors ? reinterpret_cast<const Operand<T>*>(from) : copy;
+    }
+    column_panels(rows.results, operands, rows.lanes);
+  }
+
+  void copy_factors(const S* from, int64_t depth, Operand<T>* to) const {
+    for (int64_t k = 0; k < depth; ++k) {
+      const S* const at = from + k * products.factor_k;
+      if constexpr (kTakesPairs<T>) {
+        to[k] = {uint32_t(at[0].bits) | uint32_t(at[products.factor_k / 2].bits) << 16};
+      } else {
+        to[k] = widen_scalar(*at);
+      }
     }
   }
 };
-
-template <class S>
-void run_rows(const RowProducts& products, const Executor& executor) {
-  RowCall<S> call(products, executor.num_threads);
-  run_items(executor, call.tiling.items(products.groups), &call, &RowCall<S>::run);
-}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

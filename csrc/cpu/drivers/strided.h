@@ -27,13 +27,14 @@ struct StridedCall {
   const StridedScratch layout;
   GradInputPhase even, odd;  // the phases of the columns
 
-  StridedCall(const Conv2dProblem& p, ConstTensorView go, ConstTensorView w, TensorView gi, int num_threads)
-      : problem(p),
-        grad_output(go),
-        weight(w),
-        result(gi),
-        tiling(tile_strided(p, vector_shape<T>(), num_threads)),
-        layout(lay_out_scratch(tiling, p, vector_shape<T>())) {
+  StridedCall(const Call& call, int num_threads)
+      : problem(call.problem),
+        grad_output(call.a),
+        weight(call.b),
+        result(call.result),
+        tiling(tile_strided(problem, vector_shape<T>(), num_threads)),
+        layout(lay_out_scratch(tiling, problem, vector_shape<T>())) {
+    const Conv2dProblem& p = problem;
     even = grad_input_phase(0, p.in_w, p.kernel_w, 2, p.pad_left, p.dilation_w);
     odd = grad_input_phase(1, p.in_w, p.kernel_w, 2, p.pad_left, p.dilation_w);
     if (even.phase != 0) std::swap(even, odd);
@@ -119,12 +120,5 @@ struct StridedCall {
     }
   }
 };
-
-template <class S>
-void run_strided(const Conv2dProblem& problem, ConstTensorView grad_output, ConstTensorView weight, TensorView result,
-                 const Executor& executor) {
-  StridedCall<S, ComputeType<S>> call(problem, grad_output, weight, result, executor.num_threads);
-  run_items(executor, call.items(), &call, &StridedCall<S, ComputeType<S>>::run);
-}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -10,19 +10,15 @@
 #define CONV2D_NARROWS_BFLOAT16
 #include "target_begin.h"
 
-#include "../drivers/columns.h"
 #include "../drivers/gemm.h"
+#include "../drivers/rows.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-template <class Driver>
-void run_all(const Driver& call, const Executor& executor) {
-  run_items(executor, call.items(), const_cast<Driver*>(&call), &Driver::run);
-}
 inline void run_task(DType, const Task& task, const Executor& executor) {
   const int threads = executor.num_threads;
   if (task.driver == Driver::kColumns) {
-    run_all(ColumnCall<BFloat16, float>(*task.rows, threads), executor);
+    run_all(RowCall<BFloat16, float, Along::kK>(*task.rows, threads), executor);
   } else {
     run_all(ConvCall<BFloat16, float, false>(*task.gemm, threads), executor);
   }

@@ -1,7 +1,6 @@
 // The body of every engine_<isa>.cpp: tasks to drivers, for each dtype, compiled for one instruction set.
 #pragma once
 
-#include "../drivers/columns.h"
 #include "../drivers/depthwise.h"
 #include "../drivers/dot.h"
 #include "../drivers/gemm.h"
@@ -77,11 +76,6 @@ auto with_storage(DType dtype, const Call& call) {
   __builtin_unreachable();
 }
 
-template <class Driver>
-void run_all(Driver&& call, const Executor& executor) {
-  run_items(executor, call.items(), &call, &std::remove_reference_t<Driver>::run);
-}
-
 template <class S>
 void run_task_of(const Task& task, const Executor& executor) {
   using T = ComputeType<S>;
@@ -90,18 +84,16 @@ void run_task_of(const Task& task, const Executor& executor) {
   constexpr bool kNative = kHasTranspose<T>;
   switch (task.driver) {
     case Driver::kDot:
-      if constexpr (kIsFloating<S>) run_dot<S>(*task.gemm, executor);
+      if constexpr (kIsFloating<S>) run_all(DotCall<S>(*task.gemm, threads), executor);
       return;
     case Driver::kRows:
-      if constexpr (kNative) run_rows<S>(*task.rows, executor);
+      if constexpr (kNative) run_all(RowCall<S, T, Along::kLanes>(*task.rows, threads), executor);
       return;
     case Driver::kColumns:
-      if constexpr (kNative) run_all(ColumnCall<S, T>(*task.rows, threads), executor);
+      if constexpr (kNative) run_all(RowCall<S, T, Along::kK>(*task.rows, threads), executor);
       return;
     case Driver::kStrided:
-      if constexpr (kNative) {
-        run_strided<S>(task.call->problem, task.call->a, task.call->b, task.call->result, executor);
-      }
+      if constexpr (kNative) run_all(StridedCall<S, T>(*task.call, threads), executor);
       return;
     case Driver::kPhases:
       if constexpr (kNative) run_all(PhasesCall<S, T>(*task.phases, threads), executor);

@@ -16,11 +16,11 @@ inline void run_task(DType, const Task& task, const Executor& executor) {
   }
   using Call = ConvCall<BFloat16, float, false>;
   Call call(*task.gemm, executor.num_threads);
-  if (call.shares() == 0) return run_items(executor, call.items(), &call, &Call::run);
+  if (call.shares() == 0) return run_all(call, executor);
   const CallWorkspace workspace(call.tiling.shared_bytes);
   call.shared = static_cast<BFloat16Block*>(workspace.data());
   run_items(executor, call.shares(), &call, &Call::share);
-  run_items(executor, call.items(), &call, &Call::run);
+  run_all(call, executor);
 }
 inline IsaShape shape_of(DType) {
   IsaShape shape{};

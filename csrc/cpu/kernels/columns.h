@@ -120,5 +120,19 @@ void column_panels(ColumnOperands<S, T> operands, int64_t lanes) {
   operands.valid_lanes = lanes;
   if (lanes > 0) ColumnUkernel<S, T, MR, true, false>::run(operands);
 }
+// Of as many results as row_results() says.
+template <class S, class T>
+CONV2D_INLINE void column_panels(int64_t results, const ColumnOperands<S, T>& operands, int64_t lanes) {
+  switch (results) {
+    case 1:
+      return column_panels<S, T, 1>(operands, lanes);
+    case 2:
+      return column_panels<S, T, 2>(operands, lanes);
+    case 4:
+      return column_panels<S, T, 4>(operands, lanes);
+    default:
+      return column_panels<S, T, kMostColumnResults>(operands, lanes);
+  }
+}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -8,7 +8,7 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // n <= 32 contiguous channels as a block.
 CONV2D_INLINE void copy_block(const BFloat16* src, int64_t n, BFloat16Block* dst) {
-  _mm512_storeu_si512(dst, load_words(src, word_mask(n)));
+  _mm512_storeu_si512(dst, load_words(src, mask_of_first(n)));
 }
 
 // A matrix of 16-bit words in memory: rows `pitch` words apart.
@@ -21,7 +21,7 @@ struct WordRows {
 template <bool kHigh>
 CONV2D_INLINE void transpose_half(const WordRows& from, BFloat16* dst, int64_t dst_pitch, int64_t width) {
   using V = Vec<float>;
-  const __mmask32 columns = word_mask(from.columns), stored = word_mask(width);
+  const __mmask32 columns = mask_of_first(from.columns), stored = mask_of_first(width);
   V::reg r[16];
 #pragma GCC unroll 16
   for (int p = 0; p < 16; ++p) {

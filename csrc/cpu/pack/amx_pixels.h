@@ -10,13 +10,13 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 CONV2D_INLINE void copy_words(const BFloat16* src, int64_t step, int64_t n, BFloat16* dst) {
   if (step == 1) {
     for (int64_t i = 0; i < n; i += 32) {
-      const __mmask32 mask = word_mask(n - i);
+      const __mmask32 mask = mask_of_first(n - i);
       store_words(dst + i, mask, load_words(src + i, mask));
     }
   } else if (step == 2) {
     for (int64_t i = 0; i < n; i += 16) {
       // Up to the last word that is wanted: the one after it may not exist.
-      const __mmask32 mask = word_mask(min64(2 * (n - i) - 1, 31));
+      const __mmask32 mask = mask_of_first(min64(2 * (n - i) - 1, 31));
       announce_store(dst + i, pair_mask(n - i));
       _mm512_mask_cvtepi32_storeu_epi16(dst + i, pair_mask(n - i), load_words(src + 2 * i, mask));
     }

@@ -8,8 +8,7 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-CONV2D_INLINE __mmask32 word_mask(int64_t n) { return static_cast<__mmask32>(n >= 32 ? ~0u : (1u << n) - 1u); }
-CONV2D_INLINE __mmask16 pair_mask(int64_t n) { return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << n) - 1u); }
+CONV2D_INLINE __mmask16 pair_mask(int64_t n) { return static_cast<__mmask16>(mask_of_first(n)); }
 // Those words, or pairs, that the mask names; of the others no memory is touched.
 CONV2D_INLINE __m512i load_words(const BFloat16* p, __mmask32 mask) {
   announce_load(p, mask);
@@ -38,7 +37,7 @@ CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int
     const __m512i low = _mm512_add_epi32(twice_iota(), _mm512_set1_epi32(32 << 16));
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
     for (int64_t i = 0; i < n; i += 32) {
-      const __mmask32 mask = word_mask(n - i);
+      const __mmask32 mask = mask_of_first(n - i);
       const __m512i a = load_words(first + i, mask);
       const __m512i b = load_words(second + i, mask & has_second);
       store_pairs(dst + i, pair_mask(n - i), _mm512_permutex2var_epi16(a, low, b));
@@ -49,7 +48,7 @@ CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int
   } else if (step == 2) {
     for (int64_t i = 0; i < n; i += 16) {
       // Up to the last element that is wanted: the one after it may not exist.
-      const __mmask32 mask = word_mask(min64(2 * (n - i) - 1, 31)) & 0x55555555u;
+      const __mmask32 mask = mask_of_first(min64(2 * (n - i) - 1, 31)) & 0x55555555u;
       const __m512i a = load_words(first + 2 * i, mask);
       const __m512i b = load_words(second + 2 * i, mask & has_second);
       store_pairs(dst + i, pair_mask(n - i), _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
@@ -65,7 +64,7 @@ CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int
 // n contiguous channels of a pixel; a pair's missing channel becomes zero.
 CONV2D_INLINE void copy_channels(const BFloat16* src, int64_t n, BFloat16Pair* dst) {
   for (int64_t i = 0; i < n; i += 32) {
-    store_pairs(dst + i / 2, pair_mask(div_up(n - i, 2)), load_words(src + i, word_mask(n - i)));
+    store_pairs(dst + i / 2, pair_mask(div_up(n - i, 2)), load_words(src + i, mask_of_first(n - i)));
   }
 }
 
@@ -85,7 +84,7 @@ CONV2D_INLINE void copy_odd_channels(const BFloat16* src, int64_t n, int64_t cou
   for (int64_t x = 0; x < count; x += pixels, src += pixels * n, dst += pixels * (n + 1) / 2) {
     const int64_t now = min64(pixels, count - x);
     store_pairs(dst, pair_mask(now * (n + 1) / 2),
-                _mm512_maskz_permutexvar_epi16(real, index, load_words(src, word_mask(now * n))));
+                _mm512_maskz_permutexvar_epi16(real, index, load_words(src, mask_of_first(now * n))));
   }
 }
 
@@ -176,7 +175,7 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
         const BFloat16* const src = weight + tap_offset(t) + 2 * c;
         const int64_t words = 2 * (pairs - c) - (lone ? 1 : 0);
         pack_transposed_pairs(lanes, min64(run, pairs - c), rows(c, t, step), [&](int64_t lane, int64_t k) {
-          return load_words(src + lane * lane_step + 2 * k, word_mask(words - 2 * k));
+          return load_words(src + lane * lane_step + 2 * k, mask_of_first(words - 2 * k));
         });
       }
     }
@@ -207,12 +206,12 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
       }
       const bool alone = lone && c == pairs - 1;
       if (adjacent || alone) {
-        const __mmask32 mask = word_mask(alone ? span : second + span), halves = alone ? 0x55555555u : ~0u;
+        const __mmask32 mask = mask_of_first(alone ? span : second + span), halves = alone ? 0x55555555u : ~0u;
         pack_transposed_pairs(lanes, n, rows(c, t0, pairs_per_block), [&](int64_t lane, int64_t) {
           return _mm512_maskz_permutexvar_epi16(halves, index, load_words(src + lane * lane_step, mask));
         });
       } else {
-        const __mmask32 mask = word_mask(span);
+        const __mmask32 mask = mask_of_first(span);
         pack_transposed_pairs(lanes, n, rows(c, t0, pairs_per_block), [&](int64_t lane, int64_t) {
           const BFloat16* const s = src + lane * lane_step;
           const __m512i a = _mm512_permutexvar_epi16(index, load_words(s, mask));

@@ -12,6 +12,7 @@ namespace {
 
 using limits::few_planes::kLeastPlaneBytes;
 using limits::few_planes::kLeastSourceBytes;
+using limits::few_planes::kLeastStreamedBytes;
 using limits::few_planes::kLeastWidenedPlaneBytes;
 using limits::one_pixel::kFarWeights;
 using limits::one_pixel::kMaxRowImages;
@@ -78,10 +79,14 @@ const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vec
     return "not a 1x1 kernel on whole planes";
   }
   const int64_t storage_size = size_of(dtype), plane_bytes = g.cols * storage_size;
-  const bool large = storage_size != vector.element_size
-                         ? plane_bytes >= kLeastWidenedPlaneBytes
-                         : plane_bytes >= kLeastPlaneBytes && g.channels * plane_bytes >= kLeastSourceBytes;
-  return large ? nullptr : "small planes do as well with panels of pixels";
+  const char* const kSmall = "small planes do as well with panels of pixels";
+  if (storage_size != vector.element_size) return plane_bytes >= kLeastWidenedPlaneBytes ? nullptr : kSmall;
+  const int64_t source_bytes = saturating_mul(g.channels, plane_bytes);
+  if (plane_bytes < kLeastPlaneBytes || source_bytes < kLeastSourceBytes) return kSmall;
+  // With vectors of 64 bytes panels are fast enough for what caches deliver, unless there is one result channel.
+  const bool panels_keep_up = vector.lanes * vector.element_size == 64 && g.m > 1;
+  const bool in_caches = saturating_mul(g.batch, g.groups, source_bytes) < kLeastStreamedBytes;
+  return panels_keep_up && in_caches ? "panels of pixels are faster where the source lies in caches" : nullptr;
 }
 
 const char* refuse_pixels(const ConvGemm& g, DType, const VectorShape& vector) {

@@ -20,7 +20,7 @@ namespace conv2d_ext::cpu {
 enum class Driver : int {
   kDot,              // drivers/dot.h: forward of one pixel
   kRows,             // drivers/rows.h: gradients of one pixel, products of few rows
-  kColumns,          // drivers/columns.h: products of few rows, the other factor's elements along k
+  kColumns,          // drivers/rows.h: products of few rows, the other factor's elements along k
   kStrided,          // drivers/strided.h: depthwise grad_input, the phases of a stride of 2 together
   kPhases,           // drivers/phases.h: grad_input, the phases of a stride together
   kAmx,              // drivers/gemm.h with AMX tiles of bfloat16

@@ -91,27 +91,22 @@ RowTiling tile_rows(const RowProducts& p, int num_threads) {
   return t;
 }
 
-int64_t row_results(int64_t results) {
-  const int64_t step = div_up(results, max64(div_up(results, 6), 1));
-  return step == 5 ? 6 : step;
+int64_t row_results(int64_t results, Along along) {
+  if (along == Along::kK) return results <= 2 ? results : results <= 4 ? 4 : kMostColumnResults;
+  const int64_t step = div_up(results, max64(div_up(results, kMostRowResults), 1));
+  return step == 5 ? kMostRowResults : step;
 }
 
-int64_t row_scratch_bytes(const RowProducts& p, const RowTiling& t, int64_t results, int64_t element_size) {
-  // The factors of a chain, the sums of a chunk, (of several chunks) their total and what it lost, and the bias.
-  const int64_t sums = p.depth > p.segments_per_chunk * p.segment ? 3 : 1;
-  const int64_t pitch = round_up(t.lanes, 16), bias = p.bias != nullptr ? pitch : 0;
-  return (bias + (p.chain + sums * pitch) * results) * element_size;
-}
-
-int64_t column_results(int64_t results) { return results <= 2 ? results : results <= 4 ? 4 : kMostColumnResults; }
-
-ColumnScratch lay_out_column_scratch(const RowProducts& p, const RowTiling& t, int64_t element_size) {
-  const int64_t results = column_results(t.results), chunk = p.segments_per_chunk * p.segment;
+RowScratch lay_out_scratch(const RowProducts& p, const RowTiling& t, Along along, int64_t element_size) {
+  // Work items of fewer results may take more of them at once.
+  const int64_t results = along == Along::kK ? row_results(t.results, along)
+                          : t.results <= 4   ? t.results
+                                             : kMostRowResults;
   ScratchLayout layout;
-  ColumnScratch s{};
+  RowScratch s{};
   s.pitch = round_up(t.lanes, 16);
-  s.factor_pitch = min64(chunk, p.depth);
-  const int64_t sums = s.pitch * results * element_size, later = p.depth > chunk ? sums : 0;
+  s.factor_pitch = along == Along::kK ? min64(p.chunk(), p.depth) : p.chain;
+  const int64_t sums = s.pitch * results * element_size, later = p.has_chunks() ? sums : 0;
   s.factors = layout.take(s.factor_pitch * results * element_size);
   s.sums = layout.take(sums);
   s.totals = layout.take(later);

@@ -1,4 +1,5 @@
-// Convolutions with one result pixel: tiles and scratch of drivers/dot.h (forward) and drivers/rows.h (gradients).
+// Convolutions with one result pixel, and products of matrices with few rows: tiles and scratch of drivers/dot.h
+// (forward) and drivers/rows.h (gradients, products).
 #pragma once
 
 #include <cstdint>
@@ -34,12 +35,15 @@ DotScratch lay_out_scratch(const DotTiling& tiling, const DotKernelShape& shape)
 bool taps_are_inside(const ConvGemm& gemm);
 bool dot_is_dense(const ConvGemm& gemm, int64_t stride_c, int64_t stride_i, int64_t stride_j);
 
-// ---- gradients -----------------------------------------------------------------------------------------------------
+// ---- rows times factors
+// -----------------------------------------------------------------------------------------------------
+
+// What of the second factor lies side by side: lanes, or steps of k.
+enum class Along { kLanes, kK };
 
 // result[g, r, lane] = bias[lane] + sum over k of factor[g, r, k] * row[g, k, lane], with consecutive lanes in the
-// result. Of rows either lanes are consecutive, for drivers/rows.h, or (lane_step is not 1) steps of k, for
-// drivers/columns.h. k counts pairs of elements where the GEMM does. Summed as the GEMM drivers do: segments of
-// `segment` products (the last may be shorter), in chains of `chain`, and chunks of segments.
+// result. k counts pairs of elements where the GEMM does. Summed as the GEMM drivers do: segments of `segment` products
+// (the last may be shorter), in chains of `chain`, and chunks of segments.
 struct RowProducts {
   int64_t groups, results, depth, lanes;
   int64_t segment, chain, segments_per_chunk;
@@ -51,6 +55,9 @@ struct RowProducts {
   int64_t result_g, result_r;
   const void* bias = nullptr;  // or one for each lane; the same for all groups
   int64_t bias_step = 0;
+
+  int64_t chunk() const { return segments_per_chunk * segment; }
+  bool has_chunks() const { return depth > chunk(); }
 };
 
 // A work item: so many of a group's results and lanes.
@@ -60,23 +67,21 @@ struct RowTiling {
 };
 RowTiling tile_rows(const RowProducts& products, int num_threads);
 
-// Results that a micro-kernel takes at once, of `results`: near-equal steps of 1, 2, 3, 4 or 6; and the vectors of
-// lanes it takes then: accumulators are 12 of 16 registers, with AVX-512 24 (or 16) of 32.
-int64_t row_results(int64_t results);
+// Results that a micro-kernel takes at once, of `results`. Along lanes: near-equal steps of 1, 2, 3, 4 or 6, and the
+// vectors of lanes it takes then, since accumulators are 12 of 16 registers, with AVX-512 24 (or 16) of 32. Along k: 1,
+// 2, 4 or 8, and one vector.
+int64_t row_results(int64_t results, Along along);
 constexpr int64_t row_vectors(int64_t vector_bytes, int64_t results) {
   if (vector_bytes < 64) return 12 / results;
   return results == 1 ? 16 : 24 / results;
 }
-int64_t row_scratch_bytes(const RowProducts& products, const RowTiling& tiling, int64_t results, int64_t element_size);
+constexpr int64_t kMostRowResults = 6, kMostColumnResults = 8;
 
-// The same of drivers/columns.h, whose kernels take 1, 2, 4 or 8 results.
-constexpr int64_t kMostColumnResults = 8;
-int64_t column_results(int64_t results);
-struct ColumnScratch {
+struct RowScratch {
   int64_t factors, sums, totals, lost, bias, bytes;
-  int64_t pitch, factor_pitch;  // of the sums, and of the factors of a chunk
+  int64_t pitch, factor_pitch;  // of a result's sums; of its factors, of a chain (kLanes) or a chunk (kK)
 };
-ColumnScratch lay_out_column_scratch(const RowProducts& products, const RowTiling& tiling, int64_t element_size);
+RowScratch lay_out_scratch(const RowProducts& products, const RowTiling& tiling, Along along, int64_t element_size);
 
 // A GEMM of the input gradient, or of few rows of a matrix, as rows times factors.
 RowProducts row_products(const ConvGemm& gemm, const ChainLimits& limits);
