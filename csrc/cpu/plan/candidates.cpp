@@ -3,6 +3,7 @@
 #include "../base/limits.h"
 #include "../base/numeric.h"
 #include "tile_depthwise.h"
+#include "tile_pixels.h"
 #include "tile_planes.h"
 #include "tile_winograd.h"
 
@@ -89,7 +90,7 @@ const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vec
   return panels_keep_up && in_caches ? "panels of pixels are faster where the source lies in caches" : nullptr;
 }
 
-const char* refuse_pixels(const ConvGemm& g, DType, const VectorShape& vector) {
+const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vector) {
   if (!vector.interleaves) return kNotCompiled;
   // Along a row the pixels of a patch are neighbours unless there are taps that a stride skips between.
   const bool neighbours = g.axis_w.step == 1 || g.taps_w == 1;
@@ -109,9 +110,20 @@ const char* refuse_pixels(const ConvGemm& g, DType, const VectorShape& vector) {
     const double here = double(g.m) / (over_pixels * 0.85) + transposition / double(g.taps());
     return here < double(g.m) / over_channels ? nullptr : kDearer;
   }
-  // Vectors over pixels pack no weights and transpose no results, which counts where sums are short or a weight is
-  // used for few pixels; with several taps they load across cache lines, and reload what neighbouring taps share.
-  const double advantage = pointwise || depth <= kShortSum ? 1.1 : 0.9;
+  // Vectors over pixels pack no weights and transpose no results, which counts where sums are short. In longer ones of
+  // a 1x1 kernel it does where the source is read in place, or where its planes are a multiple of 4 KiB apart, so that
+  // they fall into one set of L1 whoever copies them; else the copy costs as much. With several taps vectors over
+  // pixels load across cache lines, and reload what neighbouring taps share.
+  const int64_t size = size_of(dtype);
+  const bool same_type = size == vector.element_size, short_sum = depth <= kShortSum;
+  double advantage = 0.9;
+  if (short_sum && (same_type || g.axis_w.step == 1 || !pointwise)) {
+    advantage = 1.1;
+  } else if (pointwise) {
+    const bool one_set = g.axis_w.step == 1 && saturating_mul(g.source_c, size) % 4096 == 0;
+    const KBlocking k = block_k(g.geometry(), vector.limits);
+    advantage = one_set || reads_pixels_in_place(g, k, vector, size) ? 1.05 : 1.0;
+  }
   return over_pixels * advantage > over_channels ? nullptr : kDearer;
 }
 

@@ -27,17 +27,21 @@ bool segments_are_contiguous(const ConvGemm& gemm, const KBlocking& k) {
 
 }  // namespace
 
+bool reads_pixels_in_place(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size) {
+  if (storage_size != vector.element_size || !reads_whole_planes(gemm)) return false;
+  // A single block of result channels reads every pixel once. Planes off the borders of 16 bytes have nearly every
+  // other vector in two cache lines: many channels had better read a copy.
+  const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size);
+  return gemm.m <= pixel_rows(vector) || (planes_fit_l1(plane_bytes, k.segment_channels) &&
+                                          (plane_bytes % 16 == 0 || gemm.m < limit::kLeastChannelsToAlign));
+}
+
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads) {
   PixelTiling t{};
   t.tile_images = 1;
   const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
-  // A single block of result channels reads every pixel once. Planes off the borders of 16 bytes have nearly every
-  // other vector in two cache lines: many channels had better read a copy.
-  const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size);
-  const bool reads_well = planes_fit_l1(plane_bytes, k.segment_channels) &&
-                          (plane_bytes % 16 == 0 || gemm.m < limit::kLeastChannelsToAlign);
-  t.source_in_place = same_type && reads_whole_planes(gemm) && (gemm.m <= pixel_rows(vector) || reads_well);
+  t.source_in_place = reads_pixels_in_place(gemm, k, vector, storage_size);
   const auto plane_of = [&](int64_t rows, int64_t cols) {
     return odd_lines(
         saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),

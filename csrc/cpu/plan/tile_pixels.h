@@ -24,6 +24,9 @@ constexpr int64_t pixel_panel_vectors(int64_t rows, const VectorShape& vector) {
   return vector.max_vectors >= kMaxPanelVectors || rows <= 2 ? kMaxPanelVectors : 3;
 }
 
+// Whether the pixels of a 1x1 kernel are read where they lie, full panels of them.
+bool reads_pixels_in_place(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size);
+
 // Tiles of the driver with vectors over pixels: of one image each.
 struct PixelTiling : TileGrid {
   int64_t block_channels;
