@@ -219,12 +219,12 @@ class TaskExplainer {
   }
 
   void explain_rows(const RowProducts& rows) {
-    const Along along = task_.driver == Driver::kColumns ? Along::kK : Along::kLanes;
+    const bool along_k = rows.along == Along::kK;
     const RowTiling t = tile_rows(rows, threads_);
-    const int64_t results = row_results(t.results, along), lanes = vector_.lanes, size = vector_.element_size;
-    const int64_t vectors = along == Along::kK ? 1 : row_vectors(lanes * size, results);
-    name_kernel(along == Along::kK ? "column_ukernel" : "row_ukernel", results, lanes * vectors, Widened::kAsLoaded);
-    set_work(t.items(rows.groups), lay_out_scratch(rows, t, along, size).bytes);
+    const int64_t results = row_results(t.results, rows.along), lanes = vector_.lanes, size = vector_.element_size;
+    const int64_t vectors = along_k ? 1 : row_vectors(lanes * size, results);
+    name_kernel(along_k ? "column_ukernel" : "row_ukernel", results, lanes * vectors, Widened::kAsLoaded);
+    set_work(t.items(rows.groups), lay_out_scratch(rows, t, size).bytes);
   }
 
   void explain_strided() {

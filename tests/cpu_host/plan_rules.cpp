@@ -344,14 +344,14 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
     }
     case Driver::kRows:
     case Driver::kColumns: {
-      const Along along = task.driver == Driver::kColumns ? Along::kK : Along::kLanes;
+      const Along along = task.rows->along;
       const RowTiling t = tile_rows(*task.rows, threads);
       expect_cut(task.rows->results, t.results, t.blocks_r, "results");
       expect_cut(task.rows->lanes, t.lanes, t.blocks_l, "lanes");
       const int64_t step = row_results(t.results, along);
       expect(step == 1 || step == 2 || step == 4 || (along == Along::kK ? step == 8 : step == 3 || step == 6),
              "a compiled number of results");
-      return expect_scratch(lay_out_scratch(*task.rows, t, along, vector.element_size).bytes);
+      return expect_scratch(lay_out_scratch(*task.rows, t, vector.element_size).bytes);
     }
     case Driver::kStrided: {
       const StridedTiling t = tile_strided(p, vector, threads);

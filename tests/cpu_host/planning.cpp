@@ -277,10 +277,10 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
     }
     case Driver::kRows:
     case Driver::kColumns: {
-      const Along along = task.driver == Driver::kColumns ? Along::kK : Along::kLanes;
+      const Along along = task.rows->along;
       const RowTiling t = tile_rows(*task.rows, d.threads);
       const char* const name = along == Along::kK ? "columns" : "rows";
-      return check_scratch(name, lay_out_scratch(*task.rows, t, along, vector.element_size).bytes);
+      return check_scratch(name, lay_out_scratch(*task.rows, t, vector.element_size).bytes);
     }
     case Driver::kStrided:
       return check_scratch("strided", lay_out_scratch(tile_strided(p, vector, d.threads), p, vector).bytes);

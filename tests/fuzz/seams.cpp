@@ -210,6 +210,7 @@ namespace f = cpu::limits::few_planes;
 namespace o = cpu::limits::one_pixel;
 namespace w = cpu::limits::winograd;
 
+// New ones at the end: the cases of the corpus name them by their places.
 int64_t* const kLimits[] = {
     &t::kTilePixels,           &t::kPanelBytes,        &t::kFarRowsBytes,    &t::kLeastPixelsToCopyRows,
     &t::kLeastChannelsToAlign, &t::kPatchBytes,        &t::kAmxTilePixels,   &t::kAmxPatchBytes,
@@ -219,12 +220,12 @@ int64_t* const kLimits[] = {
     &d::kTilePixels,           &d::kStridedPairs,      &d::kStridedPixels,   &d::kMaxStridedPatchBytes,
     &p::kMostPhasePixels,      &p::kMostPatchBytes,    &p::kMostPanelBytes,  &f::kRunBytes,
     &f::kLeastRunBytes,        &f::kLeastSourceBytes,  &f::kLeastPlaneBytes, &f::kLeastWidenedPlaneBytes,
-    &f::kLeastStreamedBytes,   &o::kDotResults,        &o::kDotImages,       &o::kDotStreamBytes,
-    &o::kDotBlockBytes,        &o::kThreadProducts,    &o::kSmallProducts,   &o::kRowLanes,
-    &o::kMaxRowImages,         &o::kMaxRowImagesFar,   &o::kFarWeights,      &o::kMostProductRows,
-    &o::kMostColumnRows,       &o::kFarColumnsBytes,   &w::kSquares,         &w::kSourceBytes,
-    &w::kKeptWeightBytes,      &w::kItemsPerThread,    &w::kBlockChannels,   &w::kStagedChannels,
-    &t::kKeptWeightBytes,
+    &o::kDotResults,           &o::kDotImages,         &o::kDotStreamBytes,  &o::kDotBlockBytes,
+    &o::kThreadProducts,       &o::kSmallProducts,     &o::kRowLanes,        &o::kMaxRowImages,
+    &o::kMaxRowImagesFar,      &o::kFarWeights,        &o::kMostProductRows, &o::kMostColumnRows,
+    &o::kFarColumnsBytes,      &w::kSquares,           &w::kSourceBytes,     &w::kKeptWeightBytes,
+    &w::kItemsPerThread,       &w::kBlockChannels,     &w::kStagedChannels,  &t::kKeptWeightBytes,
+    &f::kLeastStreamedBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

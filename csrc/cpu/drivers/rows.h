@@ -33,7 +33,7 @@ struct RowCall {
   RowCall(const RowProducts& p, int num_threads)
       : products(p),
         tiling(tile_rows(p, num_threads)),
-        layout(lay_out_scratch(p, tiling, kAlong, sizeof(T))),
+        layout(lay_out_scratch(p, tiling, sizeof(T))),
         reads_factors((kTakesPairs<T> || std::is_same_v<S, T>) && p.factor_k == kPerStep),
         far(saturating_mul(p.lanes, p.depth, kPerStep * int64_t(sizeof(S))) > limits::one_pixel::kFarColumnsBytes) {}
 

@@ -121,8 +121,8 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
     advantage = 1.1;
   } else if (pointwise) {
     const bool one_set = g.axis_w.step == 1 && saturating_mul(g.source_c, size) % 4096 == 0;
-    const KBlocking k = block_k(g.geometry(), vector.limits);
-    advantage = one_set || reads_pixels_in_place(g, k, vector, size) ? 1.05 : 1.0;
+    const auto in_place = [&] { return reads_pixels_in_place(g, block_k(g.geometry(), vector.limits), vector, size); };
+    advantage = one_set || in_place() ? 1.05 : 1.0;
   }
   return over_pixels * advantage > over_channels ? nullptr : kDearer;
 }
@@ -156,7 +156,7 @@ struct Tasks {
   void visit(Driver driver, const ConvGemm& gemm) const { visitor({driver, &call, &gemm}); }
 
   void visit_rows(Driver driver, const ConvGemm& gemm, const ChainLimits& limits) const {
-    const RowProducts rows = row_products(gemm, limits);
+    const RowProducts rows = row_products(gemm, limits, driver == Driver::kColumns ? Along::kK : Along::kLanes);
     Task task{driver, &call, &gemm};
     task.rows = &rows;
     visitor(task);

@@ -97,15 +97,15 @@ int64_t row_results(int64_t results, Along along) {
   return step == 5 ? kMostRowResults : step;
 }
 
-RowScratch lay_out_scratch(const RowProducts& p, const RowTiling& t, Along along, int64_t element_size) {
+RowScratch lay_out_scratch(const RowProducts& p, const RowTiling& t, int64_t element_size) {
   // Work items of fewer results may take more of them at once.
-  const int64_t results = along == Along::kK ? row_results(t.results, along)
-                          : t.results <= 4   ? t.results
-                                             : kMostRowResults;
+  const int64_t results = p.along == Along::kK ? row_results(t.results, p.along)
+                          : t.results <= 4     ? t.results
+                                               : kMostRowResults;
   ScratchLayout layout;
   RowScratch s{};
   s.pitch = round_up(t.lanes, 16);
-  s.factor_pitch = along == Along::kK ? min64(p.chunk(), p.depth) : p.chain;
+  s.factor_pitch = p.along == Along::kK ? min64(p.chunk(), p.depth) : p.chain;
   const int64_t sums = s.pitch * results * element_size, later = p.has_chunks() ? sums : 0;
   s.factors = layout.take(s.factor_pitch * results * element_size);
   s.sums = layout.take(sums);
@@ -116,9 +116,10 @@ RowScratch lay_out_scratch(const RowProducts& p, const RowTiling& t, Along along
   return s;
 }
 
-RowProducts row_products(const ConvGemm& g, const ChainLimits& limits) {
+RowProducts row_products(const ConvGemm& g, const ChainLimits& limits, Along along) {
   const KBlocking k = block_k(g.geometry(), limits);
   RowProducts p{};
+  p.along = along;
   p.groups = g.groups;
   // Rows of a matrix are the pixels of one image, or images of one pixel.
   p.results = g.batch * g.cols;
@@ -148,6 +149,7 @@ RowProducts row_products(const Call& call, const ChainLimits& limits) {
   const int64_t *const grad_output = call.a.stride, *const input = call.b.stride;
   const PixelBlocking pixels = block_pixels(problem.batch, 1, 1, limits);
   RowProducts p{};
+  p.along = Along::kLanes;
   p.groups = problem.groups;
   p.results = problem.out_channels_per_group();
   p.depth = problem.batch;

@@ -45,6 +45,7 @@ enum class Along { kLanes, kK };
 // result. k counts pairs of elements where the GEMM does. Summed as the GEMM drivers do: segments of `segment` products
 // (the last may be shorter), in chains of `chain`, and chunks of segments.
 struct RowProducts {
+  Along along;
   int64_t groups, results, depth, lanes;
   int64_t segment, chain, segments_per_chunk;
   const void* factor;
@@ -81,10 +82,10 @@ struct RowScratch {
   int64_t factors, sums, totals, lost, bias, bytes;
   int64_t pitch, factor_pitch;  // of a result's sums; of its factors, of a chain (kLanes) or a chunk (kK)
 };
-RowScratch lay_out_scratch(const RowProducts& products, const RowTiling& tiling, Along along, int64_t element_size);
+RowScratch lay_out_scratch(const RowProducts& products, const RowTiling& tiling, int64_t element_size);
 
 // A GEMM of the input gradient, or of few rows of a matrix, as rows times factors.
-RowProducts row_products(const ConvGemm& gemm, const ChainLimits& limits);
+RowProducts row_products(const ConvGemm& gemm, const ChainLimits& limits, Along along);
 
 // The weight's gradient of one output pixel as such products.
 RowProducts row_products(const Call& call, const ChainLimits& limits);
