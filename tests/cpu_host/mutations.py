@@ -864,8 +864,27 @@ MUTATIONS = (
     M(
         "drivers/grad_bias.h",
         "partial sums begin anew with every row",
-        "W* const lane = partial[(p + x) % 8];",
-        "W* const lane = partial[x % 8];",
+        "int64_t at = first % kPartialSums * columns;",
+        "int64_t at = 0;",
+        dtype="float64",
+    ),
+    M(
+        "drivers/grad_bias.h",
+        "a pixel's surplus channels are lost",
+        "for (; i < n; ++i) to[i] = W(to[i] + W(values[i]));",
+        "",
+    ),
+    M(
+        "drivers/grad_bias.h",
+        "a row that ends within a block is read on",
+        "if (count == n && pixels.step == 1) {",
+        "if (pixels.step == 1) {",
+    ),
+    M(
+        "drivers/grad_bias.h",
+        "the last pixels of a block are added to the partial sums of others",
+        "sums[lane] = W(sums[lane] + W(values[i]));",
+        "sums[kPartialSums - 1 - lane] = W(sums[kPartialSums - 1 - lane] + W(values[i]));",
         dtype="float64",
     ),
     # ---- products of few rows
@@ -908,14 +927,14 @@ MUTATIONS = (
     M(
         "drivers/grad_bias.h",
         "the last block is lost",
-        "for (int i = 0; (count >> i) != 0; ++i) {\n        if",
-        "for (int i = 1; (count >> i) != 0; ++i) {\n        if",
+        "for (int i = 0; (count >> i) != 0; ++i) {\n      if",
+        "for (int i = 1; (count >> i) != 0; ++i) {\n      if",
     ),
     M(
         "drivers/grad_bias.h",
         "no +0 is added last",
-        "add_scalar(from_wide<T>(sum.total(c)), T{})",
-        "from_wide<T>(sum.total(c))",
+        "T(T(total.total(c)) + T{})",
+        "T(total.total(c))",
     ),
     # ---- plans
     M(

@@ -138,6 +138,7 @@ struct Vec<double> {
   }
 };
 
+CONV2D_INLINE __m256d widen(const float* p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
 // 16-bit storage, widened and rounded a vector at a time. Rounding is to nearest even; NaNs stay NaNs.
 CONV2D_INLINE __m256 widen(const BFloat16* p) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

@@ -219,6 +219,7 @@ struct Vec<double> {
   }
 };
 
+CONV2D_INLINE __m512d widen(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 // 16-bit storage, widened and rounded a vector at a time. Rounding is to nearest even; NaNs stay NaNs.
 CONV2D_INLINE __m512 widen(const BFloat16* p) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
