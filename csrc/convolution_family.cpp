@@ -151,6 +151,7 @@ Tensor conv1d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   TORCH_CHECK(weight_dim == 3, "Expected ", weight_dim, "-dimensional input for ", weight_dim, "-dimensional weight ",
               weight.sym_sizes(), ", but got ", dim, "-dimensional input of size ", input.sym_sizes(),
               " instead: conv1d takes weight of size (out_channels, in_channels/groups, kernel)");
+  check_kinds(input, weight, bias);  // before views are taken, which not every layout has
   check_length("stride", stride, 1);
   check_length("dilation", dilation, 1);
   TORCH_CHECK(padding.size() == 2,
@@ -278,21 +279,103 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
                    SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed, SymIntArrayRef output_padding,
                    SymInt groups) {
   const int64_t dim = weight.dim();
+  if (transposed && (dim == 3 || dim == 4)) {
+    // The op, not its function: a trace of torch.jit keeps an op's arguments, but numbers of what is in it, as sizes.
+    const auto& op = dim == 3 ? conv_transpose1d_op() : conv_transpose2d_op();
+    return op.call(input, weight, bias, stride, padding, output_padding, std::move(groups), dilation);
+  }
   if (dim == 4) {
-    return transposed
-               ? conv_transpose2d(input, weight, bias, stride, padding, output_padding, std::move(groups), dilation)
-               : conv2d(input, weight, bias, params_from_pairs(stride, padding, dilation, groups));
+    return conv2d(input, weight, bias, params_from_pairs(stride, padding, dilation, groups));
   }
   if (dim == 3) {
-    if (transposed) {
-      return conv_transpose1d(input, weight, bias, stride, padding, output_padding, std::move(groups), dilation);
-    }
     check_length("padding", padding, 1);
     return conv1d(input, weight, bias, stride, {padding[0], padding[0]}, dilation, std::move(groups));
   }
   TORCH_CHECK(!transposed, "transposed convolutions of one and two dimensions are supported, but got weight of size ",
               weight.sym_sizes());
   return conv3d(input, weight, bias, stride, padding, dilation, groups);
+}
+
+// ---- aten::convolution_backward
+
+namespace {
+
+// What a backward is of: images, and the call of an op on them.
+struct Gradients {
+  const Tensor& grad_output;
+  const Tensor& input;
+  const Tensor& weight;
+  std::array<bool, 3> wanted;
+  Tensor of_input, of_weight;
+
+  void of_convolution(const SymConv2dParams& params) {
+    if (wanted[0]) {
+      of_input =
+          conv2d_grad_input(grad_output, weight, input.sym_sizes(), params, grad_input_is_channels_last(input, weight));
+    }
+    if (wanted[1]) {
+      of_weight = conv2d_grad_weight(grad_output, input, weight.sym_sizes(), grad_weight_strides(weight), params);
+    }
+  }
+
+  // The output is conv2d_grad_input(appended input, conj(weight)), cut: see run_conv_transpose.
+  void of_transposed(const ConvTransposeCall& call) {
+    const auto pad = [](const Tensor& image, const SymInt(&by)[2]) {
+      return known_zero(by[0]) && known_zero(by[1])
+                 ? image
+                 : at::constant_pad_nd_symint(image, {SymInt(0), by[1], SymInt(0), by[0]});
+    };
+    const auto conj = [](const Tensor& tensor) { return tensor.is_complex() ? tensor.conj_physical() : tensor; };
+    const Tensor whole = pad(grad_output, call.cut);
+    TORCH_CHECK(whole.sym_sizes().equals(call.output_size), "expected grad_output to have the output's size ",
+                SymIntArrayRef(call.output_size), ", but got grad_output of size ", whole.sym_sizes(),
+                " (both without what output_padding cuts)");
+    if (wanted[0]) {
+      const Tensor appended = conv2d(whole, conj(weight), std::nullopt, call.params);
+      of_input = appended.narrow_symint(-2, 0, input.sym_size(-2)).narrow_symint(-1, 0, input.sym_size(-1));
+    }
+    if (wanted[1]) {
+      const Tensor appended = call.appends ? pad(input, call.append) : input;
+      of_weight =
+          conj(conv2d_grad_weight(appended, whole, weight.sym_sizes(), grad_weight_strides(weight), call.params));
+    }
+  }
+};
+
+}  // namespace
+
+bool takes_convolution_backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                                SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
+                                SymIntArrayRef output_padding, const SymInt& groups) {
+  return (weight.dim() == 3 || weight.dim() == 4) && grad_output.dim() == weight.dim() &&
+         takes_convolution(input, weight, grad_output, stride, padding, dilation, transposed, output_padding, groups);
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_output, const Tensor& input,
+                                                        const Tensor& weight, SymIntArrayRef stride,
+                                                        SymIntArrayRef padding, SymIntArrayRef dilation,
+                                                        bool transposed, SymIntArrayRef output_padding, SymInt groups,
+                                                        std::array<bool, 3> wanted) {
+  const int64_t dims = weight.dim() - 2;
+  const auto image = [&](const Tensor& tensor) { return dims == 1 ? tensor.unsqueeze(-2) : tensor; };
+  const Tensor grad_image = image(grad_output), input_image = image(input), weight_image = image(weight);
+  Gradients gradients{grad_image, input_image, weight_image, wanted, {}, {}};
+  if (transposed) {
+    gradients.of_transposed(check_conv_transpose(dims, input.sym_sizes(), weight.sym_sizes(), std::nullopt,
+                                                 {stride, padding, output_padding, dilation, groups}));
+  } else if (dims == 2) {
+    gradients.of_convolution(params_from_pairs(stride, padding, dilation, groups));
+  } else {
+    check_length("stride", stride, 1);
+    check_length("padding", padding, 1);
+    check_length("dilation", dilation, 1);
+    gradients.of_convolution({{1, stride[0]}, {0, 0, padding[0], padding[0]}, {1, dilation[0]}, groups});
+  }
+  const auto as_given = [&](const Tensor& gradient) {
+    return dims == 1 && gradient.defined() ? gradient.squeeze(-2) : gradient;
+  };
+  return {as_given(gradients.of_input), as_given(gradients.of_weight),
+          wanted[2] ? conv2d_grad_bias(grad_image) : Tensor()};
 }
 
 }  // namespace conv2d_ext

@@ -5,7 +5,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymIntArrayRef.h>
 
+#include <array>
 #include <optional>
+#include <tuple>
 
 #include "export.h"
 #include "conv2d_checks.h"
@@ -54,5 +56,18 @@ CONV2D_EXT_EXPORT at::Tensor convolution(const at::Tensor& input, const at::Tens
                                          const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
                                          c10::SymIntArrayRef output_padding, c10::SymInt groups);
+
+// aten::convolution_backward of one and two dimensions: the gradients of a call that `convolution` computes, with the
+// bits that its backward gives them. Undefined where `wanted` says so; empty inputs and weights, too, have gradients.
+CONV2D_EXT_EXPORT bool takes_convolution_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                                                  const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                                  bool transposed, c10::SymIntArrayRef output_padding,
+                                                  const c10::SymInt& groups);
+
+CONV2D_EXT_EXPORT std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
+    c10::SymInt groups, std::array<bool, 3> wanted);
 
 }  // namespace conv2d_ext

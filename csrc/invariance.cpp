@@ -77,7 +77,7 @@ bool is_zero(const Scalar& scalar) { return scalar.equal(0); }
 Tensor combine(const Tensor& self, const Tensor& product, const Scalar& beta, const Scalar& alpha) {
   const Tensor scaled = is_one(alpha) ? product : at::mul(product, alpha);
   if (is_zero(beta)) {  // whatever self holds
-    if (!c10::GradMode::is_enabled() || !self.requires_grad()) return scaled;
+    if (!may_record(self)) return scaled;
     // Its gradient is zeros nonetheless. (-0 changes no number that it is added to.)
     const Tensor never = at::zeros({1}, self.options().dtype(at::kBool));
     return at::add(scaled, at::where(never, self, Scalar(-0.0)));
@@ -311,10 +311,31 @@ struct Convolution {
   }
 };
 
+// For who calls it directly, as torch.nn.grad does: what the mode records has backwards of its own. And for what was
+// recorded before the mode.
+struct ConvolutionBackward {
+  using Op = at::_ops::convolution_backward;
+  static std::tuple<Tensor, Tensor, Tensor> call(DispatchKeySet keys, const Tensor& grad_output, const Tensor& input,
+                                                 const Tensor& weight, at::OptionalSymIntArrayRef bias_sizes,
+                                                 SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                                                 bool transposed, SymIntArrayRef output_padding, SymInt groups,
+                                                 std::array<bool, 3> output_mask) {
+    if (leaves<Op>(keys) || !takes(input, weight, grad_output) ||
+        !takes_convolution_backward(grad_output, input, weight, stride, padding, dilation, transposed, output_padding,
+                                    groups)) {
+      return Op::redispatch(keys & kBelow, grad_output, input, weight, bias_sizes, stride, padding, dilation,
+                            transposed, output_padding, std::move(groups), output_mask);
+    }
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return convolution_backward(grad_output, input, weight, stride, padding, dilation, transposed, output_padding,
+                                std::move(groups), output_mask);
+  }
+};
+
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
-  cover_all<Convolution, Mm, MmOut, Bmm, BmmOut, Mv, MvOut, Dot, Vdot, Linear, AddmmActivation>(m);
+  cover_all<Convolution, ConvolutionBackward, Mm, MmOut, Bmm, BmmOut, Mv, MvOut, Dot, Vdot, Linear, AddmmActivation>(m);
   cover_all<Sum<at::_ops::addmm, of_matrices, 2>, SumInPlace<at::_ops::addmm_, of_matrices, 2>,
             SumOut<at::_ops::addmm_out, of_matrices, 2>>(m);
   cover_all<Sum<at::_ops::baddbmm, of_matrices, 3>, SumInPlace<at::_ops::baddbmm_, of_matrices, 3>,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/Functions.h>
+#include <ATen/TracerMode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
 #include <torch/library.h>
@@ -98,6 +99,12 @@ bool takes_on_cpu(const Tensor& first, const Others&... others) {
 // Writes a result where the caller wants it. false: PyTorch has to say why not.
 inline bool can_write(const Tensor& out, const Tensor& like) {
   return is_dense(out) && out.scalar_type() == like.scalar_type() && out.device() == like.device();
+}
+// Whether a gradient may be wanted of a call on these. A trace of torch.jit is used with other tensors than those it
+// was made with, so it is always made as if.
+template <class... Inputs>
+bool may_record(const Inputs&... inputs) {
+  return at::tracer::impl::is_dispatch_enabled() || (c10::GradMode::is_enabled() && (inputs.requires_grad() || ...));
 }
 template <class... Inputs>
 bool records_gradients(const Tensor& out, const Inputs&... inputs) {

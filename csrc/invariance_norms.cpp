@@ -38,7 +38,7 @@ struct InstanceNorm {
     const Tensor result = redispatch_composite<Op>(keys, input, weight, bias, running_mean, running_var,
                                                    use_input_stats, momentum, eps, cudnn_enabled);
     // Its result is contiguous: the copy is there for the gradient.
-    if (!takes || !c10::GradMode::is_enabled()) return result;
+    if (!takes || !(c10::GradMode::is_enabled() || at::tracer::impl::is_dispatch_enabled())) return result;
     return copy_as(result, /*channels_last=*/false, /*grad_channels_last=*/false);
   }
 };
@@ -58,9 +58,7 @@ struct BatchNorm {
                                          running_mean, running_var, training, momentum, eps, cudnn_enabled);
     // The same of a gradient: of one in another format PyTorch's order shows in 16-bit types, and in a batch of one,
     // which it takes for the format of the input, its result is wrong.
-    return c10::GradMode::is_enabled() && result.requires_grad() && (input.dim() == 4 || !last)
-               ? copy_as(result, last, last)
-               : result;
+    return may_record(result) && (input.dim() == 4 || !last) ? copy_as(result, last, last) : result;
   }
 };
 

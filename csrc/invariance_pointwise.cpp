@@ -165,8 +165,8 @@ struct UnaryInPlace {
     if (!leaves<Op>(keys) && !has_integers(self)) {
       const Tensor input = operand<Function>(self, arguments...);
       // Where it is differentiated it needs the values that are overwritten here.
-      const bool is_saved = c10::GradMode::is_enabled() && input.defined() && input.requires_grad();
-      if (input.defined()) return self.copy_(compute<Function>(is_saved ? input.clone() : input, arguments...));
+      if (input.defined())
+        return self.copy_(compute<Function>(may_record(input) ? input.clone() : input, arguments...));
     }
     return Op::redispatch(keys & kBelow, self, arguments...);
   }
@@ -258,7 +258,7 @@ struct BinaryInPlace {
       const auto both = operands(self, other);
       if (both && both->first.sym_sizes() == self.sym_sizes()) {
         // Where it is differentiated it needs the values that are overwritten here.
-        const bool is_saved = c10::GradMode::is_enabled() && (self.requires_grad() || other.requires_grad());
+        const bool is_saved = may_record(self, other);
         return self.copy_(pointwise_pair(is_saved ? both->first.clone() : both->first, both->second, Name::value));
       }
     }

@@ -200,11 +200,13 @@ class TestKinds:
         assert "Sparse" in str(ours)
 
     @pytest.mark.parametrize("which", range(3), ids=["input", "weight", "bias"])
-    def test_mkldnn_layout(self, which):
+    @pytest.mark.parametrize("dims", [1, 2])
+    def test_mkldnn_layout(self, which, dims):
         """Which F.conv2d takes, of the input."""
-        tensors = [torch.randn(shape) for shape in (X, W, B)]
+        shapes = (X, W, B) if dims == 2 else (X[:-1], W[:-1], B)
+        tensors = [torch.randn(shape) for shape in shapes]
         tensors[which] = tensors[which].to_mkldnn()
-        error = raised(conv2d_ext.conv2d, *tensors)
+        error = raised(conv2d_ext.conv2d if dims == 2 else conv2d_ext.conv1d, *tensors)
         assert type(error) is RuntimeError
         assert f"expected {('input', 'weight', 'bias')[which]} to be a dense" in str(error)
         assert "Mkldnn" in str(error)

@@ -6,6 +6,7 @@ Seen to fail: without the mode, every test of TestModels and of TestCalls.
 from __future__ import annotations
 
 import contextlib
+import random
 import subprocess
 import sys
 import threading
@@ -653,3 +654,136 @@ class TestAsPyTorch:
             norm(torch.randn(2, 8, requires_grad=True)).sum().backward()
         (expected,) = torch.autograd.grad(function(x), x)
         torch.testing.assert_close(ours, expected)
+
+
+class TestConvolutionBackward:
+    """aten::convolution_backward, which torch.nn.grad and autograd's nodes call."""
+
+    @staticmethod
+    def problem(seed: int):
+        """(x, w, b, its other arguments) of a random convolution, transposed or not."""
+        draw = random.Random(seed)
+        dims, transposed = draw.choice((1, 2)), draw.random() < 0.5
+
+        def of_each(low: int, high: int) -> list[int]:
+            return [draw.randint(low, high) for _ in range(dims)]
+
+        kernel, stride, dilation, padding = (
+            of_each(1, 4), of_each(1, 3), of_each(1, 3), of_each(0, 2),
+        )  # fmt: skip
+        extra = [
+            draw.randrange(max(a, b)) if transposed else 0
+            for a, b in zip(stride, dilation, strict=True)
+        ]
+        groups = draw.choice((1, 1, 2))
+        inner, outer = groups * draw.randint(1, 3), groups * draw.randint(1, 3)
+        dtype = draw.choice((torch.float32, torch.float64, torch.complex64, torch.bfloat16))
+        generator = torch.Generator().manual_seed(seed)
+        size = [draw.randrange(4), inner, *of_each(10, 13)]
+        weight = (inner, outer // groups) if transposed else (outer, inner // groups)
+        tensors = [
+            torch.randn(s, dtype=dtype, generator=generator).requires_grad_()
+            for s in (size, [*weight, *kernel], [outer])
+        ]
+        return tensors, (stride, padding, dilation, transposed, extra, groups)
+
+    @pytest.mark.parametrize("seed", range(60))
+    def test_has_the_bits_of_autograd(self, seed):
+        (x, w, b), arguments = self.problem(seed)
+        with conv2d_ext.batch_invariant():
+            output = torch.convolution(x, w, b, *arguments)
+            grad = torch.randn_like(output)
+            expected = torch.autograd.grad(output, (x, w, b), grad)
+            for mask in ([True] * 3, [False, True, False], [True, False, True]):
+                found = torch.ops.aten.convolution_backward(
+                    grad, x.detach(), w.detach(), b.shape, *arguments, mask
+                )
+                for ours, theirs, wanted in zip(found, expected, mask, strict=True):
+                    assert same_bits(ours, theirs) if wanted else ours is None
+
+    def test_of_a_graph_from_before_the_mode(self):
+        x, w = torch.randn(BATCH, 16, 19, 19), torch.randn(32, 16, 3, 3)
+
+        def gradient(outside: bool) -> torch.Tensor:
+            leaf = x.clone().requires_grad_()
+            with contextlib.nullcontext() if outside else conv2d_ext.batch_invariant():
+                output = F.conv2d(leaf, w)
+            with conv2d_ext.batch_invariant():
+                return torch.autograd.grad(output, leaf, torch.ones_like(output))[0]
+
+        assert same_bits(gradient(True), gradient(False))
+
+    def test_functions_hold(self):
+        w, grad = torch.randn(32, 16, 3, 3), torch.randn(BATCH, 32, 32, 32)
+
+        def image(grad):
+            return torch.nn.grad.conv2d_input((len(grad), 16, 32, 32), w, grad, padding=1)
+
+        def row(grad):
+            return torch.nn.grad.conv1d_input(
+                (len(grad), 16, 32), w[..., 0], grad[..., 0], padding=1
+            )
+
+        with conv2d_ext.batch_invariant():
+            assert invariant(image, grad)
+            assert invariant(row, grad)
+
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_derivatives(self, transposed):
+        def draw(*size):
+            return torch.randn(*size, dtype=torch.double).requires_grad_()
+
+        x, w = draw(2, 4, 5, 4), draw(4, 4, 3, 2)
+        arguments = ([2, 1], [1, 0], [1, 1], transposed, [1, 0] if transposed else [0, 0], 1)
+
+        def backward(grad, x, w):
+            return torch.ops.aten.convolution_backward(grad, x, w, [4], *arguments, [True] * 3)
+
+        with conv2d_ext.batch_invariant():
+            grad = draw(*torch.convolution(x, w, None, *arguments).shape)
+            assert torch.autograd.gradcheck(backward, (grad, x, w))
+            assert torch.autograd.gradgradcheck(backward, (grad, x, w))
+
+    def test_three_dimensions_stay_pytorchs(self):
+        w, grad = torch.randn(4, 3, 2, 2, 2), torch.randn(2, 4, 4, 4, 4)
+
+        def backward():
+            return torch.nn.grad.conv3d_input((2, 3, 5, 5, 5), w, grad)
+
+        expected = backward()
+        with conv2d_ext.batch_invariant():
+            torch.testing.assert_close(backward(), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        (nn.Conv1d(3, 4, 3), (3, 9)),
+        (nn.Conv2d(3, 4, 3), (3, 9, 9)),
+        (nn.ConvTranspose1d(3, 4, 3, stride=2, output_padding=1), (3, 9)),
+        (nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), (3, 9, 7)),
+        (nn.Linear(9, 5), (9,)),
+        (nn.LSTM(9, 5, batch_first=True), (4, 9)),
+        (nn.GRU(9, 5, batch_first=True), (4, 9)),
+        (nn.LSTMCell(9, 5), (9,)),
+        (nn.GRUCell(9, 5), (9,)),
+        (nn.BatchNorm2d(3).eval(), (3, 5, 5)),
+        (nn.InstanceNorm2d(3, affine=True), (3, 5, 5)),
+        (nn.GroupNorm(1, 3), (3, 5, 5)),
+        (nn.LayerNorm(9), (9,)),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(inplace=True), nn.Softmax(1)), (3, 9, 9)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)  # fmt: skip
+def test_traces_hold_for_other_batches(model, size, gradients):
+    """torch.jit.trace checks them, too: it traces once more, without gradients, and compares."""
+    batch = torch.randn(BATCH, *size)
+
+    def first(output):
+        return output if isinstance(output, torch.Tensor) else output[0]
+
+    with conv2d_ext.batch_invariant(), torch.set_grad_enabled(gradients):
+        traced = torch.jit.trace(model, batch[:1])
+        assert same_bits(first(traced(batch)), first(model(batch)))
