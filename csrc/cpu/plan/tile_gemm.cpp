@@ -209,7 +209,9 @@ struct WeightTiler {
     t.chunks_m = div_up(vectors, t.chunk_vectors);
     t.block_channels = 1;
     if (tile_taps == taps) {
-      const int64_t fit_patch = limit::kPatchBytes / vector.element_size / max64(plane(t), 1);
+      // Groups of channels_last are packed whole or slowly (pack/interleave.h).
+      const int64_t bytes = lanes == WeightLanes::kGroups ? limit::kMaxPatchBytes : limit::kPatchBytes;
+      const int64_t fit_patch = bytes / vector.element_size / max64(plane(t), 1);
       const int64_t fit_tile = min64(elements / t.chunk_vectors, most_rows()) / tile_taps;
       t.block_channels = even_piece(channels, max64(1, min64(fit_patch, fit_tile)));
     }
