@@ -34,6 +34,8 @@ DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
 CXX_FLAGS = [
     # -O3 compiles for half as long again and gains nothing: loops that matter name their vectors.
     "-O2",
+    # Else the speed of a micro-kernel follows from what is compiled before it: up to 5 % on Zen 5.
+    "-falign-functions=64",
     # at::parallel_for is a header template: without OpenMP it compiles to a serial loop, silently.
     "-fopenmp",
     # Fusing a * b + c changes the last bit, and which ones a compiler fuses depends on its version
