@@ -20,14 +20,6 @@ from fuzz.main import command, corpus_files
 
 SECONDS = float(os.environ.get("CONV2D_EXT_FUZZ_SECONDS", "10"))
 SEED = int(os.environ.get("CONV2D_EXT_FUZZ_SEED", "0")) or secrets.randbits(48)
-# One instruction set, the widest of most machines, and few types: what takes longest is compiling.
-# With time the types that have kernels of their own. `python tests/fuzz` has all.
-HAS_TIME = SECONDS >= 30
-DTYPES = {
-    "address": ("float32", "bfloat16", "complex64") if HAS_TIME else ("float32",),
-    "thread": ("float32",),
-    "none": ("float32", "complex64"),
-}
 
 pytestmark = pytest.mark.slow
 
@@ -43,13 +35,7 @@ def run(program: pathlib.Path, *arguments: str, sanitizer: str) -> subprocess.Co
 
 @pytest.fixture(scope="module")
 def programs() -> dict[str, pathlib.Path]:
-    native = "avx2" if "avx2" in fuzz_build.machine_isas() else "portable"
-    built = {}
-    for sanitizer, dtypes in DTYPES.items():
-        if sanitizer == "address" or HAS_TIME:
-            isa = "portable" if sanitizer == "none" else native
-            built[sanitizer] = fuzz_build.build(sanitizer, (isa,), dtypes=dtypes)
-    return built
+    return fuzz_build.build_of_tests(SECONDS)
 
 
 @pytest.fixture(params=["address", "thread", "none"])
@@ -67,8 +53,8 @@ def test_corpus(program):
 
 def test_new_cases(program):
     print(f"CONV2D_EXT_FUZZ_SEED={SEED}")
-    # Without a sanitizer a third of the time has as many cases.
-    seconds = SECONDS / 3 if program[1] == "none" else SECONDS
+    # Without a sanitizer a third of the time has as many cases; of races the first cases show most.
+    seconds = SECONDS if program[1] == "address" else SECONDS / 3
     arguments = ("generate", str(SEED), str(10**9), str(seconds))
     finished = run(program[0], *arguments, sanitizer=program[1])
     print(finished.stdout)

@@ -199,3 +199,18 @@ def build(
         _run([*link, "-rdynamic", "-o", str(partial), *map(str, objects), "-lpthread", "-ldl"])
         partial.replace(program)
     return program
+
+
+def build_of_tests(seconds: float) -> dict[str, pathlib.Path]:
+    """The programs that test_fuzz.py runs where it has so much time, by sanitizer.
+
+    One instruction set, the widest of most machines, and few types: what takes longest is
+    compiling. With time the types that have kernels of their own. `python tests/fuzz` has all."""
+    native = "avx2" if "avx2" in machine_isas() else "portable"
+    if seconds < 30:
+        return {"address": build("address", (native,), dtypes=("float32",))}
+    return {
+        "address": build("address", (native,), dtypes=("float32", "bfloat16", "complex64")),
+        "thread": build("thread", (native,), dtypes=("float32",)),
+        "none": build("none", ("portable",), dtypes=("float32", "complex64")),
+    }

@@ -11,7 +11,18 @@ import shutil
 import subprocess
 import sys
 
-from fuzz.build import BUILD, DTYPES, HERE, ISAS, ROOT, BuildError, build, find_clang, machine_isas
+from fuzz.build import (
+    BUILD,
+    DTYPES,
+    HERE,
+    ISAS,
+    ROOT,
+    BuildError,
+    build,
+    build_of_tests,
+    find_clang,
+    machine_isas,
+)  # fmt: skip
 
 CORPUS = HERE / "corpus"
 
@@ -163,18 +174,28 @@ def coverage(options: argparse.Namespace) -> int:
     return 0
 
 
+def build_programs(options: argparse.Namespace) -> int:
+    for program in build_of_tests(options.seconds).values():
+        print(program)
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python tests/fuzz", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    verbs = {"fuzz": fuzz, "replay": replay, "case": case, "reach": reach, "coverage": coverage}
+    verbs = {
+        "fuzz": fuzz, "replay": replay, "case": case, "reach": reach, "coverage": coverage,
+        "build": build_programs,
+    }  # fmt: skip
     parser.add_argument(
         "verb",
         nargs="?",
         default="fuzz",
         choices=verbs,
         help="fuzz: random cases (the default); replay: the corpus, or the files named;\n"
-        "case: cases given as text; reach: which drivers the corpus reaches; coverage: which lines",
+        "case: cases given as text; reach: which drivers the corpus reaches; coverage: which lines\n"
+        "build: compile what test_fuzz.py runs in --seconds",
     )
     parser.add_argument("what", nargs="*", help="files of replay, or texts of case")
     parser.add_argument("--seconds", type=int, help="of fuzz; 60 where no --runs are given")
