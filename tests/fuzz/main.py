@@ -194,7 +194,8 @@ def main(arguments: list[str]) -> int:
         default="fuzz",
         choices=verbs,
         help="fuzz: random cases (the default); replay: the corpus, or the files named;\n"
-        "case: cases given as text; reach: which drivers the corpus reaches; coverage: which lines\n"
+        "case: cases given as text; reach: which drivers the corpus reaches\n"
+        "coverage: which lines of csrc/cpu it reaches\n"
         "build: compile what test_fuzz.py runs in --seconds",
     )
     parser.add_argument("what", nargs="*", help="files of replay, or texts of case")
