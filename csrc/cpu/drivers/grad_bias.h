@@ -109,11 +109,11 @@ struct GradBiasCall {
 
   // The pixels of an image one after the other. Rows that continue one another are read as one.
   struct Pixels {
-    const Element* image;
+    const S* image;
     int64_t row_step, step, width, h = 0, w = 0;
 
     // Goes on by n pixels: use(i, count, s) is called for pixels i to i + count of them, which start at s, `step`
-    // apart.
+    // apart. (A step from a single pixel, which may be huge, is never taken.)
     template <class Use>
     CONV2D_INLINE void next(int64_t n, Use use) {
       for (int64_t i = 0; i < n;) {
@@ -132,8 +132,8 @@ struct GradBiasCall {
   Pixels pixels_of(int64_t n, int64_t c0) const {
     const int64_t* const go = grad_output.stride;
     const bool joined = go[2] == go[3] * out_w;
-    const Element* const data = static_cast<const Element*>(grad_output.data);
-    return {data + (n * go[0] + c0 * go[1]) * kParts, go[2] * kParts, go[3] * kParts, joined ? out_h * out_w : out_w};
+    return {static_cast<const S*>(grad_output.data) + n * go[0] + c0 * go[1], go[2], go[3],
+            joined ? out_h * out_w : out_w};
   }
 
   // to[i] += from[i], widened
@@ -146,8 +146,9 @@ struct GradBiasCall {
       copy_run(from, 1, n, widened, false);
     }
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes)
+    for (; i + kLanes <= n; i += kLanes) {
       Vec<W>::store(to + i, Vec<W>::add(Vec<W>::load(to + i), load_wide(values + i)));
+    }
     for (; i < n; ++i) to[i] = W(to[i] + W(values[i]));
   }
 
@@ -157,14 +158,15 @@ struct GradBiasCall {
     // elements are added at a time.
     const int64_t all = kPartialSums * columns;
     fill_zero(sums, all);
-    pixels.next(n, [&](int64_t first, int64_t count, const Element* s) CONV2D_INLINE_LAMBDA {
-      const bool dense = pixels.step == columns;
+    pixels.next(n, [&](int64_t first, int64_t count, const S* s) CONV2D_INLINE_LAMBDA {
+      const bool dense = pixels.step == columns / kParts;
       const int64_t run = dense ? count * columns : columns;
       int64_t at = first % kPartialSums * columns;
-      for (int64_t i = 0; i < (dense ? 1 : count); ++i, s += pixels.step) {
+      for (int64_t i = 0; i < (dense ? 1 : count); ++i) {
+        const Element* const from = reinterpret_cast<const Element*>(s + i * pixels.step);
         for (int64_t done = 0, length; done < run; done += length) {
           length = min64(run - done, all - at);
-          add_run(sums + at, s + done, length);
+          add_run(sums + at, from + done, length);
           at = at + length == all ? 0 : at + length;
         }
       }
@@ -176,8 +178,8 @@ struct GradBiasCall {
   static W sum_series(Pixels& pixels, int64_t n) {
     alignas(64) T gathered[kBlockPixels];
     const T* values = gathered;
-    pixels.next(n, [&](int64_t first, int64_t count, const Element* s) CONV2D_INLINE_LAMBDA {
-      if constexpr (std::is_same_v<Element, T>) {
+    pixels.next(n, [&](int64_t first, int64_t count, const S* s) CONV2D_INLINE_LAMBDA {
+      if constexpr (std::is_same_v<S, T>) {
         if (count == n && pixels.step == 1) {
           values = s;
           return;
@@ -230,11 +232,10 @@ struct GradBiasCall {
   static void run(void* context, int64_t item) {
     const GradBiasCall& call = *static_cast<const GradBiasCall*>(context);
     const int64_t c0 = item * call.block(), columns = min64(call.block(), call.out_channels - c0) * kParts;
-    if (columns == 1) {
-      call.run_channels<1>(c0, 1);
-    } else {
-      call.run_channels<kWidth>(c0, columns);
+    if constexpr (kParts == 1) {
+      if (columns == 1) return call.run_channels<1>(c0, 1);
     }
+    call.run_channels<kWidth>(c0, columns);
   }
 };
 
