@@ -151,7 +151,6 @@ ConvTransposeCall check_conv_transpose(int64_t dims, SymIntArrayRef input, SymIn
       call.append[at] += 1;
       call.cut[at] = p.stride[i];
     }
-    call.appends = call.appends || !known_zero(call.append[at]);
     call.output_size.push_back(sizes[i] + call.cut[at]);
   }
   return call;

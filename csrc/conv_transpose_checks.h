@@ -25,7 +25,6 @@ struct ConvTransposeCall {
   c10::SymInt append[2];
   // What output_size has too much of below and on the right.
   c10::SymInt cut[2];
-  bool appends = false;
 };
 
 // dims: 1 or 2. input: (N, I, [H,] W) or without N. weight: (I, O/groups, [KH,] KW). bias: (O,) or none.

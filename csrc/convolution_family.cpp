@@ -118,15 +118,24 @@ Tensor add_bias(Tensor output, const Tensor& bias) {
 
 // ---- transposed convolutions
 
+// A copy: PyTorch would resolve a lazy conj before an op too, each time it is read.
+Tensor conjugate(const Tensor& tensor) { return tensor.is_complex() ? tensor.conj_physical() : tensor; }
+
+// With (height, width) of zeros below it and on its right; a copy where there are any.
+Tensor append_zeros(const Tensor& image, const SymInt (&by)[2]) {
+  return known_zero(by[0]) && known_zero(by[1])
+             ? image
+             : at::constant_pad_nd_symint(image, {SymInt(0), by[1], SymInt(0), by[0]});
+}
+
 // input and weight: images. conv2d_grad_input conjugates the weight, a transposed convolution does not, so it gets the
-// conjugate. (A copy of the weight: PyTorch would resolve a lazy conj before the op too, each time it is read.)
+// conjugate.
 Tensor run_conv_transpose(const ConvTransposeCall& call, const Tensor& input, const Tensor& weight,
                           const std::optional<Tensor>& bias) {
   const bool channels_last = output_is_channels_last(input, weight);
   Tensor output = conv2d_grad_input(
-      // A copy, which only an output_padding of a stride and more takes.
-      call.appends ? at::constant_pad_nd_symint(input, {SymInt(0), call.append[1], SymInt(0), call.append[0]}) : input,
-      weight.is_complex() ? weight.conj_physical() : weight, call.output_size, call.params, channels_last);
+      // Which only an output_padding of a stride and more needs.
+      append_zeros(input, call.append), conjugate(weight), call.output_size, call.params, channels_last);
   for (int64_t i = 0; i < 2; ++i) {
     if (!known_zero(call.cut[i])) {  // there are no elements
       const Tensor part = output.narrow_symint(i - 2, 0, output.sym_size(i - 2) - call.cut[i]);
@@ -320,24 +329,18 @@ struct Gradients {
 
   // The output is conv2d_grad_input(appended input, conj(weight)), cut: see run_conv_transpose.
   void of_transposed(const ConvTransposeCall& call) {
-    const auto pad = [](const Tensor& image, const SymInt(&by)[2]) {
-      return known_zero(by[0]) && known_zero(by[1])
-                 ? image
-                 : at::constant_pad_nd_symint(image, {SymInt(0), by[1], SymInt(0), by[0]});
-    };
-    const auto conj = [](const Tensor& tensor) { return tensor.is_complex() ? tensor.conj_physical() : tensor; };
-    const Tensor whole = pad(grad_output, call.cut);
+    const Tensor whole = append_zeros(grad_output, call.cut);
     TORCH_CHECK(whole.sym_sizes().equals(call.output_size), "expected grad_output to have the output's size ",
                 SymIntArrayRef(call.output_size), ", but got grad_output of size ", whole.sym_sizes(),
                 " (both without what output_padding cuts)");
     if (wanted[0]) {
-      const Tensor appended = conv2d(whole, conj(weight), std::nullopt, call.params);
+      const Tensor appended = conv2d(whole, conjugate(weight), std::nullopt, call.params);
       of_input = appended.narrow_symint(-2, 0, input.sym_size(-2)).narrow_symint(-1, 0, input.sym_size(-1));
     }
     if (wanted[1]) {
-      const Tensor appended = call.appends ? pad(input, call.append) : input;
+      const Tensor appended = append_zeros(input, call.append);
       of_weight =
-          conj(conv2d_grad_weight(appended, whole, weight.sym_sizes(), grad_weight_strides(weight), call.params));
+          conjugate(conv2d_grad_weight(appended, whole, weight.sym_sizes(), grad_weight_strides(weight), call.params));
     }
   }
 };

@@ -58,7 +58,7 @@ CONV2D_EXT_EXPORT at::Tensor convolution(const at::Tensor& input, const at::Tens
                                          c10::SymIntArrayRef output_padding, c10::SymInt groups);
 
 // aten::convolution_backward of one and two dimensions: the gradients of a call that `convolution` computes, with the
-// bits that its backward gives them. Undefined where `wanted` says so; empty inputs and weights, too, have gradients.
+// bits that its backward gives them; undefined where they are not wanted.
 CONV2D_EXT_EXPORT bool takes_convolution_backward(const at::Tensor& grad_output, const at::Tensor& input,
                                                   const at::Tensor& weight, c10::SymIntArrayRef stride,
                                                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,

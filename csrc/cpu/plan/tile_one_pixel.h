@@ -35,8 +35,7 @@ DotScratch lay_out_scratch(const DotTiling& tiling, const DotKernelShape& shape)
 bool taps_are_inside(const ConvGemm& gemm);
 bool dot_is_dense(const ConvGemm& gemm, int64_t stride_c, int64_t stride_i, int64_t stride_j);
 
-// ---- rows times factors
-// -----------------------------------------------------------------------------------------------------
+// ---- rows times factors --------------------------------------------------------------------------------------------
 
 // What of the second factor lies side by side: lanes, or steps of k.
 enum class Along { kLanes, kK };
