@@ -10,10 +10,6 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-const Executor kSerial{1, [](int64_t items, void* context, void (*body)(void*, int64_t)) {
-                         for (int64_t item = 0; item < items; ++item) body(context, item);
-                       }};
-
 void run(Call call, const Executor& threads) {
   if (is_empty(call)) return;
   normalize(call);

@@ -17,15 +17,7 @@ namespace {
 // Below so many elements threads cost more than they save.
 constexpr int64_t kSerialElements = 32768;
 
-Executor executor_for(const Tensor& input) {
-  Executor chosen = executor();
-  if (input.numel() < kSerialElements) {
-    chosen = {1, [](int64_t items, void* context, void (*body)(void*, int64_t)) {
-                for (int64_t item = 0; item < items; ++item) body(context, item);
-              }};
-  }
-  return chosen;
-}
+Executor executor_for(const Tensor& input) { return input.numel() < kSerialElements ? kSerial : executor(); }
 
 // The reduced dimensions as they follow one another in memory: the largest stride first. (Equal ones
 // stay in order, as do those of an expanded tensor.) So a sum over one example's elements has the same order in every

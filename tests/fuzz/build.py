@@ -119,8 +119,7 @@ def _contents(file: pathlib.Path, found: dict[pathlib.Path, bytes]) -> dict[path
 
 def _sources(root: pathlib.Path, isas: tuple[str, ...], libfuzzer: bool) -> list[pathlib.Path]:
     engine = [file for file in (root / "csrc/cpu").rglob("*.cpp") if file.name not in _REPLACED]
-    # An instruction set's engine, pointwise functions, and sums.
-    kinds = ("engine", "rows", "kernels")
+    kinds = ("engine", "tables")
     left_out = {f"{kind}_{isa}.cpp" for kind in kinds for isa in ISAS if isa not in isas}
     harness = [
         file

@@ -7,9 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "../../csrc/cpu/pointwise/pointwise.h"
-#include "../../csrc/cpu/reduce/reduce.h"
 #include "../../csrc/cpu/isa/engine.h"
+#include "../../csrc/cpu/isa/tables_in_use.h"
 #include "check.h"
 #include "environment.h"
 #include "harness.h"
@@ -19,16 +18,11 @@
 #include "threads.h"
 
 // Tables that this build leaves out.
-namespace conv2d_ext::cpu::pointwise {
-__attribute__((weak)) const Rows* portable_rows() { return nullptr; }
-__attribute__((weak)) const Rows* avx2_rows() { return nullptr; }
-__attribute__((weak)) const Rows* avx512_rows() { return nullptr; }
-}  // namespace conv2d_ext::cpu::pointwise
-namespace conv2d_ext::cpu::reduce {
-__attribute__((weak)) const Kernels* portable_kernels() { return nullptr; }
-__attribute__((weak)) const Kernels* avx2_kernels() { return nullptr; }
-__attribute__((weak)) const Kernels* avx512_kernels() { return nullptr; }
-}  // namespace conv2d_ext::cpu::reduce
+namespace conv2d_ext::cpu {
+__attribute__((weak)) const Tables* portable_tables() { return nullptr; }
+__attribute__((weak)) const Tables* avx2_tables() { return nullptr; }
+__attribute__((weak)) const Tables* avx512_tables() { return nullptr; }
+}  // namespace conv2d_ext::cpu
 
 namespace conv2d_ext::fuzz {
 
@@ -136,11 +130,13 @@ void compare_with(DType dtype, const Bytes& numbers, int64_t i, long double want
        " within " + std::to_string(tolerance + rounding));
 }
 
-// ---- functions ------------------------------------------------------------------------------------------------------
-
-const pointwise::Rows& rows_of(int64_t isa) {
-  return isa == 0 ? *pointwise::portable_rows() : isa == 1 ? *pointwise::avx2_rows() : *pointwise::avx512_rows();
+const cpu::Tables* tables_of(int64_t isa) {
+  return isa == 0 ? cpu::portable_tables() : isa == 1 ? cpu::avx2_tables() : cpu::avx512_tables();
 }
+const pointwise::Rows& rows_of(int64_t isa) { return tables_of(isa)->rows; }
+const reduce::Kernels& kernels_of(int64_t isa) { return tables_of(isa)->kernels; }
+
+// ---- functions ------------------------------------------------------------------------------------------------------
 
 // Parameters that the function takes: powers of all kinds, else positive numbers.
 struct Parameters {
@@ -194,10 +190,6 @@ void check_function(const ElementCase& c, Random& random) {
 }
 
 // ---- sums -----------------------------------------------------------------------------------------------------------
-
-const reduce::Kernels& kernels_of(int64_t isa) {
-  return isa == 0 ? *reduce::portable_kernels() : isa == 1 ? *reduce::avx2_kernels() : *reduce::avx512_kernels();
-}
 
 // How a sum is run: positions along `reduced` for each of `kept`.
 struct SumWay {
@@ -431,10 +423,9 @@ void check_one(const ElementCase& c) {
 }  // namespace
 
 std::vector<int> element_isas() {
-  const pointwise::Rows* const rows[] = {pointwise::portable_rows(), pointwise::avx2_rows(), pointwise::avx512_rows()};
   std::vector<int> present;
   for (int isa = 0; isa < kTables; ++isa) {
-    if (rows[isa] != nullptr && cpu::machine_has(kIsaNames[isa])) present.push_back(isa);
+    if (tables_of(isa) != nullptr && cpu::machine_has(kIsaNames[isa])) present.push_back(isa);
   }
   return present;
 }

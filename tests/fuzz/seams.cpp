@@ -188,9 +188,16 @@ const std::string& driver_of(void (*body)(void*, int64_t)) {
   int status = 0;
   char* const demangled = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
   if (status != 0) return name;
-  // conv2d_ext::cpu::avx2::ConvCall<float, float, true>::run(void*, long)
-  const std::string prefix = "conv2d_ext::cpu::", full = demangled;
+  // conv2d_ext::cpu::avx2::Items<conv2d_ext::cpu::avx2::ConvCall<float, float, true> >::run(void*, long)
+  // conv2d_ext::cpu::avx2::ConvCall<float, float, true>::share(void*, long)
+  const std::string prefix = "conv2d_ext::cpu::", wrapper = "Items<";
+  std::string full = demangled;
   std::free(demangled);
+  const size_t wrapped = full.find(wrapper);
+  if (wrapped != std::string::npos) {
+    full = full.substr(wrapped + wrapper.size());
+    full.erase(full.rfind(" >::"), 2);
+  }
   const size_t isa = full.find(prefix);
   const size_t end = full.rfind(">::");
   if (isa == std::string::npos || end == std::string::npos) return name;

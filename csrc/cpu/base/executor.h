@@ -12,6 +12,11 @@ struct Executor {
   void (*run)(int64_t items, void* context, void (*body)(void* context, int64_t item));
 };
 
+// Without threads.
+inline constexpr Executor kSerial{1, [](int64_t items, void* context, void (*body)(void*, int64_t)) {
+                                    for (int64_t item = 0; item < items; ++item) body(context, item);
+                                  }};
+
 #if defined(CONV2D_WATCHED_RUNS)
 // Defined by a test, to see every run of a driver: `body` is the driver's.
 void watch_run(int64_t items, void (*body)(void*, int64_t));

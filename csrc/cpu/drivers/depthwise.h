@@ -60,8 +60,6 @@ struct DepthwiseCall {
 
   int64_t items() const { return tiling.items(); }
 
-  static void run(void* context, int64_t item) { static_cast<const DepthwiseCall*>(context)->work(item); }
-
   void work(int64_t item) const {
     // Blocks of groups vary fastest: they lie side by side.
     const Block block = block_at(item % tiling.blocks);

@@ -38,8 +38,6 @@ struct DotCall {
 
   int64_t items() const { return tiling.items(gemm.groups); }
 
-  static void run(void* context, int64_t item) { static_cast<const DotCall*>(context)->work(item); }
-
   void work(int64_t item) const {
     // Images vary fastest: neighbouring items share weights.
     const int64_t image0 = item % tiling.blocks_n * tiling.images;

@@ -164,8 +164,6 @@ struct ConvCall {
     pack_weight_blocks(gemm, columns, last ? gemm.missing : 0, dst);
   }
 
-  static void run(void* context, int64_t item) { static_cast<const ConvCall*>(context)->work(item); }
-
   void work(int64_t number) const {
 #if defined(CONV2D_AMX)
     const AmxScope tiles;

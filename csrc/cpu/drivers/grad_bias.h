@@ -11,6 +11,7 @@
 #pragma once
 
 #include "../isa/convert.h"
+#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -85,7 +86,7 @@ struct GradBiasCall {
   using W = typename Types::Wide;
   // What storage is read as: the parts of complex numbers.
   using Element = std::conditional_t<kIsComplex<S>, T, S>;
-  int64_t batch, out_channels, out_h, out_w;
+  TensorSizes size;  // of grad_output
   ConstTensorView grad_output;
   S* grad_bias;
   int num_threads;
@@ -102,10 +103,10 @@ struct GradBiasCall {
   int64_t block() const {
     if (grad_output.stride[1] != 1) return 1;
     int64_t columns = kWidth;
-    while (columns > 16 && div_up(out_channels * kParts, columns) < num_threads) columns /= 2;
+    while (columns > 16 && div_up(size.channels * kParts, columns) < num_threads) columns /= 2;
     return columns / kParts;
   }
-  int64_t items() const { return div_up(out_channels, block()); }
+  int64_t items() const { return div_up(size.channels, block()); }
 
   // The pixels of an image one after the other. Rows that continue one another are read as one.
   struct Pixels {
@@ -131,9 +132,9 @@ struct GradBiasCall {
 
   Pixels pixels_of(int64_t n, int64_t c0) const {
     const int64_t* const go = grad_output.stride;
-    const bool joined = go[2] == go[3] * out_w;
+    const bool joined = go[2] == go[3] * size.width;
     return {static_cast<const S*>(grad_output.data) + n * go[0] + c0 * go[1], go[2], go[3],
-            joined ? out_h * out_w : out_w};
+            joined ? size.height * size.width : size.width};
   }
 
   // to[i] += from[i], widened
@@ -205,10 +206,10 @@ struct GradBiasCall {
   }
 
   template <int kSeries>
-  void run_channels(int64_t c0, int64_t columns) const {
-    const int64_t pixels_in_image = out_h * out_w;
+  void sum_channels(int64_t c0, int64_t columns) const {
+    const int64_t pixels_in_image = size.height * size.width;
     PairwiseSums<W, kSeries> total;
-    for (int64_t n = 0; n < batch; ++n) {
+    for (int64_t n = 0; n < size.batch; ++n) {
       Pixels pixels = pixels_of(n, c0);
       for (int64_t start = 0; start < pixels_in_image; start += kBlockPixels) {
         const int64_t block = min64(kBlockPixels, pixels_in_image - start);
@@ -229,22 +230,13 @@ struct GradBiasCall {
     }
   }
 
-  static void run(void* context, int64_t item) {
-    const GradBiasCall& call = *static_cast<const GradBiasCall*>(context);
-    const int64_t c0 = item * call.block(), columns = min64(call.block(), call.out_channels - c0) * kParts;
+  void work(int64_t item) const {
+    const int64_t c0 = item * block(), columns = min64(block(), size.channels - c0) * kParts;
     if constexpr (kParts == 1) {
-      if (columns == 1) return call.run_channels<1>(c0, 1);
+      if (columns == 1) return sum_channels<1>(c0, 1);
     }
-    call.run_channels<kWidth>(c0, columns);
+    sum_channels<kWidth>(c0, columns);
   }
 };
-
-template <class S>
-void run_grad_bias(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, ConstTensorView grad_output,
-                   void* grad_bias, const Executor& executor) {
-  GradBiasCall<S> call{
-      batch, out_channels, out_h, out_w, grad_output, static_cast<S*>(grad_bias), executor.num_threads};
-  run_items(executor, call.items(), &call, &GradBiasCall<S>::run);
-}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

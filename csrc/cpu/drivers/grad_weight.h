@@ -43,13 +43,13 @@ struct GradWeightCall {
   // Output channels in a vector: L, or one of each of L groups.
   static constexpr int kPerVector = G ? 1 : L;
 
-  GradWeightCall(const Conv2dProblem& p, ConstTensorView go, ConstTensorView in, TensorView gw, int num_threads)
-      : problem(p),
-        grad_output(go),
-        input(in),
-        grad_weight(gw),
-        pixels(block_pixels(p.batch, p.out_h, p.out_w, vector_shape<T>().limits)),
-        tiling(tile_grad_weight(p, pixels, vector_shape<T>(), kLanes, num_threads)),
+  GradWeightCall(const Call& call, int num_threads)
+      : problem(call.problem),
+        grad_output(call.a),
+        input(call.b),
+        grad_weight(call.result),
+        pixels(block_pixels(problem.batch, problem.out_h, problem.out_w, vector_shape<T>().limits)),
+        tiling(tile_grad_weight(problem, pixels, vector_shape<T>(), kLanes, num_threads)),
         layout(lay_out_scratch(tiling, pixels, vector_shape<T>())),
         in_place(input_is_patch()) {}
 
@@ -62,7 +62,7 @@ struct GradWeightCall {
   }
 
   int64_t tile_size() const { return tiling.tile_size(L); }
-  int64_t items() const { return tiling.group_blocks * tiling.tiles(); }
+  int64_t items() const { return tiling.items(); }
 
   // The tile of weights that an item owns.
   struct WeightTile {
@@ -399,10 +399,5 @@ struct GradWeightCall {
     }
   }
 };
-
-template <class S, class T, WeightLanes kLanes>
-void run_grad_weight(const Call& call, const Executor& executor) {
-  GradWeightCall<S, T, kLanes>(call.problem, call.a, call.b, call.result, executor.num_threads).run(executor);
-}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

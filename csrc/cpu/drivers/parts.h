@@ -8,8 +8,12 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // A driver's work items, which the threads share.
 template <class Driver>
+struct Items {
+  static void run(void* call, int64_t item) { static_cast<const Driver*>(call)->work(item); }
+};
+template <class Driver>
 void run_all(Driver&& call, const Executor& executor) {
-  run_items(executor, call.items(), &call, &std::remove_reference_t<Driver>::run);
+  run_items(executor, call.items(), &call, &Items<std::remove_reference_t<Driver>>::run);
 }
 
 // A part of a thread's scratch, at an offset that lay_out_scratch gave.

@@ -61,8 +61,6 @@ struct PhasesCall {
 
   int64_t items() const { return tiling.items(phases); }
 
-  static void run(void* context, int64_t item) { static_cast<const PhasesCall*>(context)->work(item); }
-
   void work(int64_t item) const {
     // Images vary fastest: neighbouring items share weights.
     const int64_t image0 = item % tiling.tiles_n * tiling.tile_images;

@@ -95,8 +95,6 @@ struct PixelCall {
     return item;
   }
 
-  static void run(void* context, int64_t item) { static_cast<const PixelCall*>(context)->work(item); }
-
   void work(int64_t number) const {
     const Item item = item_at(number);
     for_each_block(gemm, k, tiling.block_channels, [&](const KBlock& block) {

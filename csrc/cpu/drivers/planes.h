@@ -28,19 +28,8 @@ struct FewPlanesCall {
 
   int64_t items() const { return tiling.items(gemm); }
 
-  static void run(void* context, int64_t item) { static_cast<const FewPlanesCall*>(context)->work(item); }
-
   void work(int64_t item) const {
-    switch (gemm.m) {
-      case 1:
-        return sum<1>(item);
-      case 2:
-        return sum<2>(item);
-      case 3:
-        return sum<3>(item);
-      default:
-        return sum<4>(item);
-    }
+    with_constant<1, 2, 3, 4>(gemm.m, [&](auto m) { sum<decltype(m)::value>(item); });
   }
 
   template <int MR>
@@ -90,17 +79,8 @@ struct FewPlanesCall {
           const int64_t next = min64(planes, gemm.channels - planes - c);
           o.next = next > 0 ? next * gemm.source_c : tiling.run - c * gemm.source_c;
           o.next_pixels = next > 0 ? o.pixels : next_run;
-          switch (planes) {
-            case kMostPlanesAtOnce:
-              plane_ukernel<S, T, MR, kMostPlanesAtOnce>(o);
-              break;
-            case kFewerPlanesAtOnce:
-              plane_ukernel<S, T, MR, kFewerPlanesAtOnce>(o);
-              break;
-            default:
-              plane_ukernel<S, T, MR, 1>(o);
-              break;
-          }
+          with_constant<kMostPlanesAtOnce, kFewerPlanesAtOnce, 1>(
+              planes, [&](auto at_once) { plane_ukernel<S, T, MR, decltype(at_once)::value>(o); });
         }
       }
     }

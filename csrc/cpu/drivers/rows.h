@@ -39,8 +39,6 @@ struct RowCall {
 
   int64_t items() const { return tiling.items(products.groups); }
 
-  static void run(void* context, int64_t item) { static_cast<const RowCall*>(context)->work(item); }
-
   // As many results as a micro-kernel takes, of which `valid` exist (surplus ones repeat the last), and the sums of one
   // chunk of K, which begin at `sums`.
   struct Rows {

@@ -42,8 +42,6 @@ struct StridedCall {
 
   int64_t items() const { return problem.batch * problem.groups * tiling.tiles(); }
 
-  static void run(void* context, int64_t item) { static_cast<const StridedCall*>(context)->work(item); }
-
   void work(int64_t item) const {
     const Conv2dProblem& p = problem;
     const int64_t tile = item % tiling.tiles(), group = item / tiling.tiles() % p.groups;

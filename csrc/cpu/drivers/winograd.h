@@ -47,8 +47,6 @@ struct WinogradCall {
         order(patch_order(false, tiling.staged_channels, g.source_c, g.source_col, g.source_w)) {}
 
   int64_t items() const { return tiling.items(gemm.groups); }
-  static void run(void* context, int64_t item) { static_cast<const WinogradCall*>(context)->work(item); }
-
   // What a work item computes, and where its operands lie in scratch.
   struct Item {
     ResultPiece piece;

@@ -1,4 +1,5 @@
-// Storage types to compute types and back, for numbers, vectors and runs of numbers; conjugation and addition.
+// Storage types to compute types and back, for numbers, vectors and runs of numbers; conjugation and addition; numbers
+// as constants.
 #pragma once
 
 #include "vec.h"
@@ -177,6 +178,16 @@ CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { store_narrowed(p, v
 CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
 CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
 #endif
+
+// call(std::integral_constant<int, n>) for an n of those listed; the last one stands for every other.
+template <int N, int... kMore, class Call>
+CONV2D_INLINE auto with_constant(int64_t n, const Call& call) {
+  if constexpr (sizeof...(kMore) == 0) {
+    return call(std::integral_constant<int, N>{});
+  } else {
+    return n == N ? call(std::integral_constant<int, N>{}) : with_constant<kMore...>(n, call);
+  }
+}
 
 // dst[i] = src[i * step] for i in [0, n), widened, conjugated where asked and complex.
 template <class S, class T>

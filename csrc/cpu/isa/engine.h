@@ -11,7 +11,7 @@ namespace conv2d_ext::cpu {
 struct Engine {
   const char* isa;
   const char* kernels;  // the instruction set that its kernels are compiled for: its own, or one that it includes
-  void (*run)(DType, const Task&, const Executor&);  // any task but kPairs and kPadding
+  void (*run)(DType, const Task&, const Executor&);  // any task but kPadding and those of `pairs` and `amx`
   void (*grad_bias)(const TensorSizes&, DType, ConstTensorView, void*, const Executor&);
   IsaShape (*shape)(DType);
   int (*rows)(DType, int64_t vectors);  // MR of the GEMM micro-kernels that are so many vectors wide

@@ -12,7 +12,7 @@
 #define CONV2D_NARROWS_BFLOAT16
 #include "target_begin.h"
 
-#include "run_amx.h"
+#include "run_steps.h"
 
 #include "target_end.h"
 

@@ -10,7 +10,7 @@
 #define CONV2D_AMX_EMULATED
 #include "target_begin.h"
 
-#include "run_amx.h"
+#include "run_steps.h"
 
 #include "target_end.h"
 

@@ -34,7 +34,6 @@ bool machine_prefers([[maybe_unused]] const char* isa) {
   // and pairs cost more to pack: float16, which is widened, was 1.4 times as fast on Sapphire Rapids. AMD's has the
   // full rate.
   if (std::strcmp(isa, "avx512_bf16") == 0) return !__builtin_cpu_is("intel");
-  if (std::strcmp(isa, "amx_emulated") == 0) return false;  // for tests
 #endif
   return true;
 }

@@ -117,13 +117,13 @@ void run_task_of(const Task& task, const Executor& executor) {
       run_all(ConvCall<S, T, false>(*task.gemm, threads), executor);
       return;
     case Driver::kWeightDepthwise:
-      if constexpr (kNative) run_grad_weight<S, T, WeightLanes::kInnerGroups>(*task.call, executor);
+      if constexpr (kNative) GradWeightCall<S, T, WeightLanes::kInnerGroups>(*task.call, threads).run(executor);
       return;
     case Driver::kWeightGroups:
-      run_grad_weight<S, T, WeightLanes::kGroups>(*task.call, executor);
+      GradWeightCall<S, T, WeightLanes::kGroups>(*task.call, threads).run(executor);
       return;
     case Driver::kWeightGemm:
-      run_grad_weight<S, T, WeightLanes::kChannels>(*task.call, executor);
+      GradWeightCall<S, T, WeightLanes::kChannels>(*task.call, threads).run(executor);
       return;
     case Driver::kAmx:  // Engine::amx runs it
     case Driver::kWeightAmx:
@@ -140,8 +140,8 @@ inline void run_task(DType dtype, const Task& task, const Executor& executor) {
 inline void grad_bias(const TensorSizes& size, DType dtype, ConstTensorView grad_output, void* result,
                       const Executor& executor) {
   with_storage(dtype, [&](auto storage) {
-    run_grad_bias<typename decltype(storage)::type>(size.batch, size.channels, size.height, size.width, grad_output,
-                                                    result, executor);
+    using S = typename decltype(storage)::type;
+    run_all(GradBiasCall<S>{size, grad_output, static_cast<S*>(result), executor.num_threads}, executor);
   });
 }
 

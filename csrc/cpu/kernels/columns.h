@@ -52,6 +52,11 @@ struct ColumnUkernel {
 
   static CONV2D_INLINE void load_block(const ColumnOperands<S, T>& operands, const S* first, int steps,
                                        reg (&block)[L]) {
+    if constexpr (kLoadsTransposed && sizeof(T) == 4 && sizeof(S) * kPerStep == 4 && !kPartial) {
+      if (steps == L) {
+        return V::load_transposed(reinterpret_cast<const char*>(first), operands.lane_step * int64_t(sizeof(S)), block);
+      }
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < L; ++i) {
       const int64_t lane = kPartial ? min64(i, operands.valid_lanes - 1) : i;
@@ -64,15 +69,7 @@ struct ColumnUkernel {
   static CONV2D_INLINE void add_block(const ColumnOperands<S, T>& operands, int64_t k, int steps, reg (&acc)[MR]) {
     reg block[L];
     const S* const first = operands.lanes + k * kPerStep;
-    if constexpr (kLoadsTransposed && sizeof(T) == 4 && sizeof(S) * kPerStep == 4 && !kPartial) {
-      if (steps == L) {
-        V::load_transposed(reinterpret_cast<const char*>(first), operands.lane_step * int64_t(sizeof(S)), block);
-      } else {
-        load_block(operands, first, steps, block);
-      }
-    } else {
-      load_block(operands, first, steps, block);
-    }
+    load_block(operands, first, steps, block);
     if (kFar) {
 #pragma GCC unroll 16
       for (int i = 0; i < L; ++i) {
@@ -123,16 +120,8 @@ void column_panels(ColumnOperands<S, T> operands, int64_t lanes) {
 // Of as many results as row_results() says.
 template <class S, class T>
 CONV2D_INLINE void column_panels(int64_t results, const ColumnOperands<S, T>& operands, int64_t lanes) {
-  switch (results) {
-    case 1:
-      return column_panels<S, T, 1>(operands, lanes);
-    case 2:
-      return column_panels<S, T, 2>(operands, lanes);
-    case 4:
-      return column_panels<S, T, 4>(operands, lanes);
-    default:
-      return column_panels<S, T, kMostColumnResults>(operands, lanes);
-  }
+  with_constant<1, 2, 4, kMostColumnResults>(results,
+                                             [&](auto r) { column_panels<S, T, decltype(r)::value>(operands, lanes); });
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

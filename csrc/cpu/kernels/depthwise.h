@@ -51,10 +51,7 @@ void depthwise_ukernel(const DepthwiseOperands<T>& operands) {
 #pragma GCC unroll 32
         for (int x = 0; x < (MR - 1) * STEP + KW; ++x) {
           reg s = V::load(column);
-#if defined(CONV2D_NATIVE_VEC)
-          // Loaded once: compilers would rather make the load a part of each multiply-add.
-          __asm__("" : "+v"(s));
-#endif
+          load_once(s);  // compilers would rather make the load a part of each multiply-add
 #pragma GCC unroll 8
           for (int j = 0; j < KW; ++j) {
             const int q = (x - j) / STEP;

@@ -69,27 +69,11 @@ using DepthwiseWeightUkernel = void (*)(const DepthwiseWeightOperands<T>&);
 // The micro-kernel for as many of `rows` rows of taps as fit one, and how many those are.
 template <class T, int TJ>
 CONV2D_INLINE int64_t choose_depthwise_weight_ukernel(int64_t rows, DepthwiseWeightUkernel<T>& ukernel) {
-  constexpr int64_t kMost = depthwise_weight_rows(TJ, Vec<T>::kMaxVectors * kMR);
-  if constexpr (kMost >= 4) {
-    if (rows >= 4) {
-      ukernel = depthwise_weight_ukernel<T, 4, TJ>;
-      return 4;
-    }
-  }
-  if constexpr (kMost >= 3) {
-    if (rows >= 3) {
-      ukernel = depthwise_weight_ukernel<T, 3, TJ>;
-      return 3;
-    }
-  }
-  if constexpr (kMost >= 2) {
-    if (rows >= 2) {
-      ukernel = depthwise_weight_ukernel<T, 2, TJ>;
-      return 2;
-    }
-  }
-  ukernel = depthwise_weight_ukernel<T, 1, TJ>;
-  return 1;
+  constexpr int kMost = int(min64(depthwise_weight_rows(TJ, Vec<T>::kMaxVectors * kMR), 4));
+  const int64_t taken = min64(rows, kMost);
+  with_constant<1, int(min64(2, kMost)), int(min64(3, kMost)), kMost>(
+      taken, [&](auto ti) { ukernel = depthwise_weight_ukernel<T, decltype(ti)::value, TJ>; });
+  return taken;
 }
 
 // C for all taps of a vector of groups. element_offsets: of the taps in the patch; zeros: a vector.

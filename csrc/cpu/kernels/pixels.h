@@ -143,19 +143,11 @@ CONV2D_INLINE PixelUkernel<T> pixel_ukernel_of(int64_t vectors) {
 }
 template <class T>
 PixelUkernel<T> pixel_ukernel_for(int64_t rows, int64_t vectors) {
+  const auto of = [vectors](auto mr) { return pixel_ukernel_of<T, decltype(mr)::value>(vectors); };
   if constexpr (pixel_rows(vector_shape<T>()) > 4) {
-    if (rows == 6) return pixel_ukernel_of<T, 6>(vectors);
-    if (rows == 5) return pixel_ukernel_of<T, 5>(vectors);
-  }
-  switch (rows) {
-    case 1:
-      return pixel_ukernel_of<T, 1>(vectors);
-    case 2:
-      return pixel_ukernel_of<T, 2>(vectors);
-    case 3:
-      return pixel_ukernel_of<T, 3>(vectors);
-    default:
-      return pixel_ukernel_of<T, 4>(vectors);
+    return with_constant<1, 2, 3, 4, 5, 6>(rows, of);
+  } else {
+    return with_constant<1, 2, 3, 4>(rows, of);
   }
 }
 

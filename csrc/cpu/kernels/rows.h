@@ -129,18 +129,8 @@ void row_chain(const RowOperands<S, T>& operands, int64_t lanes) {
 // Of as many results as row_results() says.
 template <class S, class T>
 CONV2D_INLINE void row_chain(int64_t results, const RowOperands<S, T>& operands, int64_t lanes) {
-  switch (results) {
-    case 1:
-      return row_chain<S, T, 1>(operands, lanes);
-    case 2:
-      return row_chain<S, T, 2>(operands, lanes);
-    case 3:
-      return row_chain<S, T, 3>(operands, lanes);
-    case 4:
-      return row_chain<S, T, 4>(operands, lanes);
-    default:
-      return row_chain<S, T, kMostRowResults>(operands, lanes);
-  }
+  with_constant<1, 2, 3, 4, kMostRowResults>(results,
+                                             [&](auto r) { row_chain<S, T, decltype(r)::value>(operands, lanes); });
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

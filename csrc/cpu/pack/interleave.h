@@ -120,29 +120,17 @@ void store_interleaved_of(const T* const* planes, int64_t step, const T* bias, c
   }
 }
 
-// call(std::integral_constant<int, C>) for a C that can_interleave.
-template <class Call>
-CONV2D_INLINE void with_interleaved(int64_t channels, const Call& call) {
-  switch (channels) {
-    case 2:
-      return call(std::integral_constant<int, 2>{});
-    case 4:
-      return call(std::integral_constant<int, 4>{});
-    case 8:
-      return call(std::integral_constant<int, 8>{});
-    default:
-      return call(std::integral_constant<int, 16>{});
-  }
-}
 template <class S, class T>
 void load_interleaved(int64_t group_channels, const GroupPixels<const S>& from, int64_t first, int64_t channels,
                       const GroupPlanes<T>& to) {
-  with_interleaved(group_channels, [&](auto c) { load_interleaved_of<decltype(c)::value>(from, first, channels, to); });
+  with_constant<2, 4, 8, kMaxInterleaved>(
+      group_channels, [&](auto c) { load_interleaved_of<decltype(c)::value>(from, first, channels, to); });
 }
 template <class S, class T>
 void store_interleaved(int64_t group_channels, const T* const* planes, int64_t step, const T* bias,
                        const GroupPixels<S>& to) {
-  with_interleaved(group_channels, [&](auto c) { store_interleaved_of<decltype(c)::value>(planes, step, bias, to); });
+  with_constant<2, 4, 8, kMaxInterleaved>(
+      group_channels, [&](auto c) { store_interleaved_of<decltype(c)::value>(planes, step, bias, to); });
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

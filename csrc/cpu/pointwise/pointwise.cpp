@@ -1,16 +1,13 @@
 // The rows of the instruction set in use.
 #include "pointwise.h"
 
-#include "../isa/table_in_use.h"
+#include "../isa/tables_in_use.h"
 
 namespace conv2d_ext::cpu::pointwise {
 
 namespace {
 
-const Rows& rows() {
-  static const Rows& chosen = table_in_use(portable_rows(), avx2_rows(), avx512_rows());
-  return chosen;
-}
+const Rows& rows() { return tables_in_use().rows; }
 
 // Tables have the real floating-point types in DType's order.
 int index_of(DType dtype) { return static_cast<int>(dtype); }

@@ -84,15 +84,12 @@ using SlopeRow = void (*)(const void* grad_output, const void* input, void* resu
 // result = f(first, second)
 using PairRow = void (*)(const void* first, const void* second, void* result, int64_t n);
 
-// What an instruction set provides; a null pointer means "not compiled into this build".
+// What an instruction set provides.
 struct Rows {
   ValueRow value[kFunctions][kDTypes];
   SlopeRow slope[kFunctions][kDTypes];
   PairRow pair[kPairFunctions][kDTypes];
 };
-const Rows* portable_rows();
-const Rows* avx2_rows();
-const Rows* avx512_rows();
 
 // Of the instruction set in use. The dtype is one of the four.
 ValueRow value_row(Function function, DType dtype);

@@ -25,57 +25,54 @@ struct OfFloats<Function, Kind::kWide> {
   Function<Doubles> function;
   explicit CONV2D_INLINE OfFloats(const double* parameters) : function(parameters) {}
   CONV2D_INLINE Floats value(Floats x) const {
-    Wide wide = widen_floats(x);
-    wide.low = function.value(wide.low);
-    wide.high = function.value(wide.high);
-    return narrow_doubles(wide);
+    const Wide wide = widen_floats(x);
+    return narrow_doubles({function.value(wide.low), function.value(wide.high)});
   }
   CONV2D_INLINE Floats slope(Floats x) const {
-    Wide wide = widen_floats(x);
-    wide.low = function.slope(wide.low);
-    wide.high = function.slope(wide.high);
-    return narrow_doubles(wide);
+    const Wide wide = widen_floats(x);
+    return narrow_doubles({function.slope(wide.low), function.slope(wide.high)});
   }
 };
 
+// to[i] = f(from[i]...): of numbers, or of vectors of floats.
+template <class S, class F, class... From>
+CONV2D_INLINE void fill_row(void* result, int64_t n, const F& f, const From*... from) {
+  S* const to = static_cast<S*>(result);
+  int64_t i = 0;
+  if constexpr (std::is_same_v<S, double>) {
+    for (; i < n; ++i) to[i] = f(from[i]...);
+  } else {
+    constexpr int64_t L = Vec<float>::kLanes;
+    for (; i + L <= n; i += L) store_as(to + i, f(load_as(from + i)...));
+    const int rest = int(n - i);
+    if (rest > 0) store_as_partial(to + i, f(load_as_partial(from + i, rest)...), rest);
+  }
+}
+
+// A function as a row of the storage type is computed by it.
+template <template <class> class Function, Kind kind, class S>
+using OfRow = std::conditional_t<std::is_same_v<S, double>, Function<double>, OfFloats<Function, kind>>;
+
 template <template <class> class Function, Kind kind, class S>
 void value_row(const void* input, void* output, int64_t n, const double* parameters) {
-  const S* const x = static_cast<const S*>(input);
-  S* const y = static_cast<S*>(output);
-  if constexpr (std::is_same_v<S, double>) {
-    const Function<double> function(parameters);
-    for (int64_t i = 0; i < n; ++i) y[i] = function.value(x[i]);
-  } else {
-    const OfFloats<Function, kind> function(parameters);
-    constexpr int64_t kLanes = Vec<float>::kLanes;
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) store_as(y + i, function.value(load_as(x + i)));
-    if (i < n) store_as_partial(y + i, function.value(load_as_partial(x + i, int(n - i))), int(n - i));
-  }
+  const OfRow<Function, kind, S> function(parameters);
+  fill_row<S>(output, n, [&](auto x) CONV2D_INLINE_LAMBDA { return function.value(x); }, static_cast<const S*>(input));
 }
 
 template <template <class> class Function, Kind kind, class S>
 void slope_row(const void* grad_output, const void* input, void* result, int64_t n, const double* parameters) {
-  const S* const g = static_cast<const S*>(grad_output);
-  const S* const x = static_cast<const S*>(input);
-  S* const y = static_cast<S*>(result);
-  if constexpr (std::is_same_v<S, double>) {
-    const Function<double> function(parameters);
-    for (int64_t i = 0; i < n; ++i) y[i] = g[i] * function.slope(x[i]);
-  } else {
-    const OfFloats<Function, kind> function(parameters);
-    constexpr int64_t kLanes = Vec<float>::kLanes;
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) store_as(y + i, load_as(g + i) * function.slope(load_as(x + i)));
-    if (i < n) {
-      const int rest = int(n - i);
-      store_as_partial(y + i, load_as_partial(g + i, rest) * function.slope(load_as_partial(x + i, rest)), rest);
-    }
-  }
+  const OfRow<Function, kind, S> function(parameters);
+  fill_row<S>(
+      result, n, [&](auto g, auto x) CONV2D_INLINE_LAMBDA { return g * function.slope(x); },
+      static_cast<const S*>(grad_output), static_cast<const S*>(input));
 }
 
 template <class Function>
-CONV2D_INLINE Floats value_of_floats(Floats x, Floats y) {
+CONV2D_INLINE double value_of(double x, double y) {
+  return Function::template value<double>(x, y);
+}
+template <class Function>
+CONV2D_INLINE Floats value_of(Floats x, Floats y) {
   const Wide a = widen_floats(x), b = widen_floats(y);
   return narrow_doubles(
       {Function::template value<Doubles>(a.low, b.low), Function::template value<Doubles>(a.high, b.high)});
@@ -83,21 +80,9 @@ CONV2D_INLINE Floats value_of_floats(Floats x, Floats y) {
 
 template <class Function, class S>
 void pair_row(const void* first, const void* second, void* result, int64_t n) {
-  const S* const x = static_cast<const S*>(first);
-  const S* const y = static_cast<const S*>(second);
-  S* const z = static_cast<S*>(result);
-  if constexpr (std::is_same_v<S, double>) {
-    for (int64_t i = 0; i < n; ++i) z[i] = Function::template value<double>(x[i], y[i]);
-  } else {
-    constexpr int64_t kLanes = Vec<float>::kLanes;
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) store_as(z + i, value_of_floats<Function>(load_as(x + i), load_as(y + i)));
-    if (i < n) {
-      const int rest = int(n - i);
-      store_as_partial(z + i, value_of_floats<Function>(load_as_partial(x + i, rest), load_as_partial(y + i, rest)),
-                       rest);
-    }
-  }
+  fill_row<S>(
+      result, n, [&](auto x, auto y) CONV2D_INLINE_LAMBDA { return value_of<Function>(x, y); },
+      static_cast<const S*>(first), static_cast<const S*>(second));
 }
 
 // One for each dtype, in the order of pointwise.cpp's index_of.

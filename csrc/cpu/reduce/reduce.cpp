@@ -1,16 +1,13 @@
 // The kernels of the instruction set in use.
 #include "reduce.h"
 
-#include "../isa/table_in_use.h"
+#include "../isa/tables_in_use.h"
 
 namespace conv2d_ext::cpu::reduce {
 
 namespace {
 
-const Kernels& kernels() {
-  static const Kernels& chosen = table_in_use(portable_kernels(), avx2_kernels(), avx512_kernels());
-  return chosen;
-}
+const Kernels& kernels() { return tables_in_use().kernels; }
 
 // Tables have the real floating-point types in DType's order.
 int index_of(DType dtype) { return static_cast<int>(dtype); }

@@ -66,9 +66,6 @@ struct Kernels {
   SumFunction sum[kDTypes];
   SoftmaxFunction softmax[2][kDTypes], softmax_grad[2][kDTypes];
 };
-const Kernels* portable_kernels();
-const Kernels* avx2_kernels();
-const Kernels* avx512_kernels();
 
 // Of the instruction set in use. The dtype is one of the four.
 void sum(DType dtype, const SumCall& call, const Executor& executor);
