@@ -3,6 +3,7 @@
 //   y  = matmul(a, b, bias)     ga = matmul(gy, b^H)     gb = matmul(a^H, gy)     gbias = conv2d_grad_bias(gy)
 #include "matmul.h"
 
+#include <ATen/TensorUtils.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -39,6 +40,8 @@ void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2, const std::opt
   TORCH_CHECK_NOT_IMPLEMENTED(is_integer || is_complex || dtype == at::kFloat || dtype == at::kDouble ||
                                   dtype == at::kBFloat16 || dtype == at::kHalf,
                               "matmul: not implemented for ", dtype);
+  // A plain error: fake tensors would put one of their own, without its words, in the place of a "not implemented".
+  TORCH_CHECK(!is_integer || !is_cuda_or_fake(mat1), "\"addmm_cuda\" not implemented for '", dtype, "'");
   TORCH_CHECK(mat1.sym_size(-1) == mat2.sym_size(-2), "mat1 and mat2 shapes cannot be multiplied (", mat1.sym_size(-2),
               "x", mat1.sym_size(-1), " and ", mat2.sym_size(-2), "x", mat2.sym_size(-1), ")");
   if (mat2.dim() == 3) {
@@ -175,6 +178,35 @@ TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCUDA, m) {
   m.impl("matmul", matmul_autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);
 }
 
+c10::SymInt product_of(c10::SymIntArrayRef sizes) {
+  c10::SymInt product = 1;
+  for (const c10::SymInt& size : sizes) {
+    product *= size;
+  }
+  return product;
+}
+
+// (..., K) as the rows of a matrix or, where only that is a view, as a batch of matrices: permuted images are such.
+// Rows that neither holds are copied.
+Tensor as_matrices(const Tensor& input) {
+  const auto sizes = input.sym_sizes();
+  const auto above = sizes.slice(0, sizes.size() - 1);
+  const c10::SymDimVector rows{product_of(above), sizes.back()};
+  if (input.is_contiguous()) {
+    return input.view_symint(rows);
+  }
+  const auto is_view = [&](const c10::SymDimVector& wanted) {
+    return at::detail::computeStride(sizes, input.sym_strides(), wanted).has_value();
+  };
+  for (size_t batch = 1; batch < above.size() && !is_view(rows); ++batch) {
+    const c10::SymDimVector matrices{product_of(above.slice(0, batch)), product_of(above.slice(batch)), sizes.back()};
+    if (is_view(matrices)) {
+      return input.view_symint(matrices);
+    }
+  }
+  return input.reshape_symint(rows);
+}
+
 }  // namespace
 
 Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -194,12 +226,8 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
   if (input.dim() == 2 || input.dim() == 3) {
     output = matrix_product(input, weight.t(), fused_bias);
   } else {
+    const Tensor product = matrix_product(as_matrices(input), weight.t(), fused_bias);
     SymSizes size = copy_sizes(input.sym_sizes());
-    c10::SymInt rows = 1;
-    for (size_t i = 0; i + 1 < size.size(); ++i) {
-      rows *= size[i];
-    }
-    const Tensor product = matrix_product(input.reshape_symint({rows, size.back()}), weight.t(), fused_bias);
     size.back() = weight.sym_size(0);
     output = in_sizes(product, size);
   }

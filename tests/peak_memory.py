@@ -24,6 +24,7 @@ SIZES = {"image": (1, 64, 1024, 1024), "row": (1, 3, 3, 262144)}
 SMALL_SIZES = {"image": (1, 64, 3, 64), "row": (1, 3, 3, 64)}
 OUT_CHANNELS = 8
 DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias")
+FAMILY = ("conv1d", "conv_transpose1d", "conv_transpose2d", "linear", "linear of images")
 KINDS = ("contiguous", "channels_last", "sliced", "permuted", "expanded")
 
 
@@ -122,6 +123,41 @@ def measure_training_step(
     return measure(step)
 
 
+def measure_family(name: str, pixels: int) -> int:
+    """A call of another function on so many pixels of 64 channels, and its gradients."""
+    side = int(pixels**0.5)
+    shape, weight_shape, function = {
+        "conv1d": ((2, 64, pixels // 2), (OUT_CHANNELS, 64, 5), conv2d_ext.conv1d),
+        "conv_transpose1d": ((2, 64, pixels // 2), (64, OUT_CHANNELS, 4), _upsample(1)),
+        "conv_transpose2d": ((1, 64, side, side), (64, OUT_CHANNELS, 4, 4), _upsample(2)),
+        "linear": ((pixels, 64), (OUT_CHANNELS, 64), conv2d_ext.linear),
+        "linear of images": ((2, 64, side, side // 2), (OUT_CHANNELS, 64), _linear_of_images),
+    }[name]
+    input = torch.ones(shape).requires_grad_()
+    # A transposed convolution's bias and the weight of permuted images: exceptions that
+    # docs/guarantees.md names.
+    weight = torch.ones(weight_shape, requires_grad=name != "linear of images")
+    bias = torch.ones(OUT_CHANNELS, requires_grad=not name.startswith("conv_transpose"))
+    leaves = [leaf for leaf in (input, weight, bias) if leaf.requires_grad]
+
+    def step() -> tuple[torch.Tensor, ...]:
+        output = function(input, weight, bias)
+        return (output, *torch.autograd.grad(output.sum(), leaves))
+
+    return _extra_memory(step)
+
+
+def _upsample(dims: int) -> Callable[..., torch.Tensor]:
+    function = {1: conv2d_ext.conv_transpose1d, 2: conv2d_ext.conv_transpose2d}[dims]
+    return lambda input, weight, bias: function(input, weight, bias, stride=2, padding=1)
+
+
+def _linear_of_images(
+    images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    return conv2d_ext.linear(images.permute(0, 2, 3, 1), weight, bias)
+
+
 def measure_all() -> dict[str, int]:
     found = {}
     # The first pass brings threads, code pages and the allocator's arenas into being.
@@ -135,6 +171,8 @@ def measure_all() -> dict[str, int]:
                 for kind in KINDS:
                     case = f"{direction}, {str(dtype).removeprefix('torch.')}, {kind}"
                     found[case] = measure_op(direction, kind, sizes["image"], dtype)
+        for name in FAMILY:
+            found[name] = measure_family(name, 2**18 if sizes is SIZES else 2**8)
         found["kept"] = _memory("VmRSS") - before
     # For the measure's own test: a copy of 32 MiB, and nothing but a result.
     source = torch.ones(8 * 2**20)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from isa_bits import bits
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import conv2d_ext
 
@@ -57,8 +58,8 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("dtype", REAL + COMPLEX, ids=str)
 @over_sizes
-def test_values(size, dtype):
-    mat1, mat2, bias = operands(size, dtype)
+def test_values(size, dtype, device):
+    mat1, mat2, bias = (t.to(device) for t in operands(size, dtype))
     wide = torch.complex128 if dtype.is_complex else torch.float64
     exact = mat1.to(wide) @ mat2.to(wide) + bias.to(wide)
     scale = mat1.to(wide).abs() @ mat2.to(wide).abs() + bias.to(wide).abs()
@@ -80,15 +81,15 @@ def test_integers_are_exact(dtype):
 
 @over_all
 @over_sizes
-def test_a_row_has_the_same_bits(size, dtype):
+def test_a_row_has_the_same_bits(size, dtype, device):
     """Alone, beside others, in another form of the call, on other threads and in other strides."""
     m, n, k = size
-    mat1, mat2, bias = operands(size, dtype)
+    mat1, mat2, bias = (t.to(device) for t in operands(size, dtype))
     whole = matmul(mat1, mat2, bias)
     for row in {0, m // 2, m - 1}:
         assert same_bits(matmul(mat1[row : row + 1], mat2, bias), whole[row : row + 1])
     for columns in ({0}, {n - 1}, range(n // 2, n)):
-        index = torch.tensor(list(columns))
+        index = torch.tensor(list(columns), device=device)
         assert same_bits(matmul(mat1, mat2[:, index], bias[index]), whole[:, index])
     for strided1, strided2 in itertools.product(
         (mat1.t().contiguous().t(), torch.stack((mat1, mat1), -1)[..., 0]),
@@ -135,6 +136,15 @@ def test_other_dtypes_are_refused(dtype):
         matmul(factor, factor, None)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_integers_are_refused_on_cuda(dtype):
+    """As torch.mm refuses them; its kernels have no integers. Fake tensors need no GPU."""
+    with FakeTensorMode():
+        factor = torch.empty(2, 2, dtype=dtype, device="cuda")
+        with pytest.raises(RuntimeError, match='"addmm_cuda" not implemented for'):
+            matmul(factor, factor, None)
+
+
 @hypothesis.given(
     size=st.tuples(*(st.integers(0, 40),) * 3), batch=st.integers(0, 3), dtype=st.sampled_from(REAL)
 )
@@ -163,6 +173,31 @@ class TestLinear:
         result, expected = conv2d_ext.linear(input, weight, b), F.linear(input, weight, b)
         torch.testing.assert_close(result, expected)
         assert result.stride() == expected.stride()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+    @pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
+    def test_rows_have_the_bits_of_contiguous_ones(self, order, dtype):
+        """Images permuted and sliced in any way: rows of a matrix, of a batch of them, of none."""
+        weight, bias = torch.randn(7, 20, dtype=dtype), torch.randn(7, dtype=dtype)
+        shape = [2, 3, 5, 20]
+        base = torch.randn([shape[order.index(i)] for i in range(4)], dtype=dtype)
+        whole = base.permute(order)
+        for input in (
+            whole,
+            whole[:, 1:],
+            whole[:, :, ::2],
+            whole[:, :, :0],
+            whole[:1],
+            whole[None],
+        ):
+            results = []
+            for leaf in (input.detach(), input.detach().contiguous()):
+                leaves = [t.detach().requires_grad_() for t in (leaf, weight, bias)]
+                output = conv2d_ext.linear(*leaves)
+                assert output.stride() == F.linear(leaf, weight, bias).stride()
+                grad = torch.ones_like(output).cumsum(-1)
+                results.append((output, *torch.autograd.grad(output, leaves, grad)))
+            assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
 
     def test_weight_of_one_row_without_its_dimension(self):
         input, weight = torch.randn(4, 5), torch.randn(5)
