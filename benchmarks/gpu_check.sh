@@ -125,7 +125,10 @@ printf 'Python modules that some tests use and this machine lacks:%s\n' "$missin
 
 if ((BUILD)); then
   # Where a GPU is visible, for it alone.
-  ((gpu)) && export CONV2D_EXT_CUDA="${CONV2D_EXT_CUDA-1}"
+  if ((gpu)); then
+    export CONV2D_EXT_CUDA="${CONV2D_EXT_CUDA-1}"
+    unset TORCH_CUDA_ARCH_LIST
+  fi
   module=(${MODULE:+--module "$MODULE"})
   if ! step build 280 "$PYTHON" -m benchmarks.cuda.build --output "$OUT" ${module[@]+"${module[@]}"} \
     > "$OUT/build-$CALL.log" 2>&1; then
@@ -214,7 +217,7 @@ third() {
     # Only our kernels are instrumented; every tensor is an allocation of its own, so that its end is seen.
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     for tool in memcheck racecheck; do
-      step "compute-sanitizer $tool" 90 "$sanitizer" --tool "$tool" --error-exitcode 9 --kernel-name kns=conv2d_ext \
+      step "compute-sanitizer $tool" 120 "$sanitizer" --tool "$tool" --error-exitcode 9 --kernel-name kns=conv2d_ext \
         "$PYTHON" tests/cuda_small_set.py
     done
     unset PYTORCH_NO_CUDA_MEMORY_CACHING

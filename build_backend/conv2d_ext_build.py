@@ -30,6 +30,7 @@ LIBRARY = "libconv2d_ext.so"
 BINDINGS = "csrc/bindings.cpp"
 # Where no GPU is visible: A100, H100, and PTX that newer GPUs translate when they load it.
 DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
+OLDEST_CAPABILITY = (8, 0)  # cp.async, and the tensor cores' TF32 and bfloat16
 
 CXX_FLAGS = [
     # -O3 compiles for half as long again and gains nothing: loops that matter name their vectors.
@@ -111,12 +112,27 @@ def decide_cuda(
 
 
 def choose_cuda_archs(requested: str | None, capabilities: list[tuple[int, int]]) -> str:
-    """requested: TORCH_CUDA_ARCH_LIST. capabilities: those of the visible GPUs."""
+    """requested: TORCH_CUDA_ARCH_LIST. capabilities: those of the visible GPUs.
+
+    GPUs that are too old for the kernels are built for only where they are asked for, as an error.
+    """
     if requested:
+        for name in _arch_names(requested):
+            numbers = re.match(r"(\d+)\.(\d)", name)
+            if numbers and tuple(map(int, numbers.groups())) < OLDEST_CAPABILITY:
+                raise BuildError(
+                    f"TORCH_CUDA_ARCH_LIST={requested}: wanted compute capability "
+                    f"{'.'.join(map(str, OLDEST_CAPABILITY))} or newer, got {name}."
+                )
         return requested
-    if not capabilities:
+    usable = sorted({pair for pair in capabilities if pair >= OLDEST_CAPABILITY})
+    if not usable:
         return DEFAULT_CUDA_ARCHS
-    return ";".join(f"{major}.{minor}" for major, minor in sorted(set(capabilities))) + "+PTX"
+    return ";".join(f"{major}.{minor}" for major, minor in usable) + "+PTX"
+
+
+def _arch_names(archs: str) -> list[str]:
+    return [name for name in re.split(r"[;\s]+", archs) if name]
 
 
 def gencode_flags(archs: str) -> list[str]:
@@ -125,7 +141,7 @@ def gencode_flags(archs: str) -> list[str]:
     Machine code and PTX are all made from the PTX of the oldest architecture. The kernels have no
     code for one alone, so that of newer ones reads the same, and making it is most of the time.
     """
-    names = [name for name in re.split(r"[;\s]+", archs) if name]
+    names = _arch_names(archs)
     if not all(re.fullmatch(r"\d+\.\d(\+PTX)?", name) for name in names):
         return []
     numbers = sorted({int(re.sub(r"\D", "", name)) for name in names})

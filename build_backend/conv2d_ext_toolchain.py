@@ -21,9 +21,10 @@ NEWEST_PYTHON = (3, 14)
 _TRIALS = [
     ("#include <memory>\n", [], "cannot build an empty program"),
     (
-        "#if defined(__clang__) ? __clang_major__ < 9 : __GNUC__ < 9\n#error too old\n#endif\n",
+        "#if defined(__clang__) ? __clang_major__ < 9 : __GNUC__ < 10\n#error too old\n#endif\n",
         ["-std={standard}"],
-        "is too old: torch's headers need {standard} from g++ 9, clang++ 9 or newer",
+        "is too old: torch's headers and the vector code need {standard} from g++ 10, "
+        "clang++ 9 or newer",
     ),
     (
         "#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n",
@@ -90,7 +91,7 @@ def compiler_problem(compiler, standard="c++17", environ=os.environ):
     """Why `compiler`, as find_compiler returned it, cannot build the extension, or None."""
     if compiler is None:
         return (
-            "No C++ compiler was found on PATH: install g++ 9 or newer (Debian, Ubuntu: "
+            "No C++ compiler was found on PATH: install g++ 10 or newer (Debian, Ubuntu: "
             "apt install g++; Fedora: dnf install gcc-c++), or name one in CXX."
         )
     command = shlex.split(compiler)

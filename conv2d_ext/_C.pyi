@@ -112,6 +112,7 @@ def convolution(
 ) -> Tensor: ...
 def build_config() -> _BuildConfig: ...
 def float32_math_on_cuda() -> str: ...  # "tf32" or "ieee"; in builds with CUDA
+def float32_matmul_math_on_cuda() -> str: ...  # of matrix products, whose setting is another
 
 # For tests and tuning, in builds with CUDA: the GEMM kernels of the tensor's dtype; and what later
 # calls of this process take instead of the planner's choice, where they can (-1: nothing). Bits

@@ -496,6 +496,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_config", &build_config);
 #if defined(CONV2D_EXT_WITH_CUDA)
   m.def("float32_math_on_cuda", [] { return name_of(cuda::float32_math()); });
+  m.def("float32_matmul_math_on_cuda", [] { return name_of(cuda::float32_matmul_math()); });
   m.def("cuda_kernels", &cuda_kernels, py::arg("tensor"), py::arg("tf32") = false);
   m.def("want_on_cuda", &want_on_cuda, py::arg("variant") = -1, py::arg("split") = -1);
 #endif

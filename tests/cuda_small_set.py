@@ -45,7 +45,15 @@ def run(problem: Problem, dtype: torch.dtype, layout: str) -> int:
     ops.conv2d_grad_input(grad_output, weight, list(input.shape), *args, layout == "channels_last")
     ops.conv2d_grad_weight(grad_output, input, size, stride, *args)
     ops.conv2d_grad_bias(grad_output)
-    return 4
+    # The GEMM of a group as matrices: shared second factors, and each its own.
+    m, n, k = problem.gemm_mnk
+    rows, factor = torch.randn(2, min(n, 80), k), torch.randn(2, k, m)
+    if layout == "channels_last":
+        rows, factor = rows.mT.contiguous().mT, factor.mT.contiguous().mT
+    rows, factor = rows.to("cuda", dtype), factor.to("cuda", dtype)
+    ops.matmul(rows, factor[0], None if bias is None else bias[:m].contiguous())
+    ops.matmul(rows, factor, None)
+    return 6
 
 
 def main() -> None:
@@ -54,6 +62,7 @@ def main() -> None:
         for problem in PROBLEMS:
             for layout in LAYOUTS:
                 for tf32 in (False, True) if dtype == torch.float32 else (False,):
+                    torch.backends.cuda.matmul.allow_tf32 = tf32
                     with torch.backends.cudnn.flags(allow_tf32=tf32):
                         calls += run(problem, dtype, layout)
     torch.cuda.synchronize()

@@ -234,8 +234,8 @@ class TestWorkspace:
             wanted = getattr(plan, name).workspace_bytes
             assert wanted <= 32 * MIB
             extra = peak_memory.extra_cuda_memory(call)
-            # Blocks are multiples of 512 bytes, and above 1 MiB may be up to 1 MiB too large.
-            assert extra <= wanted + MIB + 1024, name
+            # The result's block and the workspace's may each be up to 1 MiB too large.
+            assert extra <= wanted + 2 * MIB, name
             assert extra >= wanted, name
 
     def test_the_measure_sees_copies_and_not_results(self):

@@ -132,6 +132,29 @@ def test_the_setting_of_matrix_products_is_another(precision):
         assert_same_setting()
 
 
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_the_old_setting_of_matrix_products(precision):
+    torch.set_float32_matmul_precision(precision)
+    expected = "ieee" if precision == "highest" else "tf32"
+    assert _C.float32_matmul_math_on_cuda() == expected
+
+
+@pytest.mark.skipif(not HAS_NEW_FLAGS, reason="this torch has the old flag alone")
+@pytest.mark.parametrize("old", ["highest", "high"])
+@pytest.mark.parametrize("everything", [*NEW, "bf16"], ids=str)
+@pytest.mark.parametrize("matmul", NEW, ids=str)
+def test_the_new_settings_of_matrix_products(matmul, everything, old):
+    """What cuBLAS's handles ask for: the operation's setting, else CUDA's, else everything's. The
+    old flag's reader raises where both kinds were set; torch.mm does not."""
+    torch.set_float32_matmul_precision(old)
+    _set_new(UNSET, UNSET, everything)
+    if matmul is not UNSET:
+        torch._C._set_fp32_precision_setter("cuda", "matmul", matmul)
+    found = torch._C._get_fp32_precision_getter("cuda", "matmul")
+    assert _C.float32_matmul_math_on_cuda() == ("tf32" if found == "tf32" else "ieee")
+    torch._C._set_fp32_precision_setter("cuda", "matmul", "none")
+
+
 @pytest.mark.parametrize("allow", [True, False])
 def test_within_flags(allow):
     with torch.backends.cudnn.flags(allow_tf32=allow):

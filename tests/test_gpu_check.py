@@ -266,7 +266,7 @@ def test_smoke(on_cpu, tmp_path, capsys):
 
 def test_smoke_has_a_case_for_each_kind():
     chosen = list(smoke.cases())
-    assert len(set(chosen)) == len(chosen) == 7 * 4 * 2 - 2
+    assert len(set(chosen)) == len(chosen) == 7 * 5 * 2 - 2
     assert {case.math for case in chosen} == set(smoke.BOUNDS)
 
 
@@ -274,12 +274,12 @@ def test_smoke_has_a_case_for_each_kind():
 @pytest.mark.parametrize("math", smoke.BOUNDS)
 def test_smoke_passes_what_is_right(on_cpu, math, layout, monkeypatch):
     monkeypatch.setattr(smoke, "PROBLEMS", smoke.PROBLEMS[:1])
-    for direction in (*cases.DIRECTIONS, smoke.GRAD_BIAS):
+    for direction in (*cases.DIRECTIONS, smoke.GRAD_BIAS, smoke.MATMUL):
         (found,) = smoke.check(math, direction, layout)
         assert not found["wrong"], direction
 
 
-@pytest.mark.parametrize("direction", [*cases.DIRECTIONS, smoke.GRAD_BIAS])
+@pytest.mark.parametrize("direction", [*cases.DIRECTIONS, smoke.GRAD_BIAS, smoke.MATMUL])
 def test_smoke_sees_what_is_wrong(on_cpu, direction, monkeypatch):
     problem = testing.ASYMMETRIC[0]
     monkeypatch.setattr(smoke, "PROBLEMS", (problem,))

@@ -163,9 +163,16 @@ def test_cuda_decision(requested, torch_cuda, toolkit, has_sources, gpu_visible,
 
 
 def test_cuda_architectures():
-    assert build.choose_cuda_archs("7.5", [(9, 0)]) == "7.5"
+    assert build.choose_cuda_archs("8.6", [(9, 0)]) == "8.6"
+    assert build.choose_cuda_archs("Hopper", []) == "Hopper"
     assert build.choose_cuda_archs(None, [(9, 0), (8, 6), (9, 0)]) == "8.6;9.0+PTX"
     assert build.choose_cuda_archs(None, []) == "8.0;9.0+PTX"
+    # The kernels need 8.0: older GPUs beside newer ones are left out, alone they are no reason.
+    assert build.choose_cuda_archs(None, [(7, 5), (8, 9)]) == "8.9+PTX"
+    assert build.choose_cuda_archs(None, [(7, 5)]) == "8.0;9.0+PTX"
+    for archs, got in (("7.5", "7.5"), ("9.0;7.0+PTX", "7.0+PTX")):
+        with pytest.raises(SystemExit, match=f"8.0 or newer, got {re.escape(got)}"):
+            build.choose_cuda_archs(archs, [(9, 0)])
 
 
 def test_machine_code_of_all_architectures_is_made_from_one_ptx():
@@ -357,7 +364,10 @@ def test_no_compiler(tmp_path):
     [
         ("echo 'trial.cpp:1: error: no such header'; exit 1", "error: no such header"),
         ("exit 1", "cannot build an empty program"),
-        ('case "$*" in *-std=*) exit 1;; esac', "is too old: torch's headers need c++20"),
+        (
+            'case "$*" in *-std=*) exit 1;; esac',
+            "is too old: torch's headers and the vector code need c++20",
+        ),
         ('case "$*" in *-fopenmp*) exit 1;; esac', "cannot build OpenMP programs"),
     ],
 )

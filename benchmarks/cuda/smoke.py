@@ -27,9 +27,10 @@ from benchmarks.cuda.children import START_S, WORKER, Child, Lost, Refused
 from benchmarks.cuda.journal import Journal
 from benchmarks.cuda.text import Table
 from conv2d_ext import testing
-from conv2d_ext.testing import Problem, Tensors, float64_oracle, make_tensors, real_layer
+from conv2d_ext.testing import Oracle, Problem, Tensors, float64_oracle, make_tensors, real_layer
 
 GRAD_BIAS = "grad_bias"
+MATMUL = "matmul"  # the GEMM of each problem, as matrices
 # The largest error allowed, over the sum of the absolute values of an element's products.
 BOUNDS = {
     "float32": 4e-6,
@@ -67,7 +68,7 @@ class Case:
 def cases() -> Iterator[Case]:
     """The most telling first."""
     for layout in FORMATS:
-        for direction in (*DIRECTIONS, GRAD_BIAS):
+        for direction in (*DIRECTIONS, GRAD_BIAS, MATMUL):
             for math in BOUNDS:
                 if (direction, math) != (GRAD_BIAS, "TF32"):  # which is float32's
                     yield Case(math, direction, layout)
@@ -80,6 +81,8 @@ def check(math: str, direction: str, layout: str) -> list[dict]:
     """For each problem its error, or what is wrong with it. A CUDA error is raised."""
     dtype = torch.float32 if math == "TF32" else getattr(torch, math)
     found = []
+    torch.set_num_threads(2)  # other cases run beside this one
+    torch.backends.cuda.matmul.allow_tf32 = math == "TF32"
     with torch.backends.cudnn.flags(allow_tf32=math == "TF32"):
         for problem in PROBLEMS:
             if direction != GRAD_BIAS or problem.bias:
@@ -91,20 +94,14 @@ def _check_problem(
     problem: Problem, dtype: torch.dtype, direction: str, layout: str, bound: float
 ) -> dict:
     start = time.monotonic()
-    tensors = make_tensors(problem, dtype)
-    oracle = getattr(
-        float64_oracle(problem, tensors), "output" if direction == "forward" else direction
-    )
-    there = Tensors(
-        *(
-            t
-            if t is None
-            else t.to(device.NAME).contiguous(
-                memory_format=FORMATS[layout] if t.dim() == 4 else torch.contiguous_format
-            )
-            for t in tensors
+    if direction == MATMUL:
+        tensors, oracle = _product(problem, dtype, layout)
+    else:
+        tensors = make_tensors(problem, dtype)
+        oracle = getattr(
+            float64_oracle(problem, tensors), "output" if direction == "forward" else direction
         )
-    )
+    there = Tensors(*(t if t is None else _laid_out(t.to(device.NAME), layout) for t in tensors))
     call = _call(problem, there, direction, layout)
     results = [call() for _ in range(2)]
     device.synchronize()
@@ -117,6 +114,26 @@ def _check_problem(
         wrong = "other bits the second time"
     seconds = time.monotonic() - start
     return {"problem": str(problem), "error": error, "wrong": wrong, "seconds": seconds}
+
+
+def _laid_out(tensor: Tensor, layout: str) -> Tensor:
+    return tensor.contiguous(memory_format=FORMATS[layout]) if tensor.dim() == 4 else tensor
+
+
+def _product(problem: Problem, dtype: torch.dtype, layout: str) -> tuple[Tensors, Oracle]:
+    """(pixels, K) times (K, channels), and a bias; by columns where images are channels_last."""
+    m, n, k = problem.gemm_mnk
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=wide, generator=generator).to(dtype)
+
+    first, second, bias = draw(n, k), draw(k, m), draw(m)
+    if layout == "channels_last":
+        first, second = first.t().contiguous().t(), second.t().contiguous().t()
+    a, b, c = first.to(wide), second.to(wide), bias.to(wide)
+    return Tensors(first, second, bias, None), Oracle(a @ b + c, None, a.abs() @ b.abs() + c.abs())
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -136,6 +153,8 @@ def _call(problem: Problem, tensors: Tensors, direction: str, layout: str) -> Ca
     if direction == "grad_weight":
         size, stride = list(weight.shape), list(weight.stride())
         return lambda: ops.conv2d_grad_weight(grad_output, input, size, stride, *arguments)
+    if direction == MATMUL:
+        return lambda: ops.matmul(input, weight, bias)
     return lambda: ops.conv2d_grad_bias(grad_output)
 
 
@@ -195,7 +214,7 @@ def main(argv: Sequence[str] | None = None, command: Sequence[str] = WORKER) -> 
 
 
 def _print_summary(records: Sequence[dict]) -> None:
-    columns = [(d, layout) for d in (*DIRECTIONS, GRAD_BIAS) for layout in FORMATS]
+    columns = [(d, layout) for d in (*DIRECTIONS, GRAD_BIAS, MATMUL) for layout in FORMATS]
     headings = [f"{direction} {layout}" for direction, layout in columns]
     table = Table("smoke: the largest error, over the sum of absolute products", "", *headings)
     for math in BOUNDS:

@@ -37,6 +37,14 @@ int result_vector(const ConvCall& call, const ConvParams& p, int64_t result, boo
   return 0;
 }
 
+// Copies of 16 bytes take an address from every tap, also from one beyond the image, which reads nothing: it must be
+// aligned, which the stride of an image of one row or column need not be.
+template <class Params>
+void drop_strides_of_single_lines(Params& p) {
+  if (p.source_rows == 1) p.source_h = 0;
+  if (p.source_cols == 1) p.source_w = 0;
+}
+
 cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, int64_t weight, const void* bias,
                         int64_t bias_stride, TensorView result, int64_t result_elements, void* workspace,
                         cudaStream_t stream) {
@@ -60,6 +68,7 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
   tile.result_over_m = lies_over_channels(p.result_m, p.m, p.result_w);
   if (size_of(plan.dtype) == 2 && plan.engine == Engine::kImplicitGemm)
     tile.result_vector = result_vector(call, p, tile.result, tile.result_over_m);
+  if (plan.engine == Engine::kImplicitGemm) drop_strides_of_single_lines(p);
 
   // As many phases at a time as the parameters hold.
   const auto rows = static_cast<int>(call.rows.phases.size()), cols = static_cast<int>(call.cols.phases.size());
@@ -169,6 +178,7 @@ cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTen
     return launch_direct_weight(plan.dtype, g, direct);
   }
   const GemmKernel& kernel = gemm_table(plan.dtype, plan.math).kernels[plan.variant];
+  drop_strides_of_single_lines(g);
   g.channels_fastest = channels_last || plan.vector_b == Vectors::kOverX;
   tile.a_over_k = !lies_over_channels(g.grad_m, g.m, g.grad_w);
   tile.b_over_k = !channels_last;

@@ -359,9 +359,9 @@ __global__ void __launch_bounds__(kDirectThreads) add_pixel_sums(const __grid_co
   const int64_t channel = int64_t{blockIdx.x} * kDirectThreads + threadIdx.x;
   if (channel >= p.channels) return;
   const Sum* const partials = reinterpret_cast<const Sum*>(p.partials);
-  Sum sum = partials[channel];
-  for (int64_t segment = 1; segment < p.segments; ++segment) sum = add(sum, partials[segment * p.channels + channel]);
-  store_result(reinterpret_cast<T*>(p.result) + channel, sum);
+  CompensatedSum<Sum> sum{partials[channel]};
+  for (int64_t segment = 1; segment < p.segments; ++segment) sum.add(partials[segment * p.channels + channel]);
+  store_result(reinterpret_cast<T*>(p.result) + channel, sum.total());
 }
 
 }  // namespace conv2d_ext::cuda

@@ -26,6 +26,26 @@ bool allows_tf32(const Context& context, bool (Context::*reader)(Operation) cons
   }
 }
 
+// What cuBLAS's handles are told. allowTF32CuBLAS() raises from torch 2.9 on where the new flags alone were set, as
+// torch.mm does not. The reader takes strings in 2.9, then enums; 2.8 has none.
+template <class Context, class Precision, class Backend, class Operation>
+bool reads_tf32(const Context& context, Precision (Context::*reader)(Backend, Operation) const) {
+  if constexpr (std::is_enum_v<Backend>) {
+    return (context.*reader)(Backend::CUDA, Operation::MATMUL) == Precision::TF32;
+  } else {
+    return (context.*reader)("cuda", "matmul") == "tf32";
+  }
+}
+
+template <class Context>
+auto matmul_allows_tf32(const Context& context, int) -> decltype(&Context::float32Precision, bool()) {
+  return reads_tf32(context, &Context::float32Precision);
+}
+template <class Context>
+bool matmul_allows_tf32(const Context& context, long) {
+  return context.allowTF32CuBLAS();
+}
+
 }  // namespace
 
 Float32Math float32_math() {
@@ -34,7 +54,7 @@ Float32Math float32_math() {
 }
 
 Float32Math float32_matmul_math() {
-  return at::globalContext().allowTF32CuBLAS() ? Float32Math::kTF32 : Float32Math::kIeee;
+  return matmul_allows_tf32(at::globalContext(), 0) ? Float32Math::kTF32 : Float32Math::kIeee;
 }
 
 }  // namespace conv2d_ext::cuda

@@ -354,9 +354,17 @@ __global__ void __launch_bounds__(kReduceTile)
   const int64_t x = geometry.tile.x0 + threadIdx.x;
   if (x >= geometry.x_count()) return;
   const int64_t first = geometry.partial_address(x) + geometry.tile.m0 * geometry.partial_step();
-  Sum sum = *reinterpret_cast<const Sum*>(first);
-  for (int32_t segment = 1; segment < geometry.segments(); ++segment)
-    sum = add(sum, *reinterpret_cast<const Sum*>(first + segment * geometry.partial_segment()));
+  const auto partial = [&](int32_t segment) {
+    return *reinterpret_cast<const Sum*>(first + segment * geometry.partial_segment());
+  };
+  Sum sum = partial(0);
+  if constexpr (Geometry::kCompensates) {
+    CompensatedSum<Sum> all{sum};
+    for (int32_t segment = 1; segment < geometry.segments(); ++segment) all.add(partial(segment));
+    sum = all.total();
+  } else {
+    for (int32_t segment = 1; segment < geometry.segments(); ++segment) sum = add(sum, partial(segment));
+  }
   sum = add(sum, geometry.bias() != nullptr ? geometry.template bias_at<Element>(0) : zero_of<Sum>());
   store_result(reinterpret_cast<Element*>(geometry.result_address(x) + geometry.tile.m0 * geometry.result_step()), sum);
 }

@@ -34,6 +34,29 @@ template <class T>
 __device__ __forceinline__ Complex<T> conjugate(Complex<T> a) {
   return {a.re, -a.im};
 }
+// A sum of many values, one after the other, and what the additions rounded away (two-sum), which is added at the end
+// unless it is NaN, as after an infinity.
+template <class T>
+struct CompensatedSum {
+  T sum, lost = 0;
+  __device__ __forceinline__ void add(T value) {
+    const T next = sum + value, taken = next - sum;
+    lost += (sum - (next - taken)) + (value - taken);
+    sum = next;
+  }
+  __device__ __forceinline__ T total() const { return sum + (lost == lost ? lost : T(0)); }
+};
+template <class T>
+struct CompensatedSum<Complex<T>> {
+  CompensatedSum<T> re, im;
+  __device__ __forceinline__ explicit CompensatedSum(Complex<T> first) : re{first.re}, im{first.im} {}
+  __device__ __forceinline__ void add(Complex<T> value) {
+    re.add(value.re);
+    im.add(value.im);
+  }
+  __device__ __forceinline__ Complex<T> total() const { return {re.total(), im.total()}; }
+};
+
 template <class T>
 __device__ __forceinline__ Complex<T> multiply_add(Complex<T> a, Complex<T> b, Complex<T> c) {
   return {multiply_add(-a.im, b.im, multiply_add(a.re, b.re, c.re)),

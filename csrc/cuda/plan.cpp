@@ -23,6 +23,8 @@ int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
 
 constexpr int64_t kMostSide = int64_t{1} << 30;
 constexpr int64_t kMostItems = (int64_t{1} << 31) - 1;
+// No tile is longer: the kernels round K up to whole tiles in 32 bits.
+constexpr int64_t kMostTileK = 64;
 
 const char* size_error(const Conv2dProblem& p) {
   const int64_t sides[] = {p.in_h + p.pad_top + p.pad_bottom,
@@ -41,7 +43,7 @@ const char* size_error(const Conv2dProblem& p) {
     if (side >= kMostSide) return "an image, padded, must have fewer than 2^30 rows and columns on CUDA";
   if (std::max(p.in_channels, p.out_channels) > kMostItems) return "there must be fewer than 2^31 channels on CUDA";
   const int64_t channels = std::max(p.in_channels_per_group(), p.out_channels_per_group()) + kChannelGroup;
-  if (p.kernel_h > kMostItems / p.kernel_w || channels > kMostItems / p.taps())
+  if (p.kernel_h > kMostItems / p.kernel_w || channels > (kMostItems - kMostTileK) / p.taps())
     return "a sum must have fewer than 2^31 products on CUDA";
   return "";
 }
@@ -413,7 +415,7 @@ Plan plan_matmul(const MatmulSizes& size, DType dtype, Float32Math math, ConstMa
                  const MatrixView& result, const Machine& machine) {
   Plan plan = base_plan(Direction::kForward, dtype, math);
   if (size.m >= kMostSide) plan.error = "a matrix must have fewer than 2^30 rows on CUDA";
-  if (std::max({size.batch, size.n, size.k}) > kMostItems - kChannelGroup)
+  if (std::max({size.batch, size.n, size.k}) > kMostItems - kMostTileK)
     plan.error = "a batch, the columns of a matrix and a sum must be fewer than 2^31 on CUDA";
   if (plan.error[0] != '\0' || size.batch == 0 || size.n == 0) return plan;
   return plan_conv(Direction::kForward, dtype, math, matmul_call(size, dtype, mat1, mat2, result), mat1.data, mat2.data,

@@ -46,6 +46,9 @@ GEMMS = (
     Problem("3 channels to 20, many pixels", 1, 3, (23, 31), 20, (2, 3)),
     Problem("20 channels to 20, many pixels", 1, 20, (21, 33), 20, (1, 2)),
     Problem("130 channels", 1, 130, (4, 5), 131, (1, 1)),
+    # Their strides along the single row and column are no multiples of 16 bytes.
+    Problem("3 x 3 onto one pixel", 2, 16, (3, 3), 24, (3, 3)),
+    Problem("3 x 3 on one pixel", 2, 16, (1, 1), 24, (3, 3), padding=(1, 1)),
 )
 SEGMENTS = (
     Problem("K in segments", 1, 150, (5, 6), 11, (3, 3), padding=(1, 1)),
