@@ -43,6 +43,7 @@ AXES = ("batch", "threads", "format", "run")
 RESULTS = ("output", "grad_input", "grad_weight")
 BATCHES = (2, 5)
 THREADS = (2, 3, 4)
+SMALL = " of 64x64"  # so end the names of layers for small images
 _IMAGES = max(BATCHES)
 
 # For each axis the results that differed.
@@ -137,7 +138,7 @@ def select_layers(pattern: str = "") -> list[Problem]:
     small = [
         dataclasses.replace(
             problem,
-            name=f"{problem.name} of 64x64",
+            name=f"{problem.name}{SMALL}",
             in_size=tuple(math.ceil(size * 64 / 224) for size in problem.in_size),
         )
         for problem in large

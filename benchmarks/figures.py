@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks import bits
 from benchmarks.problems import DENSE_CLASSES, LAYER_CLASSES
-from benchmarks.report import PAIRS, per_pixel, speedups
+from benchmarks.report import MODEL_PAIRS, PAIRS, per_pixel, speedups
 from benchmarks.results import ATEN, OURS, Document, Result, geomean
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -246,6 +246,8 @@ def share_section(document: Document) -> list[str]:
         lines += [f"- {CLASS_TITLES.get(name, name)}: {REASONS[name]}" for name in low]
     lines += [
         "",
+        "Above 100%: taps that lie in the padding count as FLOPs, and are left out.",
+        "",
         "`python -m benchmarks show benchmarks/results/layers.json --details` prints every "
         "layer's share.",
     ]
@@ -293,9 +295,12 @@ def _speed_caption(document: Document) -> str:
 
 
 def _bits_caption(document: dict) -> str:
+    small = [name for name in document["layers"] if name.endswith(bits.SMALL)]
+    large = [name for name in document["layers"] if not name.endswith(bits.SMALL)]
     return (
-        f"Counted over {_layers(document['layers'])}, for images of 224 × 224 and 64 × 64, "
-        f"float32. {_machine_line(document['machine'])}"
+        f"{_layers(large)} at 224 × 224, {len(small)} again at 64 × 64, float32, batches up to "
+        f"{max(bits.BATCHES)}, up to {max(bits.THREADS)} threads. "
+        f"{_machine_line(document['machine'])}"
     )
 
 
@@ -322,8 +327,8 @@ def _disturbed_line(document: Document) -> str:
         return ""
     shown = "shown and marked" if document.settings.get("allow_disturbed") else "left out"
     return (
-        f" Others used the machine during {len(document.disturbed)} of {len(document.results)} "
-        f"cases, which are {shown}."
+        f" {len(document.disturbed)} of {len(document.results)} cases were disturbed and are "
+        f"{shown}."
     )
 
 
@@ -360,20 +365,27 @@ def _layers_section(document: Document) -> list[str]:
 def _left_out(document: Document) -> list[str]:
     if not document.left_out:
         return []
-    return [f"Not measured: {len(document.left_out)} layers, for lack of time or memory.", ""]
+    reasons = ", ".join(dict.fromkeys(document.left_out.values()))
+    return [f"Not measured: {len(document.left_out)} layers ({reasons}).", ""]
 
 
 def _models_section(document: Document) -> list[str]:
     lines = ["## Whole models", "", _machine_line(document.machine) + _disturbed_line(document), ""]
-    head = ["model", "threads", *(f"{layout}, speedup" for _, _, layout in PAIRS)]
+    lines += [
+        "The speed over PyTorch's of the same model with its layers converted (`convert`), and as "
+        "it is in `batch_invariant`, which also computes attention, softmax, norms and pointwise "
+        "functions; evaluation, float32, in the same memory format.",
+        "",
+    ]
+    head = ["model", "threads", *(title for _, _, title in MODEL_PAIRS)]
     lines += [_line(head), _rule(head)]
     for result in document.usable:
-        ratios = [result.speedup(ours, peer) for ours, peer, _ in PAIRS]
+        ratios = [result.speedup(ours, peer) for ours, peer, _ in MODEL_PAIRS]
         cells = [f"{ratio:.2f}" if ratio else "" for ratio in ratios]
         mark = " (disturbed)" if result.disturbed else ""
         lines.append(_line([result.name + mark, str(result.threads), *cells]))
     means = []
-    for ours, peer, _ in PAIRS:
+    for ours, peer, _ in MODEL_PAIRS:
         ratios = speedups(document.usable, ours, peer)
         means.append(f"**{geomean(ratios):.2f}**" if ratios else "")
     lines.append(_line(["**geometric mean**", "", *means]))

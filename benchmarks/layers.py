@@ -15,7 +15,16 @@ import conv2d_ext
 from benchmarks.machine import available_bytes
 from benchmarks.measure import Call
 from benchmarks.problems import layer_class
-from benchmarks.results import ATEN, ATEN_LAST, OURS, OURS_LAST, PYTHON, Result
+from benchmarks.results import (
+    ATEN,
+    ATEN_LAST,
+    MODE,
+    MODE_LAST,
+    OURS,
+    OURS_LAST,
+    PYTHON,
+    Result,
+)
 from benchmarks.roofline import Roofline
 from conv2d_ext import reference
 from conv2d_ext.testing import Problem, Results, Tensors, aten_results, make_tensors
@@ -25,6 +34,8 @@ DIRECTIONS = (FORWARD, GRAD_INPUT, GRAD_WEIGHT, BOTH)
 
 _NCHW, _LAST = torch.contiguous_format, torch.channels_last
 FORMATS = {"NCHW": _NCHW, "channels_last": _LAST}
+
+_LIBRARY = (OURS, OURS_LAST, MODE, MODE_LAST)
 
 # Relative L2 errors that no correct implementation has. The tests hold the library to far tighter
 # bounds; this only makes sure that what is timed is the convolution.
@@ -172,7 +183,7 @@ def wrong_results(errors: Mapping[str, float], dtype: torch.dtype) -> dict[str, 
 
 def library_fault(faults: Mapping[str, str]) -> str | None:
     """Those faults that are this library's, as one line."""
-    return "; ".join(f"{n}: {why}" for n, why in faults.items() if n in (OURS, OURS_LAST)) or None
+    return "; ".join(f"{n}: {why}" for n, why in faults.items() if n in _LIBRARY) or None
 
 
 def draw(problem: Problem, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensors:

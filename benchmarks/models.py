@@ -1,4 +1,4 @@
-"""Whole networks of torchvision, with torch.nn.Conv2d and converted, in eval mode."""
+"""Whole networks of torchvision in eval mode: as they are, converted, and in `batch_invariant`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import conv2d_ext
 from benchmarks.layers import FORMATS, library_fault, wrong_results
 from benchmarks.measure import Call
-from benchmarks.results import ATEN, ATEN_LAST, OURS, OURS_LAST, Result
+from benchmarks.results import ATEN, ATEN_LAST, MODE, MODE_LAST, OURS, OURS_LAST, Result
 from benchmarks.roofline import Roofline
 
-MODELS = ("resnet18", "resnext50_32x4d", "mobilenet_v3_large")
-_NAMES = {"NCHW": (ATEN, OURS), "channels_last": (ATEN_LAST, OURS_LAST)}
+MODELS = ("resnet18", "resnext50_32x4d", "mobilenet_v3_large", "swin_t", "vit_b_32")
+_NAMES = {"NCHW": (ATEN, OURS, MODE), "channels_last": (ATEN_LAST, OURS_LAST, MODE_LAST)}
 _DTYPE = torch.float32
 
 
@@ -46,10 +46,11 @@ class ModelBlock:
             plain = copy.deepcopy(model).to(memory_format=FORMATS[layout])
             converted = conv2d_ext.convert(copy.deepcopy(plain))
             images = image.repeat(self._batch, 1, 1, 1).contiguous(memory_format=FORMATS[layout])
-            for name, network in zip(_NAMES[layout], (plain, converted), strict=True):
-                actual = _run(network, images[:1]).double()
+            contestants = ((_run, plain), (_run, converted), (_run_in_mode, plain))
+            for name, (run, network) in zip(_NAMES[layout], contestants, strict=True):
+                actual = run(network, images[:1]).double()
                 errors[name] = ((actual - expected).norm() / expected.norm()).item()
-                calls[name] = partial(_run, network, images)
+                calls[name] = partial(run, network, images)
         bad = wrong_results(errors, _DTYPE)
         for threads in self._threads:
             result = Result(
@@ -73,11 +74,20 @@ def _make_model(name: str) -> nn.Module:
 
     torch.manual_seed(0)
     model = getattr(torchvision.models, name)(weights=None)
-    # The statistics of a batch keep the activations of order one through all layers.
-    model.train()(torch.randn(8, 3, 64, 64))
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and not parameter.any():
+            torch.nn.init.trunc_normal_(parameter, std=0.02)  # vit's head: no result is zero
+    if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+        # The statistics of a batch keep the activations of order one through all layers.
+        model.train()(torch.randn(8, 3, 64, 64))
     return model.eval()
 
 
 @torch.no_grad()
 def _run(model: nn.Module, images: Tensor) -> Tensor:
     return model(images)
+
+
+def _run_in_mode(model: nn.Module, images: Tensor) -> Tensor:
+    with conv2d_ext.batch_invariant():
+        return _run(model, images)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
 from benchmarks.problems import LAYER_CLASSES
-from benchmarks.report import PAIRS, per_pixel
+from benchmarks.report import MODEL_PAIRS, PAIRS, per_pixel
 from benchmarks.results import ATEN, OURS, Document, Result, geomean
 
 _COLORS = dict(
@@ -251,17 +251,17 @@ def _roofline(results: Sequence[Result], roofline: dict, dtype: str) -> Figure:
 
 
 def _models(results: Sequence[Result]) -> Figure:
-    figure, panels = _grid(results, 7, 4)
-    figure.suptitle("whole models: speed converted over speed with torch.nn.Conv2d")
+    figure, panels = _grid(results, 9, 4)
+    figure.suptitle("whole models: speed over PyTorch's")
     for axes, cases in panels:
-        for shift, (ours, peer, layout) in zip((-0.2, 0.2), PAIRS, strict=True):
+        for shift, (ours, peer, title) in zip((-0.3, -0.1, 0.1, 0.3), MODEL_PAIRS, strict=True):
             ratios = [case.speedup(ours, peer) or 0.0 for case in cases]
             positions = [number + shift for number in range(len(cases))]
-            bars = axes.bar(positions, ratios, 0.38, label=layout)
+            bars = axes.bar(positions, ratios, 0.19, label=title)
             for bar, case in zip(bars, cases, strict=True):
                 if case.disturbed:
                     bar.set(edgecolor=bar.get_facecolor(), **_DISTURBED)
-            axes.bar_label(bars, fmt="%.2f", fontsize=7)
+            axes.bar_label(bars, fmt="%.2f", fontsize=6, rotation=90, padding=2)
         if any(case.disturbed for case in cases):
             axes.set_xlabel(_DISTURBED_NOTE, fontsize=7)
         axes.axhline(1, color="black", linewidth=0.8)

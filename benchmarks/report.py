@@ -15,6 +15,8 @@ from benchmarks.problems import DENSE_CLASSES, LAYER_CLASSES
 from benchmarks.results import (
     ATEN,
     ATEN_LAST,
+    MODE,
+    MODE_LAST,
     OURS,
     OURS_LAST,
     PYTHON,
@@ -25,6 +27,13 @@ from benchmarks.results import (
 
 # Ours, the peer in the same memory format, what the pair is called.
 PAIRS = ((OURS, ATEN, "NCHW"), (OURS_LAST, ATEN_LAST, "channels_last"))
+# The same of whole models.
+MODEL_PAIRS = (
+    (OURS, ATEN, "NCHW, converted"),
+    (MODE, ATEN, "NCHW, batch_invariant"),
+    (OURS_LAST, ATEN_LAST, "channels_last, converted"),
+    (MODE_LAST, ATEN_LAST, "channels_last, batch_invariant"),
+)
 
 
 def print_document(console: Console, document: Document, details: bool = False) -> None:
@@ -72,24 +81,28 @@ def summary_tables(results: Sequence[Result]) -> Iterator[Table]:
 
 
 def models_table(results: Sequence[Result]) -> Table:
-    table = _table("whole models, eval, forward: converted against torch.nn.Conv2d")
+    table = _table("whole models, eval, forward: times, and their ratios to PyTorch's")
     table.add_column("model")
     table.add_column("threads", justify="right")
-    for _, _, layout in PAIRS:
-        table.add_column(f"{layout}\nnn.Conv2d", justify="right")
-        table.add_column("converted", justify="right")
+    for ours, _, title in MODEL_PAIRS:
+        layout, what = title.split(", ")
+        if ours in (OURS, OURS_LAST):
+            table.add_column(f"{layout}\nPyTorch", justify="right")
+        table.add_column(what, justify="right")
         table.add_column("ratio", justify="right")
     for result in results:
         cells = [result.name, str(result.threads)]
-        for ours, peer, _ in PAIRS:
-            ratio = result.speedup(ours, peer)
-            cells += [_time(result, peer), _time(result, ours), _ratio(ratio)]
+        for ours, peer, _ in MODEL_PAIRS:
+            if ours in (OURS, OURS_LAST):
+                cells.append(_time(result, peer))
+            cells += [_time(result, ours), _ratio(result.speedup(ours, peer))]
         table.add_row(*cells)
     for threads in _distinct(r.threads for r in results):
         cells = ["geomean", str(threads)]
-        for ours, peer, _ in PAIRS:
+        for ours, peer, _ in MODEL_PAIRS:
             ratios = speedups([r for r in results if r.threads == threads], ours, peer)
-            cells += ["", "", f"{geomean(ratios):.2f}" if ratios else ""]
+            cells += [""] * (2 if ours in (OURS, OURS_LAST) else 1)
+            cells.append(f"{geomean(ratios):.2f}" if ratios else "")
         table.add_row(*cells, style="bold")
     return table
 

@@ -13,6 +13,7 @@ SCHEMA = 1
 
 OURS, OURS_LAST = "conv2d_ext NCHW", "conv2d_ext channels_last"
 ATEN, ATEN_LAST = "F.conv2d NCHW", "F.conv2d channels_last"
+MODE, MODE_LAST = "batch_invariant NCHW", "batch_invariant channels_last"  # of whole models
 PYTHON = "Python unfold + matmul"
 
 

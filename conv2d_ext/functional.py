@@ -238,8 +238,9 @@ class DirectionExplanation:
     tile_rows: int
     tile_cols: int
     tile_images: int
-    #: the number of accumulation chains that a sum over K is made of: each is summed from zero, and
-    #: they are added in order, long sums chunk by chunk (docs/design.md)
+    #: the number of accumulation chains that a sum over K is made of (on CUDA the field counts
+    #: segments, which are made of chains): each is summed from zero, and they are added in order,
+    #: long sums chunk by chunk (docs/design.md)
     k_segments: int
     #: products of the longest chain
     k_segment_length: int

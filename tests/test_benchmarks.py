@@ -56,6 +56,7 @@ from benchmarks.report import growth_tables, print_document  # noqa: E402
 from benchmarks.results import (  # noqa: E402
     ATEN,
     ATEN_LAST,
+    MODE,
     OURS,
     OURS_LAST,
     PYTHON,
@@ -442,7 +443,7 @@ def test_images_of_a_batch_have_their_format():
 @pytest.mark.slow
 def test_a_model_is_timed_converted_and_not():
     ((result, calls),) = ModelBlock("resnet18", 2, [1], ["NCHW"]).cases(fake_roofline())
-    assert list(calls) == [ATEN, OURS]
+    assert list(calls) == [ATEN, OURS, MODE]
     assert result.wrong is None
     assert max(result.errors.values()) < 1e-4
     networks = {name: call.args[0] for name, call in calls.items()}
@@ -450,6 +451,15 @@ def test_a_model_is_timed_converted_and_not():
         layers_of_kind = [m for m in networks[name].modules() if type(m) is kind]
         assert len(layers_of_kind) == 20
     assert calls[OURS]().shape == (2, 1000)
+    assert not torch.equal(calls[MODE](), calls[ATEN]()), "the mode was not on"
+
+
+@pytest.mark.slow
+def test_a_model_whose_head_is_zero_is_checked_all_the_same():
+    ((result, _),) = ModelBlock("vit_b_32", 1, [1], ["NCHW"]).cases(fake_roofline())
+    assert result.wrong is None
+    assert not result.left_out
+    assert 0 < max(result.errors.values()) < 1e-4
 
 
 # ---- problems
