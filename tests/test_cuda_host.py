@@ -147,8 +147,8 @@ def test_chains_of_direct_weight_gradients(math):
 
 
 def test_long_sums_that_have_a_mean():
-    """Up to 1024 segments of pixels are added one after the other. Seen to fail: 17 roundoffs of
-    grad_bias, 12 of grad_weight, without what the additions rounded away."""
+    """Up to 1024 segments of pixels are added one after the other. Seen to fail, without what the
+    additions rounded away: 6.6 roundoffs of grad_weight, 2.8 of grad_bias."""
     problem = Problem("many segments", 1, 9, (190, 190), 9, (1, 1), bias=True)
     tensors = make_tensors(problem, torch.float32)
     positive = tensors._replace(
@@ -159,7 +159,7 @@ def test_long_sums_that_have_a_mean():
         operands_of = (positive.grad_output, positive.input)[: 1 + (direction == "grad_weight")]
         answer = engine().run(direction, problem, *operands_of)
         error = getattr(exact, direction).max_scaled_error(answer.result)
-        assert error <= 3 * unit_roundoff(torch.float32), direction
+        assert error <= 1.5 * unit_roundoff(torch.float32), direction
 
 
 @over_maths

@@ -58,6 +58,7 @@ UNSPLIT = Machine(variant=0, split=0)
 # Has several tiles for its SM, on which two fit with rings of two stages.
 TWO_CTAS = Machine(sm_count=1, variant=0, split=0)
 WHOLE_PIXELS = Problem("24 pixels", 2, 16, (4, 6), 20, (1, 1))
+ONTO_ONE_PIXEL = Problem("onto one pixel", 2, 16, (3, 3), 24, (3, 3))
 FOUR_STEPS = Problem("4 steps", 1, 8, (5, 7), 33, (2, 4))
 PHASES_2 = Problem("2 phases", 1, 9, (7, 6), 10, (3, 3), (2, 2), (1, 1))
 # Two chains of the full length.
@@ -163,8 +164,8 @@ MUTATIONS = (
     ),
     _kernel(
         "a segment's partial sum is left out",
-        "for (int32_t segment = 1; segment <",
-        "for (int32_t segment = 2; segment <",
+        "segment = 1; segment < geometry.segments(); ++segment) sum =",
+        "segment = 2; segment < geometry.segments(); ++segment) sum =",
         problem=SEGMENTED,
     ),
     _in(
@@ -176,6 +177,26 @@ MUTATIONS = (
         "forward",
         "float32",
         SEGMENTED,
+    ),
+    _in(
+        "conv2d_cuda.cpp",
+        "taps outside of a single column have misaligned addresses",
+        "if (p.source_cols == 1) p.source_w = 0;",
+        "",
+        "conv2d_cuda.cpp",
+        "grad_input",
+        "bfloat16",
+        ONTO_ONE_PIXEL,
+    ),
+    _in(
+        "gemm_kernel.cuh",
+        "a segment of pixels is left out",
+        "segment = 1; segment < geometry.segments(); ++segment) all",
+        "segment = 2; segment < geometry.segments(); ++segment) all",
+        "gemm_f32.cu",
+        "grad_weight",
+        "float32",
+        SEGMENTS[4],
     ),
     _in(
         "direct_kernel.cuh",
