@@ -29,7 +29,7 @@ CONV2D_LIMIT kTilePixels = 600;
 // all result channels read again, takes a third of L2.
 CONV2D_LIMIT kPanelBytes = 1536;
 // Rows of the weight this many bytes apart lie in pages of their own and in few sets of the caches. A copy of a
-// segment's, from this many pixels on, costs less.
+// segment's, from this many pixels on, costs less. So does a copy of such pixels of a weight gradient's input.
 CONV2D_LIMIT kFarRowsBytes = 2048;
 CONV2D_LIMIT kLeastPixelsToCopyRows = 192;
 // From this many result channels on, misaligned planes are copied.
