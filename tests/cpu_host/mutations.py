@@ -634,8 +634,8 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "no +0 is added to gradients of patch layers",
-        "Narrow<S>::from(add_scalar(sum, T{}))",
-        "Narrow<S>::from(sum)",
+        "Narrow<S>::from(add_scalar(get_lane(from, lane + t), T{}))",
+        "Narrow<S>::from(get_lane(from, lane + t))",
     ),
     M(
         "drivers/gemm.h",
@@ -781,6 +781,13 @@ MUTATIONS = (
         "rows of taps with gaps are taken as one",
         "phases.taps_h == 1 || phases.weight_i == phases.weight_j * phases.taps_w",
         "true",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "an input of several taps counts as its own patch",
+        "limits::tiling::kFarRowsBytes) return false;\n    return problem.taps() == 1 &&",
+        "limits::tiling::kFarRowsBytes) return false;\n    return",
+        sanitizer="address",
     ),
     M(
         "plan/patch_axis.h",
@@ -1062,8 +1069,8 @@ MUTATIONS = (
     M(
         "plan/patch_axis.cpp",
         "runs of taps overlap",
-        "axis.tap_pitch = positions;",
-        "axis.tap_pitch = positions - 1;",
+        "axis.tap_pitch = axis.run_length = positions;",
+        "axis.tap_pitch = (axis.run_length = positions) - 1;",
     ),
     M(
         "plan/patch_axis.cpp",

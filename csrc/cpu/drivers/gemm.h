@@ -364,7 +364,7 @@ struct ConvCall {
     for (int64_t c = 0; c < channels; ++c) {
       for (int64_t group = 0; group < groups; ++group) {
         const T value = widen_scalar(source[(group * gemm.m + c) * gemm.bias_stride]);
-        set_lane(bias + c / kPerVector * L, int(G ? group : c % L), value);
+        set_lane(bias, G ? c * L + group : c, value);
       }
     }
   }
@@ -453,14 +453,8 @@ struct ConvCall {
     const int64_t step = gemm.place_w.tap;
     const Interval in = indices_inside(col, step, run, gemm.destination_w);
     for (int64_t t = in.begin; t < in.end; ++t) {
-      T sum;
-      if constexpr (kHasTranspose<T>) {
-        sum = from[lane + t];
-      } else {
-        sum = get_lane(from + (lane + t) / L * L, int((lane + t) % L));
-      }
       // As with every other result a bias, here none, is added last.
-      row[(col + t * step) * gemm.destination_col] = Narrow<S>::from(add_scalar(sum, T{}));
+      row[(col + t * step) * gemm.destination_col] = Narrow<S>::from(add_scalar(get_lane(from, lane + t), T{}));
     }
   }
 

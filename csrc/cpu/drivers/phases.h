@@ -53,10 +53,11 @@ struct PhasesCall {
       }
       row += g.channels * g.taps();
     }
-    const auto axis = [](int64_t first, int64_t size) { return PatchAxis{size, 1, 1, 0, 1, size, 1, 0, first}; };
+    // All pixels that a phase reads, as they lie.
+    const GatherAxis rows{1, phases.first_row, 1}, cols{1, phases.first_col, 1};
     patch = lay_out_patch(patch_order(false, any.channels, any.source_c, any.source_col, any.source_w),
-                          axis(phases.first_row, phases.rows), axis(phases.first_col, phases.cols), tiling.tile_images,
-                          any.channels, L, sizeof(T));
+                          make_patch_axis(rows, 0, phases.rows, 0, 1), make_patch_axis(cols, 0, phases.cols, 0, 1),
+                          tiling.tile_images, any.channels, L, sizeof(T));
   }
 
   int64_t items() const { return tiling.items(phases); }

@@ -171,25 +171,28 @@ struct Vec<Complex<R>> {
   }
 };
 
-// One lane of a stored group of kLanes elements.
+// A lane of stored vectors, one after the other. One of complex numbers holds their real parts, then the imaginary
+// ones.
 template <class T>
-CONV2D_INLINE void set_lane(T* group, int lane, T value) {
-  group[lane] = value;
+CONV2D_INLINE void set_lane(T* vectors, int64_t lane, T value) {
+  vectors[lane] = value;
 }
 template <class R>
-CONV2D_INLINE void set_lane(Complex<R>* group, int lane, Complex<R> value) {
-  R* parts = reinterpret_cast<R*>(group);
-  parts[lane] = value.re;
-  parts[Vec<R>::kLanes + lane] = value.im;
+CONV2D_INLINE void set_lane(Complex<R>* vectors, int64_t lane, Complex<R> value) {
+  constexpr int L = Vec<R>::kLanes;
+  R* const parts = reinterpret_cast<R*>(vectors + lane / L * L);
+  parts[lane % L] = value.re;
+  parts[L + lane % L] = value.im;
 }
 template <class T>
-CONV2D_INLINE T get_lane(const T* group, int lane) {
-  return group[lane];
+CONV2D_INLINE T get_lane(const T* vectors, int64_t lane) {
+  return vectors[lane];
 }
 template <class R>
-CONV2D_INLINE Complex<R> get_lane(const Complex<R>* group, int lane) {
-  const R* parts = reinterpret_cast<const R*>(group);
-  return {parts[lane], parts[Vec<R>::kLanes + lane]};
+CONV2D_INLINE Complex<R> get_lane(const Complex<R>* vectors, int64_t lane) {
+  constexpr int L = Vec<R>::kLanes;
+  const R* const parts = reinterpret_cast<const R*>(vectors + lane / L * L);
+  return {parts[lane % L], parts[L + lane % L]};
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

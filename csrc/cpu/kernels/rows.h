@@ -1,4 +1,5 @@
-// The micro-kernels of gradients of one pixel: rows of a matrix times factors.
+// The micro-kernels of gradients of one pixel and of products of matrices with few rows: rows of a matrix times
+// factors.
 #pragma once
 
 #include "../isa/convert.h"
@@ -26,7 +27,7 @@ struct RowOperands {
   S* result;
   int64_t result_pitch, valid_results;
   bool first, last;
-  const T* bias = nullptr;  // NR elements, or zeros
+  const T* bias = nullptr;  // NR elements; nullptr stands for zeros
 };
 
 template <class S, class T, int MR, int NV, bool kPartial>

@@ -108,7 +108,7 @@ CONV2D_INLINE void pack_lanes(const LaneSource<S>& from, const Panel<T>& to, boo
   for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
     for (int64_t lane = 0; lane < width; ++lane) {
       const T value = lane < lanes ? widen_scalar(src[lane * lane_step]) : T{};
-      set_lane(dst + lane / L * L, int(lane % L), conj ? conjugate(value) : value);
+      set_lane(dst, lane, conj ? conjugate(value) : value);
     }
   }
 }

@@ -10,7 +10,7 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 // The zero-padded piece of a source that the pixels of one tile read, in scratch as
 //   planar          [image][channel][row][col]       or
 //   channel_inner   [image][row][col][channel]       whichever is nearer to the source's own order;
-//   lanes           [image][channel][row][col][L]    where vectors run over groups: element L is the group;
+//   lanes           [image][channel][row][col][L]    where vectors run over groups: the last index is the group;
 //   blocks          [image][block][tap][row][col]    of blocks of channels: each tap along the row has a copy of its
 //                                                    columns, so that the pixels of a tile are neighbours (pack/amx.h).
 // Zero padding becomes real zeros here, so that it multiplies like any other value (Inf * 0 = NaN).

@@ -219,12 +219,10 @@ CONV2D_INLINE void store_every_other_pixel(const TileSums<T>& sums, const TileTa
 // Any strides, one by one.
 template <class S, class T>
 void store_scattered(const TileSums<T>& sums, const TileTarget<S>& to) {
-  constexpr int L = Vec<T>::kLanes;
   for (int64_t m = 0; m < sums.channels; ++m) {
-    const int64_t group = m / L * L;
-    const T b = sums.bias ? get_lane(sums.bias + group, int(m % L)) : T{};
+    const T b = sums.bias ? get_lane(sums.bias, m) : T{};
     for (int64_t x = 0; x < sums.pixels; ++x) {
-      const T value = get_lane(sums.data + x * sums.pitch + group, int(m % L));
+      const T value = get_lane(sums.data + x * sums.pitch, m);
       to.data[x * to.x_step + m * to.m_step] = Narrow<S>::from(add_scalar(value, b));
     }
   }

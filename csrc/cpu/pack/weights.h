@@ -67,8 +67,7 @@ void pack_weight_of_taps(const ConvGemm& gemm, const S* weight, int64_t m, int64
                          tap % taps_w * gemm.weight_result_j;
     for (int64_t k = 0; k < channels; ++k) {
       const T value = widen_scalar(src[k * gemm.weight_c]);
-      set_lane(to.data + k * to.pitch + lane / Vec<T>::kLanes * Vec<T>::kLanes, int(lane % Vec<T>::kLanes),
-               gemm.conj_weight ? conjugate(value) : value);
+      set_lane(to.data + k * to.pitch, lane, gemm.conj_weight ? conjugate(value) : value);
     }
   }
 }

@@ -9,21 +9,14 @@ PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t p
   const int64_t reach = (taps - 1) * (gather.tap < 0 ? -gather.tap : gather.tap);
   const int64_t dense = saturating_add(saturating_mul(positions - 1, gather.step), reach + 1);
   const int64_t expanded = saturating_mul(positions, taps);
-  const int64_t first = gather.source(position0, tap0);
+  if (dense > expanded) return make_expanded_axis(gather, position0, positions, tap0, taps);
   PatchAxis axis{};
-  if (dense <= expanded) {
-    axis.size = dense;
-    axis.position_pitch = gather.step;
-    axis.tap_pitch = gather.tap;
-    axis.shift = gather.tap < 0 ? reach : 0;
-    axis.runs = 1;
-    axis.run_length = dense;
-    axis.run_step = 1;
-    axis.run_shift = 0;
-    axis.first = first - axis.shift;
-  } else {
-    return make_expanded_axis(gather, position0, positions, tap0, taps);
-  }
+  axis.size = axis.run_length = dense;
+  axis.position_pitch = gather.step;
+  axis.tap_pitch = gather.tap;
+  axis.shift = gather.tap < 0 ? reach : 0;
+  axis.runs = axis.run_step = 1;
+  axis.first = gather.source(position0, tap0) - axis.shift;
   return axis;
 }
 
@@ -32,10 +25,8 @@ PatchAxis make_expanded_axis(const GatherAxis& gather, int64_t position0, int64_
   PatchAxis axis{};
   axis.size = saturating_mul(positions, taps);
   axis.position_pitch = 1;
-  axis.tap_pitch = positions;
-  axis.shift = 0;
+  axis.tap_pitch = axis.run_length = positions;
   axis.runs = taps;
-  axis.run_length = positions;
   axis.run_step = gather.step;
   axis.run_shift = gather.tap;
   axis.first = gather.source(position0, tap0);

@@ -21,15 +21,12 @@ PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t p
 // The same with a run for each tap, so that neighbouring positions are neighbours whatever the stride.
 PatchAxis make_expanded_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0,
                              int64_t taps);
-// The axes of a patch of blocks (PatchOrder::kBlocks): the pixels of neighbouring columns and rows lie at one distance.
+// The rows of a patch of blocks (PatchOrder::kBlocks), whose columns are an expanded axis: the pixels of neighbouring
+// columns and rows lie at one distance.
 inline PatchAxis make_block_rows(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0,
                                  int64_t taps) {
   return gather.step == 1 ? make_patch_axis(gather, position0, positions, tap0, taps)
                           : make_expanded_axis(gather, position0, positions, tap0, taps);
-}
-inline PatchAxis make_block_cols(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0,
-                                 int64_t taps) {
-  return make_expanded_axis(gather, position0, positions, tap0, taps);
 }
 
 // Of the positions from 0 to before `positions` those all of whose taps lie in a source of `size` coordinates.
@@ -47,17 +44,14 @@ inline int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t tap
 
 // Planes of a patch: an odd number of cache lines, so that equal positions of successive planes fall into different
 // cache sets; small planes stay as they are.
-inline int64_t odd_lines(int64_t elements, int64_t element_size) {
-  if (elements < 1024 / element_size) return elements;
+inline int64_t odd_lines(int64_t elements, int64_t element_size, int64_t least_bytes = 1024) {
+  if (elements < least_bytes / element_size) return elements;
   const int64_t line = 64 / element_size;
-  const int64_t lines = div_up(elements, line);
-  return saturating_mul(lines | 1, line);
+  return saturating_mul(div_up(elements, line) | 1, line);
 }
 // The same for pixels whose channels lie together: a segment reads a few lines of each.
 inline int64_t odd_lines_of_channels(int64_t channels, int64_t element_size) {
-  if (channels < 512 / element_size) return channels;
-  const int64_t line = 64 / element_size;
-  return saturating_mul(div_up(channels, line) | 1, line);
+  return odd_lines(channels, element_size, 512);
 }
 
 // Scratch for the patch of `channels` planes of all images, in either layout: planar ones pad every plane, those with

@@ -69,7 +69,7 @@ struct ConvTiler {
       const bool in_blocks = gemm.per_step == kBlockChannels;
       const int64_t rows = in_blocks ? make_block_rows(gemm.axis_h, 0, t.tile_rows, 0, k.tap_rows).size
                                      : patch_size(gemm.axis_h, t.tile_rows, k.tap_rows);
-      const int64_t cols = in_blocks ? make_block_cols(gemm.axis_w, 0, t.tile_cols, 0, k.tap_cols).size
+      const int64_t cols = in_blocks ? make_expanded_axis(gemm.axis_w, 0, t.tile_cols, 0, k.tap_cols).size
                                      : patch_size(gemm.axis_w, t.tile_cols, k.tap_cols);
       const int64_t elements = saturating_mul(rows, cols, group_lanes());
       plane = saturating_mul(odd_lines(elements, vector.operand_size()), t.tile_images);

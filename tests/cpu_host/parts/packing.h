@@ -235,7 +235,7 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
   const int64_t j0 = random.between(0, taps_w - 1);
   p -= p0, q -= q0, taps_h -= i0, taps_w -= j0;
   const PatchAxis rows = in_blocks ? make_block_rows(h, p0, p, i0, taps_h) : make_patch_axis(h, p0, p, i0, taps_h);
-  const PatchAxis cols = in_blocks ? make_block_cols(w, q0, q, j0, taps_w) : make_patch_axis(w, q0, q, j0, taps_w);
+  const PatchAxis cols = in_blocks ? make_expanded_axis(w, q0, q, j0, taps_w) : make_patch_axis(w, q0, q, j0, taps_w);
   const Patch patch = lay_out_patch(order, rows, cols, images, elements, L, sizeof(T));
   const bool inner = order == PatchOrder::kChannelInner;
   const int64_t size = (images - 1) * patch.image_pitch + (inner ? 0 : (elements - 1) * patch.channel_pitch) +
