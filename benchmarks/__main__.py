@@ -51,7 +51,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_layers(commands.add_parser("layers", help="the layers of real networks, one by one"))
-    _add_models(commands.add_parser("models", help="whole networks, converted and not"))
+    _add_models(
+        commands.add_parser(
+            "models", help="whole networks: as they are, converted, in batch_invariant"
+        )
+    )
     _add_growth(commands.add_parser("growth", help="one layer on ever larger inputs"))
 
     show = commands.add_parser("show", help="print and draw a saved run again")

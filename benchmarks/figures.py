@@ -246,7 +246,8 @@ def share_section(document: Document) -> list[str]:
         lines += [f"- {CLASS_TITLES.get(name, name)}: {REASONS[name]}" for name in low]
     lines += [
         "",
-        "Above 100%: taps that lie in the padding count as FLOPs, and are left out.",
+        "Shares above 100% occur because products with the padding are counted, though kernels "
+        "skip them.",
         "",
         "`python -m benchmarks show benchmarks/results/layers.json --details` prints every "
         "layer's share.",
@@ -326,10 +327,7 @@ def _disturbed_line(document: Document) -> str:
     if not document.disturbed:
         return ""
     shown = "shown and marked" if document.settings.get("allow_disturbed") else "left out"
-    return (
-        f" {len(document.disturbed)} of {len(document.results)} cases were disturbed and are "
-        f"{shown}."
-    )
+    return f" Disturbed and {shown}: {len(document.disturbed)} of {len(document.results)} cases."
 
 
 def _layers_section(document: Document) -> list[str]:
@@ -377,15 +375,16 @@ def _models_section(document: Document) -> list[str]:
         "functions; evaluation, float32, in the same memory format.",
         "",
     ]
-    head = ["model", "threads", *(title for _, _, title in MODEL_PAIRS)]
+    pairs = [pair for pair in MODEL_PAIRS if speedups(document.usable, *pair[:2])]
+    head = ["model", "threads", *(title for _, _, title in pairs)]
     lines += [_line(head), _rule(head)]
     for result in document.usable:
-        ratios = [result.speedup(ours, peer) for ours, peer, _ in MODEL_PAIRS]
+        ratios = [result.speedup(ours, peer) for ours, peer, _ in pairs]
         cells = [f"{ratio:.2f}" if ratio else "" for ratio in ratios]
         mark = " (disturbed)" if result.disturbed else ""
         lines.append(_line([result.name + mark, str(result.threads), *cells]))
     means = []
-    for ours, peer, _ in MODEL_PAIRS:
+    for ours, peer, _ in pairs:
         ratios = speedups(document.usable, ours, peer)
         means.append(f"**{geomean(ratios):.2f}**" if ratios else "")
     lines.append(_line(["**geometric mean**", "", *means]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -255,13 +256,16 @@ def _models(results: Sequence[Result]) -> Figure:
     figure.suptitle("whole models: speed over PyTorch's")
     for axes, cases in panels:
         for shift, (ours, peer, title) in zip((-0.3, -0.1, 0.1, 0.3), MODEL_PAIRS, strict=True):
-            ratios = [case.speedup(ours, peer) or 0.0 for case in cases]
+            ratios = [case.speedup(ours, peer) or math.nan for case in cases]
+            if all(map(math.isnan, ratios)):
+                continue
             positions = [number + shift for number in range(len(cases))]
             bars = axes.bar(positions, ratios, 0.19, label=title)
             for bar, case in zip(bars, cases, strict=True):
                 if case.disturbed:
                     bar.set(edgecolor=bar.get_facecolor(), **_DISTURBED)
-            axes.bar_label(bars, fmt="%.2f", fontsize=6, rotation=90, padding=2)
+            labels = ["" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios]
+            axes.bar_label(bars, labels, fontsize=6, rotation=90, padding=2)
         if any(case.disturbed for case in cases):
             axes.set_xlabel(_DISTURBED_NOTE, fontsize=7)
         axes.axhline(1, color="black", linewidth=0.8)

@@ -30,6 +30,7 @@ LIBRARY = "libconv2d_ext.so"
 BINDINGS = "csrc/bindings.cpp"
 # Where no GPU is visible: A100, H100, and PTX that newer GPUs translate when they load it.
 DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
+_OLD_ARCHITECTURES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")  # torch's names of others
 OLDEST_CAPABILITY = (8, 0)  # cp.async, and the tensor cores' TF32 and bfloat16
 
 CXX_FLAGS = [
@@ -114,12 +115,13 @@ def decide_cuda(
 def choose_cuda_archs(requested: str | None, capabilities: list[tuple[int, int]]) -> str:
     """requested: TORCH_CUDA_ARCH_LIST. capabilities: those of the visible GPUs.
 
-    GPUs that are too old for the kernels are built for only where they are asked for, as an error.
+    Visible GPUs that are too old are left out. Raises BuildError where `requested` names one.
     """
     if requested:
         for name in _arch_names(requested):
             numbers = re.match(r"(\d+)\.(\d)", name)
-            if numbers and tuple(map(int, numbers.groups())) < OLDEST_CAPABILITY:
+            is_old = numbers and tuple(map(int, numbers.groups())) < OLDEST_CAPABILITY
+            if is_old or re.split(r"\W", name)[0] in _OLD_ARCHITECTURES:
                 raise BuildError(
                     f"TORCH_CUDA_ARCH_LIST={requested}: wanted compute capability "
                     f"{'.'.join(map(str, OLDEST_CAPABILITY))} or newer, got {name}."
@@ -259,12 +261,14 @@ def setup_arguments(root: Path) -> dict:
         has_sources=find_sources(root, cuda=True) != find_sources(root, cuda=False),
         gpu_visible=torch.cuda.is_available(),
     )
-    cuda_archs = None
+    cuda_archs = too_old = None
     nvcc_flags = NVCC_FLAGS
     if decision.build:
         devices = range(torch.cuda.device_count())
         capabilities = [torch.cuda.get_device_capability(device) for device in devices]
         cuda_archs = choose_cuda_archs(os.environ.get("TORCH_CUDA_ARCH_LIST"), capabilities)
+        if any(pair < OLDEST_CAPABILITY for pair in capabilities):
+            too_old = "GPUs below compute capability 8.0 are visible, which the kernels can't use"
         os.environ["TORCH_CUDA_ARCH_LIST"] = cuda_archs
         nvcc_flags = [*NVCC_FLAGS, *gencode_flags(cuda_archs)]
     # Headers in system folders give no warnings: so ours can be compiled with -Wextra beside
@@ -282,7 +286,7 @@ def setup_arguments(root: Path) -> dict:
         extra_compile_args={"cxx": cxx_flags, "nvcc": nvcc_flags},
         extra_link_args=["-fopenmp"],
     )
-    warnings = (decision.warning,) if decision.warning else ()
+    warnings = tuple(sentence for sentence in (decision.warning, too_old) if sentence)
     command = _build_ext_with_torch(cuda_archs, warnings)
     return {
         "ext_modules": [extension],

@@ -72,8 +72,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Differentiable to any order, in reverse and forward mode, under torch.func, torch.compile and
     autocast.
 
-    Raises TypeError for arguments of a wrong type, NotImplementedError for other dtypes, and
-    RuntimeError for sizes, dtypes and devices that don't fit together, in F.linear's words.
+    Raises TypeError for arguments of a wrong type, NotImplementedError for other dtypes (for
+    integers on CUDA RuntimeError), and RuntimeError for sizes, dtypes and devices that don't fit
+    together, in F.linear's words.
     """
     if is_compiling():
         return torch.ops.conv2d_ext.linear(input, weight, bias)
@@ -238,9 +239,9 @@ class DirectionExplanation:
     tile_rows: int
     tile_cols: int
     tile_images: int
-    #: the number of accumulation chains that a sum over K is made of (on CUDA the field counts
-    #: segments, which are made of chains): each is summed from zero, and they are added in order,
-    #: long sums chunk by chunk (docs/design.md)
+    #: the number of accumulation chains of a sum over K (on CUDA that of segments, each of one or
+    #: more chains): each is summed from zero, and they are added in order, long sums chunk by chunk
+    #: (docs/design.md)
     k_segments: int
     #: products of the longest chain
     k_segment_length: int

@@ -40,7 +40,7 @@ void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2, const std::opt
   TORCH_CHECK_NOT_IMPLEMENTED(is_integer || is_complex || dtype == at::kFloat || dtype == at::kDouble ||
                                   dtype == at::kBFloat16 || dtype == at::kHalf,
                               "matmul: not implemented for ", dtype);
-  // A plain error: fake tensors would put one of their own, without its words, in the place of a "not implemented".
+  // Not a "not implemented" error: fake tensors replace those by their own, without this message.
   TORCH_CHECK(!is_integer || !is_cuda_or_fake(mat1), "\"addmm_cuda\" not implemented for '", dtype, "'");
   TORCH_CHECK(mat1.sym_size(-1) == mat2.sym_size(-2), "mat1 and mat2 shapes cannot be multiplied (", mat1.sym_size(-2),
               "x", mat1.sym_size(-1), " and ", mat2.sym_size(-2), "x", mat2.sym_size(-1), ")");
@@ -186,22 +186,19 @@ c10::SymInt product_of(c10::SymIntArrayRef sizes) {
   return product;
 }
 
-// (..., K) as the rows of a matrix or, where only that is a view, as a batch of matrices: permuted images are such.
-// Rows that neither holds are copied.
+// (..., K) as one matrix where that is a view, else as a batch of matrices where that is one (permuted images), else as
+// a copied matrix. By reshape, which a trace records for inputs of any strides.
 Tensor as_matrices(const Tensor& input) {
   const auto sizes = input.sym_sizes();
   const auto above = sizes.slice(0, sizes.size() - 1);
   const c10::SymDimVector rows{product_of(above), sizes.back()};
-  if (input.is_contiguous()) {
-    return input.view_symint(rows);
-  }
   const auto is_view = [&](const c10::SymDimVector& wanted) {
     return at::detail::computeStride(sizes, input.sym_strides(), wanted).has_value();
   };
   for (size_t batch = 1; batch < above.size() && !is_view(rows); ++batch) {
     const c10::SymDimVector matrices{product_of(above.slice(0, batch)), product_of(above.slice(batch)), sizes.back()};
     if (is_view(matrices)) {
-      return input.view_symint(matrices);
+      return input.reshape_symint(matrices);
     }
   }
   return input.reshape_symint(rows);

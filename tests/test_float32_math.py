@@ -145,7 +145,7 @@ def test_the_old_setting_of_matrix_products(precision):
 @pytest.mark.parametrize("matmul", NEW, ids=str)
 def test_the_new_settings_of_matrix_products(matmul, everything, old):
     """What cuBLAS's handles ask for: the operation's setting, else CUDA's, else everything's. The
-    old flag's reader raises where both kinds were set; torch.mm does not."""
+    old setting's reader raises where it differs from the new one; torch.mm does not."""
     torch.set_float32_matmul_precision(old)
     _set_new(UNSET, UNSET, everything)
     if matmul is not UNSET:

@@ -170,7 +170,10 @@ def test_cuda_architectures():
     # The kernels need 8.0: older GPUs beside newer ones are left out, alone they are no reason.
     assert build.choose_cuda_archs(None, [(7, 5), (8, 9)]) == "8.9+PTX"
     assert build.choose_cuda_archs(None, [(7, 5)]) == "8.0;9.0+PTX"
-    for archs, got in (("7.5", "7.5"), ("9.0;7.0+PTX", "7.0+PTX")):
+    for archs, got in (
+        ("7.5", "7.5"), ("9.0;7.0+PTX", "7.0+PTX"), ("9.0 Turing", "Turing"),
+        ("Kepler+Tesla", "Kepler+Tesla"),
+    ):  # fmt: skip
         with pytest.raises(SystemExit, match=f"8.0 or newer, got {re.escape(got)}"):
             build.choose_cuda_archs(archs, [(9, 0)])
 

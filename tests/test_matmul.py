@@ -199,6 +199,32 @@ class TestLinear:
                 results.append((output, *torch.autograd.grad(output, leaves, grad)))
             assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
 
+    def test_traces_hold_for_other_strides(self):
+        """Of images whose permutation is contiguous, run with those for which it is not."""
+        layer = conv2d_ext.Linear(6, 7).requires_grad_(False)
+
+        def run(images: torch.Tensor) -> torch.Tensor:
+            return layer(images.permute(0, 2, 3, 1))
+
+        images = torch.randn(2, 6, 3, 5)
+        last = images.contiguous(memory_format=torch.channels_last)
+        for example, other in ((last, images), (images, last)):
+            assert same_bits(torch.jit.trace(run, example)(other), run(other))
+
+    def test_exports_with_a_size_that_data_decides(self):
+        class Chosen(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = conv2d_ext.Linear(6, 7)
+
+            def forward(self, images: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+                return self.layer(images[mask].permute(0, 2, 3, 1))
+
+        module, images = Chosen(), torch.randn(4, 6, 3, 5)
+        exported = torch.export.export(module, (images, torch.tensor([True, False, True, True])))
+        mask = torch.tensor([False, True, True, False])
+        assert same_bits(exported.module()(images, mask), module(images, mask))
+
     def test_weight_of_one_row_without_its_dimension(self):
         input, weight = torch.randn(4, 5), torch.randn(5)
         torch.testing.assert_close(conv2d_ext.linear(input, weight), F.linear(input, weight))

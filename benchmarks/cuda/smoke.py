@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import os
 import re
@@ -82,12 +83,24 @@ def check(math: str, direction: str, layout: str) -> list[dict]:
     dtype = torch.float32 if math == "TF32" else getattr(torch, math)
     found = []
     torch.set_num_threads(2)  # other cases run beside this one
-    torch.backends.cuda.matmul.allow_tf32 = math == "TF32"
-    with torch.backends.cudnn.flags(allow_tf32=math == "TF32"):
+    with _allowing_tf32(math == "TF32"):
         for problem in PROBLEMS:
             if direction != GRAD_BIAS or problem.bias:
                 found.append(_check_problem(problem, dtype, direction, layout, BOUNDS[math]))
     return found
+
+
+@contextlib.contextmanager
+def _allowing_tf32(allow: bool) -> Iterator[None]:
+    """In convolutions and matrix products."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = allow
+    try:
+        with torch.backends.cudnn.flags(allow_tf32=allow):
+            yield
+    finally:
+        matmul.allow_tf32 = before
 
 
 def _check_problem(

@@ -175,7 +175,7 @@ class TaskExplainer {
     e_.workspace_bytes_per_thread = workspace_bytes;
   }
 
-  KBlocking blocking(const ConvGemm& g) const { return block_k(g.geometry(), vector_.limits); }
+  KBlocking blocking(const ConvGemm& g) const { return block_k(g, vector_.limits); }
 
   // The GEMM's sizes, and the chains that its sums are made of.
   void set_gemm(const ConvGemm& g) {
@@ -208,7 +208,7 @@ class TaskExplainer {
   // ---- the drivers
 
   void explain_dot(const ConvGemm& g) {
-    const DotBlocking k = block_dot(g.geometry(), dot_.width, vector_.limits);
+    const DotBlocking k = block_dot(g, dot_.width, vector_.limits);
     const DotTiling t = tile_dot(g, k, dot_, threads_);
     const bool single = t.images == 1;
     name_kernel("dot_ukernel", single ? dot_.single_rows : dot_.rows, single ? 1 : dot_.columns, Widened::kAsLoaded);

@@ -37,8 +37,8 @@ int result_vector(const ConvCall& call, const ConvParams& p, int64_t result, boo
   return 0;
 }
 
-// Copies of 16 bytes take an address from every tap, also from one beyond the image, which reads nothing: it must be
-// aligned, which the stride of an image of one row or column need not be.
+// Copies of 16 bytes need an aligned address even for taps outside of the image, which read nothing. The stride along a
+// side of length 1 may be unaligned: nothing else needs it, so it becomes 0.
 template <class Params>
 void drop_strides_of_single_lines(Params& p) {
   if (p.source_rows == 1) p.source_h = 0;

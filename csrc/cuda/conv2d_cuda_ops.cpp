@@ -17,6 +17,8 @@ namespace conv2d_ext::cuda {
 
 Machine machine_of(c10::DeviceIndex device) {
   const cudaDeviceProp* const properties = at::cuda::getDeviceProperties(device);  // cached by PyTorch
+  TORCH_CHECK(properties->major >= 8, "conv2d on CUDA needs a GPU of compute capability 8.0 or newer, but device ",
+              static_cast<int>(device), " (", properties->name, ") has ", properties->major, ".", properties->minor);
   return with_wants({properties->multiProcessorCount, static_cast<int>(properties->sharedMemPerBlockOptin)});
 }
 

@@ -26,8 +26,9 @@ bool allows_tf32(const Context& context, bool (Context::*reader)(Operation) cons
   }
 }
 
-// What cuBLAS's handles are told. allowTF32CuBLAS() raises from torch 2.9 on where the new flags alone were set, as
-// torch.mm does not. The reader takes strings in 2.9, then enums; 2.8 has none.
+// What cuBLAS's handles are told. From torch 2.9 on allowTF32CuBLAS() raises where the old setting and the new one
+// differ, for example after the new one alone was set; torch.mm does not. The reader takes strings in 2.9, then
+// enums; 2.8 has none.
 template <class Context, class Precision, class Backend, class Operation>
 bool reads_tf32(const Context& context, Precision (Context::*reader)(Backend, Operation) const) {
   if constexpr (std::is_enum_v<Backend>) {

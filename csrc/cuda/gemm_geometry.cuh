@@ -55,7 +55,7 @@ struct ConvGeometry {
   using Params = ConvParams;
   static constexpr int kGroup = GROUP;
   static constexpr bool kStoresVectors = true;
-  static constexpr bool kCompensates = false;  // the same sums are added within a CTA
+  static constexpr bool kCompensates = false;  // an unsplit CTA adds the same segments plainly
 
   // item: number of the tile, times `segments` where each has an item of its own.
   __device__ ConvGeometry(const Params& params, uint32_t item, int64_t segments, int tile_m, int tile_x, int tile_k)
@@ -207,7 +207,7 @@ struct WeightGeometry {
   using Params = WeightParams;
   static constexpr int kGroup = 1;
   static constexpr bool kStoresVectors = false;  // a gradient's sums mostly pass through the workspace
-  static constexpr bool kCompensates = true;     // up to 1024 segments, whose sums may have a mean
+  static constexpr bool kCompensates = true;     // up to 1024 segments, whose sums may have one sign
 
   __device__ WeightGeometry(const Params& params, uint32_t item, int64_t segments, int tile_m, int tile_x, int tile_k)
       : p(params) {

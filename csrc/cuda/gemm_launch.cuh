@@ -107,6 +107,7 @@ constexpr GemmKernel gemm_entry(const char* name, GemmKind kind, int ctas_per_sm
   kernel.kind = kind;
   kernel.tile_m = Tiling::kTileM;
   kernel.tile_x = Tiling::kTileX;
+  static_assert(Tiling::kTileK <= kMostTileK);
   kernel.tile_k = Tiling::kTileK;
   kernel.threads = kernel.vector_threads = Tiling::kThreads;
   kernel.ctas_per_sm = kernel.vector_ctas_per_sm = ctas_per_sm;

@@ -84,6 +84,9 @@ struct WeightParams {
                           // sum
 };
 
+// No tile is longer. The kernels round K up to whole tiles in 32 bits: the planner leaves room for that.
+constexpr int64_t kMostTileK = 64;
+
 // Results of a CTA of reduce_partials, all of one m.
 constexpr int kReduceTile = 256;
 

@@ -34,8 +34,8 @@ template <class T>
 __device__ __forceinline__ Complex<T> conjugate(Complex<T> a) {
   return {a.re, -a.im};
 }
-// A sum of many values, one after the other, and what the additions rounded away (two-sum), which is added at the end
-// unless it is NaN, as after an infinity.
+// A sum of many values in order. What each addition rounds away (two-sum) is summed apart and added at the end; after
+// an infinity that is NaN, and is left out.
 template <class T>
 struct CompensatedSum {
   T sum, lost = 0;

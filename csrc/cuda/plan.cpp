@@ -23,8 +23,6 @@ int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
 
 constexpr int64_t kMostSide = int64_t{1} << 30;
 constexpr int64_t kMostItems = (int64_t{1} << 31) - 1;
-// No tile is longer: the kernels round K up to whole tiles in 32 bits.
-constexpr int64_t kMostTileK = 64;
 
 const char* size_error(const Conv2dProblem& p) {
   const int64_t sides[] = {p.in_h + p.pad_top + p.pad_bottom,

@@ -161,7 +161,7 @@ void check_other_rules() {
           for (const int64_t rows : {1, 2}) {
             describe("dtype %d, %d channels, %d results, %d taps, %d rows", int(dtype), int(channels), int(m),
                      int(taps * taps), int(rows));
-            const ImageGemm gemm{1, m, channels, taps, taps, rows, 1, 1, false};
+            const ImageGemm gemm{1, m, channels, taps, taps, rows, 1};
             const int64_t products = channels * taps * taps;
             const bool real = dtype != DType::kComplex64 && dtype != DType::kInt32;
             // K >= 16 and at least 1024 weights a group, of one result pixel and a real floating-point type.
@@ -179,8 +179,8 @@ void check_other_rules() {
     }
   }
   describe("patch layers and vectors over groups take no pairs");
-  expect(!takes_pairs({1, 64, 8, 1, 1, 7, 7, 4, true}, avx512), "patch layer");
-  expect(!takes_pairs({64, 6, 6, 3, 3, 7, 7, 1, false}, avx512), "over groups");
+  expect(!takes_pairs({1, 64, 8, 1, 1, 7, 7, 2, 2, true}, avx512), "patch layer");
+  expect(!takes_pairs({64, 6, 6, 3, 3, 7, 7}, avx512), "over groups");
 }
 
 // ---- patches of an axis
@@ -192,7 +192,7 @@ void check_order_of_products() {
     for (int64_t rows : {1, 2, 1000}) {
       for (int64_t columns : {1, 5, 4096}) {
         describe("product: %d rows, %d columns, k %d", int(rows), int(columns), int(k));
-        ImageGemm gemm{1, columns, k, 1, 1, 1, rows, 1, /*is_gradient=*/false};
+        ImageGemm gemm{1, columns, k, 1, 1, 1, rows};
         gemm.is_matmul = true;
         expect(!sums_as_dots(gemm, DType::kFloat32) && !sums_as_dots(gemm, DType::kBFloat16), "no dots");
         expect(takes_pairs(gemm, avx512) == (k > 1), "pairs");
@@ -273,7 +273,7 @@ void check_panels() {
 void expect_scratch(int64_t bytes) { expect(bytes >= 0 && bytes <= limits::kMaxScratchBytes, "scratch"); }
 
 void check_conv_tiling(const ConvGemm& g, const VectorShape& vector, bool over_groups, int threads) {
-  const KBlocking k = block_k(g.geometry(), vector.limits);
+  const KBlocking k = block_k(g, vector.limits);
   const ConvTiling t = tile_conv(g, k, vector, over_groups, threads);
   expect_cut(g.batch, t.tile_images, t.tiles_n, "images");
   expect_cut(g.rows, t.tile_rows, t.tiles_h, "rows");
@@ -334,7 +334,7 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
   begin_part(std::string("tiling: ") + short_name(task.driver));
   switch (task.driver) {
     case Driver::kDot: {
-      const DotBlocking k = block_dot(g->geometry(), isa.dot.width, vector.limits);
+      const DotBlocking k = block_dot(*g, isa.dot.width, vector.limits);
       const DotTiling t = tile_dot(*g, k, isa.dot, threads);
       expect_cut(g->batch, t.images, t.blocks_n, "images");
       expect_cut(g->m, t.rows, t.blocks_m, "rows");
@@ -409,7 +409,7 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       return expect_scratch(scratch_bytes(*g, t, vector));
     }
     case Driver::kPixels: {
-      const KBlocking k = block_k(g->geometry(), vector.limits);
+      const KBlocking k = block_k(*g, vector.limits);
       const PixelTiling t = tile_pixel_conv(*g, k, vector, size_of(task.call->dtype), threads);
       expect(t.tile_images == 1 && t.tiles_n == g->batch, "images");
       expect_cut(g->rows, t.tile_rows, t.tiles_h, "rows");

@@ -254,7 +254,7 @@ void check_scratch(const char* driver, int64_t bytes) {
 }
 
 void plan_gemm(const char* driver, const ConvGemm& g, bool over_groups, const Draw& d, const VectorShape& vector) {
-  const KBlocking k = block_k(g.geometry(), vector.limits);
+  const KBlocking k = block_k(g, vector.limits);
   check_scratch(driver, lay_out_scratch(tile_conv(g, k, vector, over_groups, d.threads), k, vector).bytes);
 }
 
@@ -272,7 +272,7 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
   const Conv2dProblem& p = task.call->problem;
   switch (task.driver) {
     case Driver::kDot: {
-      const DotBlocking k = block_dot(task.gemm->geometry(), isa.dot.width, vector.limits);
+      const DotBlocking k = block_dot(*task.gemm, isa.dot.width, vector.limits);
       return check_scratch("dots", lay_out_scratch(tile_dot(*task.gemm, k, isa.dot, d.threads), isa.dot).bytes);
     }
     case Driver::kRows:
@@ -307,7 +307,7 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
           "few planes",
           scratch_bytes(*task.gemm, tile_few_planes(*task.gemm, vector, size_of(d.dtype), d.threads), vector));
     case Driver::kPixels: {
-      const KBlocking k = block_k(task.gemm->geometry(), vector.limits);
+      const KBlocking k = block_k(*task.gemm, vector.limits);
       const PixelTiling t = tile_pixel_conv(*task.gemm, k, vector, size_of(d.dtype), d.threads);
       return check_scratch("pixels", lay_out_scratch(t, k, vector).bytes);
     }

@@ -28,8 +28,9 @@ CONV2D_LIMIT kTilePixels = 600;
 // The same where vectors run over pixels and weights are not packed, in bytes of a plane: the patch of a segment, which
 // all result channels read again, takes a third of L2.
 CONV2D_LIMIT kPanelBytes = 1536;
-// Rows of the weight this many bytes apart lie in pages of their own and in few sets of the caches. A copy of a
-// segment's, from this many pixels on, costs less. So does a copy of such pixels of a weight gradient's input.
+// Rows of the weight this many bytes apart lie in pages of their own and in few sets of the caches: from
+// kLeastPixelsToCopyRows pixels on, copying a segment's costs less. So does copying a weight gradient's input whose
+// pixels lie this far apart.
 CONV2D_LIMIT kFarRowsBytes = 2048;
 CONV2D_LIMIT kLeastPixelsToCopyRows = 192;
 // From this many result channels on, misaligned planes are copied.

@@ -40,7 +40,7 @@ struct DepthwiseCall {
 
   DepthwiseCall(const ConvGemm& g, int num_threads)
       : gemm(g),
-        chain(block_k(g.geometry(), vector_shape<T>().limits).chain),
+        chain(block_k(g, vector_shape<T>().limits).chain),
         tiling(tile_depthwise(g, vector_shape<T>(), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())) {}
 

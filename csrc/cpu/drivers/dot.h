@@ -29,7 +29,7 @@ struct DotCall {
 
   DotCall(const ConvGemm& g, int num_threads)
       : gemm(g),
-        k(block_dot(g.geometry(), W, vector_shape<T>().limits)),
+        k(block_dot(g, W, vector_shape<T>().limits)),
         tiling(tile_dot(g, k, dot_shape<S>(), num_threads)),
         layout(lay_out_scratch(tiling, dot_shape<S>())),
         weight_is_dense(dot_is_dense(g, g.weight_c, g.weight_i, g.weight_j)),

@@ -62,7 +62,7 @@ struct ConvCall {
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
-        k(block_k(g.geometry(), vector_shape<T>().limits)),
+        k(block_k(g, vector_shape<T>().limits)),
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
         order(kTakesBlocks<T>
                   ? PatchOrder::kBlocks

@@ -42,7 +42,7 @@ struct PhasesCall {
     int64_t row = 0;
     for (int f = 0; f < phases.count; ++f) {
       const ConvGemm& g = phases.gemm[f];
-      k[f] = block_k(g.geometry(), vector_shape<T>().limits);
+      k[f] = block_k(g, vector_shape<T>().limits);
       first_row[f] = row;
       for (int64_t i = 0; i < g.taps_h; ++i) {
         for (int64_t j = 0; j < g.taps_w; ++j) {

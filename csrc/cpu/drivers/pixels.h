@@ -33,7 +33,7 @@ struct PixelCall {
 
   PixelCall(const ConvGemm& g, int num_threads)
       : gemm(g),
-        k(block_k(g.geometry(), vector_shape<T>().limits)),
+        k(block_k(g, vector_shape<T>().limits)),
         tiling(tile_pixel_conv(g, k, vector_shape<T>(), sizeof(S), num_threads)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
         bias_first(g.starts_from_bias()) {}

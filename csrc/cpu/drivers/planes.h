@@ -23,7 +23,7 @@ struct FewPlanesCall {
 
   FewPlanesCall(const ConvGemm& g, int num_threads)
       : gemm(g),
-        k(block_k(g.geometry(), vector_shape<T>().limits)),
+        k(block_k(g, vector_shape<T>().limits)),
         tiling(tile_few_planes(g, vector_shape<T>(), sizeof(S), num_threads)) {}
 
   int64_t items() const { return tiling.items(gemm); }

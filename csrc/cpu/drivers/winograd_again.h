@@ -23,7 +23,7 @@ class WinogradAgain {
       : gemm_(gemm),
         layout_(layout),
         piece_(piece),
-        k_(block_k(gemm.geometry(), vector_shape<T>().limits)),
+        k_(block_k(gemm, vector_shape<T>().limits)),
         order_(patch_order(false, k_.segment_channels, gemm.source_c, gemm.source_col, gemm.source_w)),
         m_(m),
         vectors_(vectors),

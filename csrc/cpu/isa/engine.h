@@ -17,7 +17,7 @@ struct Engine {
   int (*rows)(DType, int64_t vectors);  // MR of the GEMM micro-kernels that are so many vectors wide
   // The engine of integers, whose vectors are as wide everywhere. nullptr: this one.
   const Engine* (*integers)();
-  // The engines of products of bfloat16 pairs, which runs kPairs and kColumns, and of AMX tiles. Or nullptr.
+  // The engine of bfloat16 pairs, which runs kPairs and kColumns, and that of AMX tiles; nullptr where there is none.
   const Engine* pairs;
   const Engine* amx;
 };

@@ -4,8 +4,7 @@
 #if defined(__x86_64__)
 #include <memory>
 
-#include "../pointwise/pointwise.h"
-#include "../reduce/reduce.h"
+#include "tables_in_use.h"
 
 #define CONV2D_ISA avx512
 #define CONV2D_NATIVE_VEC "vec_avx512.h"

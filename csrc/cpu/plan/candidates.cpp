@@ -120,7 +120,7 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
     advantage = 1.1;
   } else if (pointwise) {
     const bool one_set = g.axis_w.step == 1 && saturating_mul(g.source_c, size) % 4096 == 0;
-    const auto in_place = [&] { return reads_pixels_in_place(g, block_k(g.geometry(), vector.limits), vector, size); };
+    const auto in_place = [&] { return reads_pixels_in_place(g, block_k(g, vector.limits), vector, size); };
     advantage = one_set || in_place() ? 1.05 : 1.0;
   }
   // A single vector of result channels costs a load for each product. With AVX-512 and float32 that shows, against
@@ -173,8 +173,8 @@ struct Tasks {
 
  private:
   void give(const ConvGemm& gemm) const {
-    const bool pairs = isa.has_pairs && takes_pairs(gemm.geometry(), isa.vector);
-    const bool amx = isa.has_amx && takes_amx(gemm.geometry());
+    const bool pairs = isa.has_pairs && takes_pairs(gemm, isa.vector);
+    const bool amx = isa.has_amx && takes_amx(gemm);
     const bool has_rows = !pairs && !amx && (gemm.is_gradient || gemm.is_matmul);
     if (has_rows && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
       return visit_rows(Driver::kRows, gemm, isa.vector.limits);
@@ -212,7 +212,7 @@ struct Tasks {
 
 void visit_forward(const Tasks& tasks) {
   const ConvGemm whole = forward_gemm(tasks.call);
-  if (sums_as_dots(whole.geometry(), tasks.call.dtype)) return tasks.visit(Driver::kDot, whole);
+  if (sums_as_dots(whole, tasks.call.dtype)) return tasks.visit(Driver::kDot, whole);
   const bool in_bands =
       for_each_forward_gemm(tasks.call, whole, [&](const ConvGemm& gemm) { tasks.visit_candidate(gemm); });
   if (in_bands) tasks.visit(Driver::kPadding);

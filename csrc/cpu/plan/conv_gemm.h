@@ -16,12 +16,8 @@ namespace conv2d_ext::cpu {
 //       weight[g, m, c, i, j] * source[n, g, c, axis_h.source(p, i), axis_w.source(q, j)]
 //
 // with zero for source coordinates outside [0, source_h) x [0, source_w). An axis' tap may be negative.
-struct ConvGemm {
-  int64_t batch, groups;
-  int64_t m;         // result channels per group
-  int64_t channels;  // reduced channels per group
-  int64_t taps_h, taps_w;
-  int64_t rows, cols;  // result positions
+struct ConvGemm : ImageGemm {
+  int64_t batch;
   int64_t source_h, source_w;
   GatherAxis axis_h, axis_w;
 
@@ -30,8 +26,6 @@ struct ConvGemm {
   const void* weight;
   int64_t weight_g, weight_m, weight_c, weight_i, weight_j;
   bool conj_weight;
-  bool is_gradient;  // a GEMM of grad_input
-  bool is_matmul;    // ImageGemm says what for
   const void* bias;  // or nullptr
   int64_t bias_stride;
   void* destination;
@@ -41,7 +35,6 @@ struct ConvGemm {
   // result channel for every (channel, tap), m = channels * result_taps(). Channel (c, i, j) of position (p, q) is
   //   destination[n, g, c, place_h.source(p, i), place_w.source(q, j)],
   // and is dropped where that lies outside destination_h x destination_w. weight_m and destination_m belong to c.
-  int64_t result_taps_h = 1, result_taps_w = 1;
   int64_t weight_result_i = 0, weight_result_j = 0;
   GatherAxis place_h{}, place_w{};
   int64_t destination_h = 0, destination_w = 0;
@@ -57,30 +50,10 @@ struct ConvGemm {
 
   int64_t single_channels() const { return per_step * channels - missing; }
   int64_t source_g() const { return single_channels() * (source_c / per_step); }
-  int64_t taps() const { return taps_h * taps_w; }
   // A sum of few steps starts from the bias; a longer one starts from zero and has it added last. (AMX tiles start from
   // zero.)
   bool starts_from_bias() const { return channels * taps() <= kBiasFirstProducts && per_step != kBlockChannels; }
-  int64_t result_taps() const { return result_taps_h * result_taps_w; }
-  ImageGemm geometry() const {
-    ImageGemm image{};
-    image.groups = groups;
-    image.m = m;
-    image.channels = channels;
-    image.taps_h = taps_h;
-    image.taps_w = taps_w;
-    image.rows = rows;
-    image.cols = cols;
-    image.result_taps = result_taps();
-    image.is_gradient = is_gradient;
-    image.is_matmul = is_matmul;
-    return image;
-  }
 };
-
-inline bool lanes_are_groups(const ConvGemm& gemm, const VectorShape& vector) {
-  return gemm.result_taps() == 1 && lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector);
-}
 
 // The GEMM as kernels take it whose step of a sum is so many neighbouring channels (takes_pairs, takes_amx).
 ConvGemm in_steps(const ConvGemm& gemm, int64_t channels);

@@ -100,15 +100,15 @@ bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector) {
   // Few result channels are better off with vectors over pixels; patch layers' gradients and images of one pixel have
   // kernels of their own, which don't take pairs.
   if (gemm.is_matmul) return gemm.channels > 1;
-  const bool over_groups = gemm.result_taps == 1 && lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector);
-  return gemm.channels > 1 && gemm.pixels() > 1 && gemm.m >= kLeastPairsChannels && gemm.result_taps == 1 &&
+  const bool over_groups = lanes_are_groups(gemm, vector);
+  return gemm.channels > 1 && gemm.pixels() > 1 && gemm.m >= kLeastPairsChannels && gemm.result_taps() == 1 &&
          !over_groups;
 }
 
 bool takes_amx(const ImageGemm& gemm) {
   if (gemm.is_matmul) return gemm.channels >= kLeastAmxChannels;
   return gemm.channels >= kLeastAmxChannels && gemm.m >= kLeastAmxChannels && gemm.pixels() > 1 &&
-         gemm.result_taps == 1;
+         gemm.result_taps() == 1;
 }
 
 bool takes_amx_weight(const Conv2dProblem& p) {

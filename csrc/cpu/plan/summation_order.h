@@ -14,17 +14,21 @@
 
 namespace conv2d_ext::cpu {
 
-// What the order of a sum may be read from.
+// What the order of a sum may be read from: of a GEMM (ConvGemm, plan/conv_gemm.h) neither batch nor strides.
 struct ImageGemm {
-  int64_t groups, m, channels;  // of a group: result channels and reduced channels
+  int64_t groups;
+  int64_t m;         // result channels per group
+  int64_t channels;  // reduced channels per group
   int64_t taps_h, taps_w;
-  int64_t rows, cols;   // result positions
-  int64_t result_taps;  // as in ConvGemm
-  bool is_gradient;
+  int64_t rows, cols;  // result positions
+  // More than 1: result channels are (channel, tap) pairs (ConvGemm).
+  int64_t result_taps_h = 1, result_taps_w = 1;
+  bool is_gradient = false;  // a GEMM of grad_input
   // Of matmul, which can't know which of its dimensions is a batch: the rules read `channels` alone.
-  bool is_matmul;
+  bool is_matmul = false;
   int64_t taps() const { return taps_h * taps_w; }
   int64_t pixels() const { return rows * cols; }
+  int64_t result_taps() const { return result_taps_h * result_taps_w; }
 };
 
 // Products in a segment, the piece of K whose weights are packed at once; taps of one channel, and output pixels of
@@ -92,6 +96,9 @@ struct VectorShape {
 // Whether vectors should run over groups instead of over one group's result channels (m of them, from `channels`). A
 // rule of order only because takes_pairs asks.
 bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector);
+inline bool lanes_are_groups(const ImageGemm& gemm, const VectorShape& vector) {
+  return gemm.result_taps() == 1 && lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector);
+}
 
 // Whether a bfloat16 problem goes to the kernels that take products in pairs, on a CPU that has them. `vector`: of the
 // kernels that do not.

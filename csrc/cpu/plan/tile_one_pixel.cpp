@@ -10,7 +10,9 @@ namespace {
 
 // Items that there should be for the threads to share, where each then has products enough.
 int64_t worthwhile_items(double products, int num_threads) {
-  return num_threads == 1 ? 1 : min64(4 * num_threads, int64_t(products / double(limit::kThreadProducts)));
+  // Clamped before it is an integer: expanded tensors have more products than one holds.
+  const double worthwhile = products / double(limit::kThreadProducts), most = 4.0 * num_threads;
+  return num_threads == 1 ? 1 : int64_t(worthwhile < most ? worthwhile : most);
 }
 
 }  // namespace
@@ -117,7 +119,7 @@ RowScratch lay_out_scratch(const RowProducts& p, const RowTiling& t, int64_t ele
 }
 
 RowProducts row_products(const ConvGemm& g, const ChainLimits& limits, Along along) {
-  const KBlocking k = block_k(g.geometry(), limits);
+  const KBlocking k = block_k(g, limits);
   RowProducts p{};
   p.along = along;
   p.groups = g.groups;

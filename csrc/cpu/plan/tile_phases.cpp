@@ -124,7 +124,7 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   s.c_tile = layout.take(tile_bytes);
   bool has_chunks = false;
   for (int f = 0; f < phases.count; ++f) {
-    has_chunks = has_chunks || block_k(phases.gemm[f].geometry(), vector.limits).has_chunks();
+    has_chunks = has_chunks || block_k(phases.gemm[f], vector.limits).has_chunks();
   }
   s.total_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
   s.lost_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;

@@ -20,7 +20,7 @@ FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector,
 }
 
 int64_t scratch_bytes(const ConvGemm& gemm, const FewPlanesTiling& tiling, const VectorShape& vector) {
-  const int64_t rows = block_k(gemm.geometry(), vector.limits).has_chunks() ? 4 : 2;
+  const int64_t rows = block_k(gemm, vector.limits).has_chunks() ? 4 : 2;
   return rows * gemm.m * padded_run(tiling, vector) * vector.element_size;
 }
 

@@ -133,7 +133,7 @@ WinogradScratch lay_out_scratch(const WinogradTiling& t, const ConvGemm& gemm, c
   const int64_t plane = odd_lines((tile_rows + 2) * (tile_cols + 2), size) * t.tile_images;
   const int64_t patch = patch_elements(plane, t.staged_channels, t.tile_images, size);
   const int64_t staged = max64(patch + 3 * vector.lanes, 9 * t.staged_channels * width);
-  const KBlocking direct = block_k(gemm.geometry(), vector.limits);
+  const KBlocking direct = block_k(gemm, vector.limits);
   ScratchLayout layout;
   s.square_offsets = layout.take_offsets(t.squares);
   s.channel_offsets = layout.take_offsets(t.block_channels);
