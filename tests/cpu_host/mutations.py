@@ -785,8 +785,8 @@ MUTATIONS = (
     M(
         "drivers/grad_weight.h",
         "an input of several taps counts as its own patch",
-        "limits::tiling::kFarRowsBytes) return false;\n    return problem.taps() == 1 &&",
-        "limits::tiling::kFarRowsBytes) return false;\n    return",
+        "    return problem.taps() == 1 &&\n           positions_inside(problem.rows()",
+        "    return positions_inside(problem.rows()",
         sanitizer="address",
     ),
     M(

@@ -56,8 +56,12 @@ struct GradWeightCall {
   // One tap that never lies in the padding: the input itself is the patch, whatever its strides.
   bool input_is_patch() const {
     if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
-    // Pixels that lie so far apart share few sets of the caches, and each block of channels would read them again.
-    if (input.stride[1] == 1 && input.stride[3] * int64_t(sizeof(S)) >= limits::tiling::kFarRowsBytes) return false;
+    // Pixels that lie so far apart share few sets of the caches, and each block of channels would read them again. (For
+    // a few results copying them would cost more than that.)
+    const int64_t pitch = input.stride[3] * int64_t(sizeof(S)), few = 64 / int64_t(sizeof(S));
+    if (input.stride[1] == 1 && pitch >= limits::tiling::kFarRowsBytes && problem.out_channels_per_group() > few) {
+      return false;
+    }
     return problem.taps() == 1 &&
            positions_inside(problem.rows(), 1, problem.out_h, problem.in_h).count() == problem.out_h &&
            positions_inside(problem.cols(), 1, problem.out_w, problem.in_w).count() == problem.out_w;
