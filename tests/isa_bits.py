@@ -48,8 +48,8 @@ def assert_same_bits(actual: Results, expected: Results, what: str) -> None:
 def assert_batch_changes_no_bit(
     problem: Problem, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> None:
-    """Output and input gradient of 300 images against those of fewer, from either end."""
-    most = 300
+    """Output and input gradient of many images against those of fewer, from either end."""
+    most = 130  # two blocks of images and a rest; other drivers take up to 64
     whole = dataclasses.replace(problem, batch=most)
     tensors = make_tensors(whole, dtype, device=device)
     together = output_and_grad_input(whole, tensors)
