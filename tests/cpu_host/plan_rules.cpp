@@ -62,7 +62,9 @@ const Documented kDocumented[] = {
 void check_k(const Documented& d, int64_t channels, int64_t taps_h, int64_t taps_w, bool is_gradient) {
   const int64_t taps = taps_h * taps_w, segment = taps == 1 ? d.pointwise_segment : d.segment;
   describe("%s: %d channels, %d x %d taps, gradient %d", d.name, int(channels), int(taps_h), int(taps_w), is_gradient);
-  const KBlocking k = block_k({1, 8, channels, taps_h, taps_w, 9, 9, 1, is_gradient}, d.limits);
+  ImageGemm gemm{1, 8, channels, taps_h, taps_w, 9, 9};
+  gemm.is_gradient = is_gradient;
+  const KBlocking k = block_k(gemm, d.limits);
   int64_t part_channels = 1, part_rows = taps_h, part_cols = taps_w;
   if (taps <= segment) {  // whole channels, of near-equal number
     int64_t most = 1;
