@@ -136,13 +136,10 @@ CALLS = (
 )
 over_calls = pytest.mark.parametrize("call", CALLS, ids=str)
 
-# What varies without the mode on every machine that runs several threads.
-VARIES = {
-    "sum of all",
-    "attention, one query",
-    "attention, three, mask",
-    "MultiheadAttention",
-}
+# What varies without the mode on every machine that runs several threads, and on most of them. (On
+# an Intel with AMX MKL's products don't follow the batch here.)
+VARIES = {"sum of all"}
+MOSTLY_VARIES = {"attention, one query", "attention, three, mask", "MultiheadAttention"}
 
 
 class Sample:
@@ -208,9 +205,12 @@ def test_bits(call, dtype):
         assert not list(Sample(call, dtype, layout).differences(mode=True)), layout
 
 
-@pytest.mark.parametrize("call", [c for c in CALLS if c.name in VARIES], ids=str)
+@pytest.mark.parametrize("call", [c for c in CALLS if c.name in VARIES | MOSTLY_VARIES], ids=str)
 def test_what_varies_without_the_mode(call):
-    assert list(Sample(call, torch.float32, "contiguous").differences(mode=False))
+    varies = bool(list(Sample(call, torch.float32, "contiguous").differences(mode=False)))
+    if not varies and call.name in MOSTLY_VARIES:
+        pytest.skip("PyTorch's products don't follow the batch on this CPU")
+    assert varies
 
 
 @over_calls

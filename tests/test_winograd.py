@@ -79,8 +79,10 @@ def is_winograd(direction) -> bool:
     return direction.engine.startswith(WINOGRAD)
 
 
-def takes_pairs(dtype) -> bool:
-    return dtype == torch.bfloat16 and conv2d_ext.build_config()["isa"] == "avx512_bf16"
+def takes_bfloat16(dtype) -> bool:
+    """Whether the CPU multiplies the dtype as it is, in pairs or in AMX tiles."""
+    isa = conv2d_ext.build_config()["isa"]
+    return dtype == torch.bfloat16 and isa.startswith(("avx512_bf16", "amx"))
 
 
 # ---- accuracy
@@ -280,7 +282,7 @@ def poison(tensor, kind, count=5):
 @over_problems
 def test_infinities(problem, where, kind, dtype):
     """Squares of a channel that meet one have the direct bits, and no other square changes."""
-    if takes_pairs(dtype):
+    if takes_bfloat16(dtype):
         pytest.skip("bfloat16 in pairs")
     tensors = make_tensors(problem, dtype)
     finite = winograd_results(problem, tensors)
@@ -402,9 +404,9 @@ def test_other_dtypes_are_direct(dtype):
     assert not is_winograd(explained(BASE, dtype).forward)
 
 
-def test_bfloat16_pairs_are_preferred():
+def test_instructions_for_bfloat16_are_preferred():
     plan = explained(BASE, torch.bfloat16)
-    assert is_winograd(plan.forward) != takes_pairs(torch.bfloat16)
+    assert is_winograd(plan.forward) != takes_bfloat16(torch.bfloat16)
 
 
 def test_eligibility_reads_no_batch():

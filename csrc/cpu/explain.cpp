@@ -7,6 +7,7 @@
 #include "base/numeric.h"
 #include "isa/engine.h"
 #include "plan/candidates.h"
+#include "plan/tile_amx.h"
 #include "plan/tile_depthwise.h"
 #include "plan/tile_gemm.h"
 #include "plan/tile_one_pixel.h"
@@ -123,6 +124,7 @@ class TaskExplainer {
       case Driver::kPixels:
         return explain_pixels(*task_.gemm);
       case Driver::kAmx:
+        return explain_amx(*task_.gemm);
       case Driver::kPairs:
       case Driver::kGemm:
         return explain_gemm(*task_.gemm, 1);
@@ -300,8 +302,15 @@ class TaskExplainer {
     const ConvTiling t = tile_conv(g, k, vector_, task_.driver == Driver::kGroups, threads_);
     name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups),
-             lay_out_scratch(t, k, vector_).bytes + div_up(t.shared_bytes, threads_));
+    set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups), lay_out_scratch(t, k, vector_).bytes);
+  }
+
+  void explain_amx(const ConvGemm& g) {
+    const KBlocking k = blocking(g);
+    const AmxTiling t = tile_amx(g, k, vector_, threads_);
+    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
+    set_tile(t.tile_images, t.tile_rows, t.tile_cols);
+    set_work(t.items(g.groups), lay_out_scratch(t, k, vector_).bytes + div_up(t.shared_bytes, threads_));
   }
 
   void explain_weight(WeightLanes lanes) {

@@ -206,9 +206,9 @@ MUTATIONS = (
     # ---- AMX
     M(
         "kernels/amx.h",
-        "a later pass overwrites the sums of the first",
-        "now.accumulate = operands.accumulate || s > 0;",
-        "now.accumulate = operands.accumulate;",
+        "sums of the segment before are dropped",
+        "if (!operands.accumulate) return",
+        "if (operands.depth != 0) return",
         **AMX,
     ),
     M(
@@ -221,8 +221,44 @@ MUTATIONS = (
     M(
         "kernels/amx.h",
         "rows that a rest lacks are stored",
-        "if (rows.count == kTileRows) return tile_store<N>",
+        "if (count == kTileRows) return tile_store<N>",
         "return tile_store<N>",
+        **AMX,
+    ),
+    M(
+        "drivers/amx.h",
+        "images continue one another across a border",
+        "image * operand.patch.image_pitch + x - image * pitches.image",
+        "x",
+        **AMX,
+    ),
+    M(
+        "drivers/amx.h",
+        "sums of a later run begin at the first row",
+        "item.row_tiles + first / kTileRows",
+        "item.row_tiles",
+        **AMX,
+    ),
+    M(
+        "plan/tile_amx.h",
+        "rows of sums begin without the border between them",
+        "(tile.rows - 1) * row + tile.cols;\n  return {row,",
+        "tile.rows * tile.cols;\n  return {tile.cols,",
+        **AMX,
+    ),
+    M(
+        "plan/tile_amx.cpp",
+        "no room behind the patch for the rows that the last tile lacks",
+        "t.block_channels), kAmxTileRows);",
+        "t.block_channels), 0);",
+        sanitizer="address",
+        **AMX,
+    ),
+    M(
+        "pack/store.h",
+        "sums of no pixel are stored",
+        "if (row >= runs || col >= run) continue;",
+        "if (row >= runs) continue;",
         **AMX,
     ),
     M(
@@ -247,7 +283,7 @@ MUTATIONS = (
         **AMX,
     ),
     M(
-        "drivers/gemm.h",
+        "drivers/amx.h",
         "shared weights of a kernel in pieces lie one upon the other",
         " + segment.tap_rows * segment.tap_col) * L",
         ") * L",

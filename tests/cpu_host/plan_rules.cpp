@@ -11,6 +11,7 @@
 #include "../../csrc/cpu/base/scratch.cpp"
 #include "../../csrc/cpu/plan/candidates.h"
 #include "../../csrc/cpu/plan/patch_axis.h"
+#include "../../csrc/cpu/plan/tile_amx.h"
 #include "../../csrc/cpu/plan/tile_depthwise.h"
 #include "../../csrc/cpu/plan/tile_gemm.h"
 #include "../../csrc/cpu/plan/tile_one_pixel.h"
@@ -292,6 +293,38 @@ void check_conv_tiling(const ConvGemm& g, const VectorShape& vector, bool over_g
   expect(t.kept_panels == 0 || t.tiles() > threads, "weights are kept for a thread's next tile");
   expect_scratch(lay_out_scratch(t, k, vector).bytes);
 }
+void check_amx_tiling(const ConvGemm& g, const VectorShape& vector, int threads) {
+  const KBlocking k = block_k(g, vector.limits);
+  const AmxTiling t = tile_amx(g, k, vector, threads);
+  expect_cut(g.batch, t.tile_images, t.tiles_n, "images");
+  expect_cut(g.rows, t.tile_rows, t.tiles_h, "rows");
+  expect_cut(g.cols, t.tile_cols, t.tiles_w, "columns");
+  expect(t.tile_images == 1 || (t.tiles_h == 1 && t.tiles_w == 1), "only whole images together");
+  expect_cut(div_up(g.m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
+  expect(t.block_channels % k.segment_channels == 0 && (k.blocks_h * k.blocks_w == 1 || t.block_channels == 1),
+         "blocks of whole segments");
+  expect(t.one_block == (t.block_channels >= g.channels && k.blocks_h * k.blocks_w == 1), "one block");
+  expect(t.sums % 16 == 0 && t.sums_at_once % 16 == 0 && t.sums_at_once <= t.sums, "whole tiles of sums");
+  expect(t.one_block || t.sums_at_once == t.sums, "runs of finished sums");
+  // A tile anywhere has as many sums, each pixel one of its own, and reads nothing behind its patch.
+  for (const int64_t number : {int64_t{0}, t.tiles() / 2, t.tiles() - 1}) {
+    const Tile tile = t.tile(number, g);
+    const PatchAxis rows = amx_patch_rows(g, tile, 0, k.tap_rows),
+                    cols = amx_patch_cols(g, t.expands, tile, 0, k.tap_cols);
+    const SumPitches pitches = amx_sum_pitches(g, tile, cols.run_length);
+    expect(pitches.row >= tile.cols && pitches.image >= (tile.rows - 1) * pitches.row + tile.cols, "pitches");
+    expect(round_up(tile.images * pitches.image, 16) <= t.sums, "sums of a tile");
+    const int64_t plane = tile.images * rows.size * cols.size;
+    expect(odd_lines(plane, 64) * min64(t.block_channels, g.channels) + 15 < t.patch_elements, "its patch");
+    expect(rows.position_pitch == 1 && cols.position_pitch == 1, "neighbours in the patch");
+    // From row to row as the sums go; from image to image too, but where they begin whole tiles.
+    expect(g.taps() != 1 || rows.size * cols.size == pitches.image, "images without borders");
+  }
+  const int64_t scratch = lay_out_scratch(t, k, vector).bytes;
+  expect_scratch(scratch);
+  expect(t.shared_bytes == 0 || t.tiles() > 1, "weights are shared between tiles");
+  expect(scratch + div_up(t.shared_bytes, threads) <= limits::kMaxThreadBytes, "shared weights");
+}
 void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, WeightLanes lanes, int threads) {
   const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
   const WeightTiling t = tile_grad_weight(p, pixels, vector, lanes, threads);
@@ -373,7 +406,7 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       return expect_scratch(lay_out_scratch(t, *task.phases, vector).bytes);
     }
     case Driver::kAmx:
-      return check_conv_tiling(*g, isa.amx, false, threads);
+      return check_amx_tiling(*g, isa.amx, threads);
     case Driver::kPairs:
       return check_conv_tiling(*g, isa.pairs, false, threads);
     case Driver::kWinograd: {

@@ -16,6 +16,7 @@
 
 #include "../../csrc/cpu/base/limits.h"
 #include "../../csrc/cpu/plan/candidates.h"
+#include "../../csrc/cpu/plan/tile_amx.h"
 #include "../../csrc/cpu/plan/tile_depthwise.h"
 #include "../../csrc/cpu/plan/tile_gemm.h"
 #include "../../csrc/cpu/plan/tile_one_pixel.h"
@@ -258,6 +259,16 @@ void plan_gemm(const char* driver, const ConvGemm& g, bool over_groups, const Dr
   check_scratch(driver, lay_out_scratch(tile_conv(g, k, vector, over_groups, d.threads), k, vector).bytes);
 }
 
+void plan_amx(const ConvGemm& g, const Draw& d, const VectorShape& vector) {
+  const KBlocking k = block_k(g, vector.limits);
+  const AmxTiling t = tile_amx(g, k, vector, d.threads);
+  const int64_t scratch = lay_out_scratch(t, k, vector).bytes;
+  check_scratch("amx", scratch);
+  const int64_t all = scratch + (t.shared_bytes + d.threads - 1) / d.threads;
+  largest["amx, with shared weights"] = std::max(largest["amx, with shared weights"], all);
+  if (t.shared_bytes < 0 || all > int64_t{4} << 20) fail(std::to_string(all) + " bytes a thread");
+}
+
 void plan_weight(const Conv2dProblem& p, const Draw& d, const VectorShape& vector, WeightLanes lanes) {
   const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
   const WeightTiling t = tile_grad_weight(p, pixels, vector, lanes, d.threads);
@@ -289,7 +300,7 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
       return check_scratch("phases", lay_out_scratch(t, *task.phases, vector).bytes);
     }
     case Driver::kAmx:
-      return plan_gemm("conv, amx", *task.gemm, false, d, isa.amx);
+      return plan_amx(*task.gemm, d, isa.amx);
     case Driver::kPairs:
       return plan_gemm("conv, pairs", *task.gemm, false, d, isa.pairs);
     case Driver::kWinograd: {

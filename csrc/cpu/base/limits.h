@@ -18,6 +18,7 @@ namespace conv2d_ext::cpu::limits {
 // What the README promises, at most 4 MiB a thread, is a thread's scratch and its share of a call's workspace (the
 // partials of grad_weight, kPartialBytes below). Tilings see to it that their scratch fits: they take fewer rows, then
 // columns, channels or images.
+inline constexpr int64_t kMaxThreadBytes = 4 * 1024 * 1024;
 inline constexpr int64_t kMaxScratchBytes = 3 * 1024 * 1024;
 
 namespace tiling {
@@ -37,9 +38,6 @@ CONV2D_LIMIT kLeastPixelsToCopyRows = 192;
 CONV2D_LIMIT kLeastChannelsToAlign = 64;
 // Patch and C tile together stay below a usual L2.
 CONV2D_LIMIT kPatchBytes = 300 * 1024;
-// The same of AMX tiles, on CPUs with 2 MiB of L2: their patch holds the columns of a kernel once for each of its taps.
-CONV2D_LIMIT kAmxTilePixels = 600;
-CONV2D_LIMIT kAmxPatchBytes = 896 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
@@ -52,13 +50,29 @@ CONV2D_LIMIT kSumBytes = 384 * 1024;
 CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 144;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
-// With AMX tiles: the input's pixels at each weight element of a tile.
+// With AMX: the input's pixels at each weight element of a tile.
 CONV2D_LIMIT kAmxRowBytes = 512 * 1024;
 // Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
 CONV2D_LIMIT kInnerGroupsBytes = 256;
 CONV2D_LIMIT kInnerPatchBytes = 256 * 1024;
 
 }  // namespace tiling
+
+// GEMMs in AMX tiles, on CPUs with 2 MiB of L2.
+namespace amx {
+
+// As above.
+CONV2D_LIMIT kTilePixels = 600;
+CONV2D_LIMIT kPatchBytes = 896 * 1024;
+CONV2D_LIMIT kTileBytes = 512 * 1024;
+// Weights that a call packs once and its work items share: the rest of a thread's memory at most. Up to
+// kStreamedWeightBytes of a group they come from L2, for every kSumsAtOnce sums anew; larger ones are read once a tile.
+CONV2D_LIMIT kStreamedWeightBytes = 512 * 1024;
+CONV2D_LIMIT kSumsAtOnce = 128;
+// Columns of a tile for each one that its taps reach further, from which on it has no copies for them.
+CONV2D_LIMIT kColumnsPerReach = 3;
+
+}  // namespace amx
 
 namespace winograd {
 

@@ -21,6 +21,7 @@ constexpr int64_t kBlockChannels = 32;
 struct BFloat16Block {
   BFloat16 channel[kBlockChannels];
 };
+constexpr int64_t kAmxTileRows = 16;
 template <class R>
 struct Complex {
   R re, im;

@@ -16,8 +16,7 @@
 // Where groups have few channels, vectors run over groups instead (G): an item then takes a block of `lanes` groups,
 // and a panel NV result channels of each. The bits are the same either way.
 //
-// With operands of pairs or blocks (AMX) a step of k takes several channels; all of the above is the same. Weights in
-// blocks may be packed once for all items (share).
+// With operands of pairs a step of k takes two channels; all of the above is the same.
 #pragma once
 
 #include "../kernels/gemm.h"
@@ -26,10 +25,6 @@
 #include "../pack/patch.h"
 #if defined(CONV2D_BFLOAT16_PAIRS)
 #include "../pack/pairs.h"
-#endif
-#if defined(CONV2D_AMX)
-#include "../pack/amx.h"
-#include "../kernels/amx.h"
 #endif
 #include "../pack/store.h"
 #include "../pack/weights.h"
@@ -41,14 +36,14 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 // FMA units waiting, and whole micro-kernels but for the last.
 template <class T>
 constexpr int64_t store_pixels_at_once(int64_t vectors) {
-  return kTakesBlocks<T> ? 128 : kTakesPairs<T> && vectors < 3 ? 144 : 48;
+  return kTakesPairs<T> && vectors < 3 ? 144 : 48;
 }
 
 template <class S, class T, bool G>
 struct ConvCall {
   static constexpr int L = Vec<T>::kLanes;
   // Channels in a step of k.
-  static constexpr int kPerStep = kTakesBlocks<T> ? int(kBlockChannels) : kTakesPairs<T> ? 2 : 1;
+  static constexpr int kPerStep = kTakesPairs<T> ? 2 : 1;
   static constexpr int kPerVector = G ? 1 : L;  // result channels in a vector: L, or one of each of L groups
   const ConvGemm& gemm;
   const KBlocking k;
@@ -57,16 +52,13 @@ struct ConvCall {
   const ConvScratch layout;
   const uint64_t first_owner;  // of the weights that items keep: those of a group's chunk have one
   const bool bias_first;
-  const bool in_place;           // the source is read where it lies
-  Operand<T>* shared = nullptr;  // all weights, packed (AMX)
+  const bool in_place;  // the source is read where it lies
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         k(block_k(g, vector_shape<T>().limits)),
         tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
-        order(kTakesBlocks<T>
-                  ? PatchOrder::kBlocks
-                  : patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
+        order(patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
         first_owner(tiling.kept_panels == 0 ? 0 : new_scratch_owners(gemm.groups * tiling.chunks_m)),
         bias_first(g.starts_from_bias()),
@@ -77,8 +69,7 @@ struct ConvCall {
   // dense copy is then faster.
   bool source_is_patch() const {
     constexpr int64_t kFarApart = 2048, kLeastChannels = 128;
-    if (G || gemm.taps() != 1 || gemm.missing != 0) return false;
-    if (kTakesBlocks<T> ? gemm.source_c != kBlockChannels : order != PatchOrder::kChannelInner) return false;
+    if (G || gemm.taps() != 1 || gemm.missing != 0 || order != PatchOrder::kChannelInner) return false;
     const bool far_apart = saturating_mul(gemm.source_col, gemm.axis_w.step, int64_t(sizeof(S))) >= kFarApart;
     if (kPerStep == 1 && far_apart && gemm.m >= kLeastChannels) return false;
     const bool inside = positions_inside(gemm.axis_h, 1, gemm.rows, gemm.source_h).count() == gemm.rows &&
@@ -102,7 +93,7 @@ struct ConvCall {
     Panels panels;
     int64_t *position_offsets, *tap_offsets;
     T *zeros, *bias;
-    Operand<T>*panel, *patch, *row, *kept;
+    Operand<T>*panel, *patch, *kept;
     bool is_packed;  // what is kept
     ChunkSums<T> c_tile;
     const S *source, *weight;  // of the item's first image and group
@@ -130,7 +121,6 @@ struct ConvCall {
     item.zeros = part<T>(scratch, layout.zeros);
     item.bias = part<T>(scratch, layout.bias);
     item.panel = part<Operand<T>>(scratch, layout.panel);
-    item.row = part<Operand<T>>(scratch, layout.row);
     item.patch = part<Operand<T>>(scratch, layout.patch);
     item.c_tile = {part<T>(scratch, layout.c_tile), part<T>(scratch, layout.total_tile),
                    part<T>(scratch, layout.lost_tile), k.has_chunks()};
@@ -139,35 +129,7 @@ struct ConvCall {
     return item;
   }
 
-  // Packs the weights of L result channels for all items: [group][vector][step], segment after segment.
-  static void share(void* context, int64_t number) {
-    const ConvCall& call = *static_cast<const ConvCall*>(context);
-    const ConvGemm& gemm = call.gemm;
-    const int64_t vectors = div_up(gemm.m, L), group = number / vectors, m = number % vectors * L;
-    const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m * gemm.weight_m;
-    for_each_block(gemm, call.k, call.k.segment_channels, [&](const KBlock& segment) {
-      const WeightSegment<S> columns{weight + segment.weight_offset(gemm),
-                                     gemm.weight_m,
-                                     min64(L, gemm.m - m),
-                                     segment.channels,
-                                     segment.tap_rows,
-                                     segment.tap_cols};
-      call.pack_blocks(segment, columns, call.shared + number * shared_blocks(gemm) + call.blocks_before(segment));
-    });
-  }
-  int64_t shares() const { return tiling.shared_bytes == 0 ? 0 : gemm.groups * div_up(gemm.m, L); }
-  int64_t blocks_before(const KBlock& segment) const {
-    return (segment.channel * gemm.taps() + segment.tap_row * gemm.taps_w + segment.tap_rows * segment.tap_col) * L;
-  }
-  void pack_blocks(const KBlock& segment, const WeightSegment<S>& columns, Operand<T>* dst) const {
-    const bool last = segment.channel + segment.channels == gemm.channels;
-    pack_weight_blocks(gemm, columns, last ? gemm.missing : 0, dst);
-  }
-
   void work(int64_t number) const {
-#if defined(CONV2D_AMX)
-    const AmxScope tiles;
-#endif
     const Item item = item_at(number);
     fill_zero(item.zeros, item.panels.size(0) * L);
     for_each_block(gemm, k, tiling.block_channels, [&](const KBlock& block) {
@@ -196,11 +158,7 @@ struct ConvCall {
     Source<S> from = source_of(gemm, source);
     from.lanes = item.piece.groups;
     from.missing = block.channel + block.channels == gemm.channels ? gemm.missing : 0;
-    if constexpr (kTakesBlocks<T>) {
-      BlockPatchPacker(patch, from, item.row).pack(item.patch);
-    } else {
-      pack_patch(patch, from, false, item.patch);
-    }
+    pack_patch(patch, from, false, item.patch);
     return item.patch;
   }
 
@@ -219,14 +177,8 @@ struct ConvCall {
       GemmOperands<T> operands{};
       operands.depth = segment.channels * segment.taps();
       operands.chain = k.chain;
-      if (shared == nullptr) {
-        operands.a = packed_panel(item, segment, at);
-        operands.a_pitch = kTakesBlocks<T> ? operands.depth * L : width;
-      } else {
-        operands.a_pitch = shared_blocks(gemm);
-        operands.a =
-            shared + (item.piece.group * div_up(gemm.m, L) + m / L) * operands.a_pitch + blocks_before(segment);
-      }
+      operands.a = packed_panel(item, segment, at);
+      operands.a_pitch = width;
       operands.b = operand + s * patch.channel_pitch;
       operands.j_offset = item.position_offsets;
       operands.k_offset = item.tap_offsets;
@@ -238,25 +190,10 @@ struct ConvCall {
         if (segment.ends(gemm)) operands.bias = bias_first ? item.zeros : item.bias;
         if constexpr (kStoresSums) sum_in_result(item, m, operands, vectors);
       } else if (!tiling.one_block || !segment.ends(gemm)) {
-        multiply_panel(pixels, vectors, operands);
+        gemm_panel<G, T>(pixels, vectors, operands);
       } else {
         finish_pieces(item, m, vectors, operands, c, /*complete=*/s == 0);
       }
-    }
-  }
-
-  CONV2D_INLINE static void multiply_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands) {
-    if constexpr (kTakesBlocks<T>) {
-      amx_panel(rows, vectors, operands);
-    } else {
-      gemm_panel<G, T>(rows, vectors, operands);
-    }
-  }
-  static int64_t ukernel_rows(int64_t vectors) {
-    if constexpr (kTakesBlocks<T>) {
-      return amx_rows(vectors);
-    } else {
-      return ukernels_for<T, G>(vectors).rows;
     }
   }
 
@@ -267,7 +204,7 @@ struct ConvCall {
                                    const ChunkSums<T>& c, bool complete) const {
     const int64_t width = vectors * L, pixels = item.piece.tile.pixels();
     const T* const added = bias_first ? item.zeros : item.bias;
-    const int64_t rows_at_once = ukernel_rows(vectors);
+    const int64_t rows_at_once = ukernels_for<T, G>(vectors).rows;
     const bool piecewise = gemm.destination_m == 1 && gemm.result_taps() == 1;
     int64_t pieces = piecewise ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
     for (int64_t x = 0, now = 0; x < pixels; x += now, --pieces) {
@@ -277,7 +214,7 @@ struct ConvCall {
       operands.c = sums.sums;
       // A piece's pixels, where they lie far apart, are asked for meanwhile.
       if (!G && piecewise) prefetch_result(item.piece, x, now, m, vectors);
-      multiply_panel(now, vectors, operands);
+      gemm_panel<G, T>(now, vectors, operands);
       operands.j_offset += now;
       sums.finish(now * width);
       store(item, x, {sums.sums, width, now, 0, added}, m, vectors);
@@ -313,13 +250,6 @@ struct ConvCall {
     } else if constexpr (kTakesPairs<T>) {
       const bool lone = gemm.missing != 0 && segment.channel + segment.channels == gemm.channels;
       pack_weight_pairs(gemm, weight, lone, {panel, width, width});
-    } else if constexpr (kTakesBlocks<T>) {
-      for (int64_t v = 0; v < vectors; ++v) {
-        WeightSegment<S> columns = weight;
-        columns.data += v * L * gemm.weight_m;
-        columns.lanes = min64(lanes - v * L, L);
-        pack_blocks(segment, columns, panel + v * segment.channels * segment.taps() * L);
-      }
     } else if (gemm.result_taps() > 1) {
       pack_weight_of_taps(gemm, all, m, lanes, segment.channels, Panel<T>{panel, width, width});
     } else {

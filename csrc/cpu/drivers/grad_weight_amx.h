@@ -18,7 +18,7 @@ void sum_chunk_in_tiles(const Call& call, const typename Call::WeightTile& t, in
   const AmxScope tiles;
   const int64_t first = chunk * kPixelSegmentsPerChunk;
   const int64_t last = min64(first + kPixelSegmentsPerChunk, call.pixels.segments());
-  int64_t* const element_offsets = part<int64_t>(memory, call.layout.element_offsets);
+  RowTile* const row_tiles = part<RowTile>(memory, call.layout.element_offsets);
   int64_t* const step_offsets = part<int64_t>(memory, call.layout.pixel_offsets);
   BFloat16Block* const panel = part<BFloat16Block>(memory, call.layout.panel);
   BFloat16* const patch_data = part<BFloat16>(memory, call.layout.patch);
@@ -33,15 +33,16 @@ void sum_chunk_in_tiles(const Call& call, const typename Call::WeightTile& t, in
     const int64_t* const in = call.input.stride;
     pack_pixel_patch(patch, {call.input_at(t, segment), in[0], in[1], in[2], in[3], p.in_h, p.in_w}, patch_data);
     copy_pixel_rows(patch, segment, {t.tap_rows, t.tap_cols}, patch_data, steps, rows);
-    for (int64_t e = 0; e < t.elements(); ++e) element_offsets[e] = e * steps;
+    for (int64_t e = 0; e < t.elements(); e += kTileRows) {
+      row_tiles[e / kTileRows] = {e * steps, steps, nullptr, min64(kTileRows, t.elements() - e)};
+    }
     for (int64_t s = 0; s < steps; ++s) step_offsets[s] = s;
 
-    GemmOperands<float> operands{};
+    AmxOperands operands{};
     operands.depth = steps;
     operands.a = panel;
     operands.a_pitch = steps * L;
     operands.b = rows;
-    operands.j_offset = element_offsets;
     operands.k_offset = step_offsets;
     operands.accumulate = number != first;
     const Panels panels = call.panels_of(t);
@@ -54,7 +55,7 @@ void sum_chunk_in_tiles(const Call& call, const typename Call::WeightTile& t, in
       }
       operands.c_pitch = vectors * L;
       operands.c = c_tile + t.elements() * start * L;
-      amx_panel(t.elements(), vectors, operands);
+      amx_panel(row_tiles, div_up(t.elements(), kTileRows), vectors, operands);
     }
   }
 }

@@ -79,11 +79,6 @@ CONV2D_INLINE int64_t* fill_taps(const Patch& patch, int64_t channels, int64_t r
 // The patch that a tile and a block of a GEMM meet.
 template <class T>
 Patch lay_out_patch(PatchOrder order, const ConvGemm& gemm, const Tile& tile, const KBlock& block) {
-  if (order == PatchOrder::kBlocks) {
-    return lay_out_patch(order, make_block_rows(gemm.axis_h, tile.row, tile.rows, block.tap_row, block.tap_rows),
-                         make_expanded_axis(gemm.axis_w, tile.col, tile.cols, block.tap_col, block.tap_cols),
-                         tile.images, block.channels, 1, sizeof(Operand<T>));
-  }
   return lay_out_patch(order, make_patch_axis(gemm.axis_h, tile.row, tile.rows, block.tap_row, block.tap_rows),
                        make_patch_axis(gemm.axis_w, tile.col, tile.cols, block.tap_col, block.tap_cols), tile.images,
                        block.channels, Vec<T>::kLanes, sizeof(T));

@@ -19,7 +19,7 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-constexpr int64_t kTileRows = 16, kTileBytes = 64;
+constexpr int64_t kTileRows = kAmxTileRows, kTileBytes = 64;
 constexpr int64_t kTileColumns = kTileBytes / int64_t(sizeof(float));
 
 #if defined(CONV2D_AMX_EMULATED)

@@ -5,42 +5,47 @@
 #include "vec.h"
 
 #if defined(CONV2D_BFLOAT16_PAIRS) || defined(CONV2D_AMX)
-#include "../drivers/gemm.h"
-#include "../drivers/rows.h"
 #include "engine.h"
 #if defined(CONV2D_AMX)
+#include "../drivers/amx.h"
 #include "../drivers/grad_weight_amx.h"
+#else
+#include "../drivers/gemm.h"
+#include "../drivers/rows.h"
 #endif
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
+#if defined(CONV2D_AMX)
 inline void run_task(DType, const Task& task, const Executor& executor) {
   const int threads = executor.num_threads;
-  using Gemm = ConvCall<BFloat16, float, false>;
-#if defined(CONV2D_AMX)
   if (task.driver == Driver::kWeightAmx) {
     return GradWeightCall<BFloat16, float, WeightLanes::kChannels>(*task.call, threads).run(executor);
   }
-  Gemm call(*task.gemm, threads);
+  AmxCall call(*task.gemm, threads);
   if (call.shares() == 0) return run_all(call, executor);
   const CallWorkspace workspace(call.tiling.shared_bytes);
   call.shared = static_cast<BFloat16Block*>(workspace.data());
-  run_items(executor, call.shares(), &call, &Gemm::share);
+  run_items(executor, call.shares(), &call, &AmxCall::share);
   run_all(call, executor);
+}
+inline int rows_of(DType, int64_t vectors) { return int(amx_row_tiles(vectors) * kTileRows); }
 #else
+inline void run_task(DType, const Task& task, const Executor& executor) {
+  const int threads = executor.num_threads;
   if (task.driver == Driver::kColumns) {
     run_all(RowCall<BFloat16, float, Along::kK>(*task.rows, threads), executor);
   } else {
-    run_all(Gemm(*task.gemm, threads), executor);
+    run_all(ConvCall<BFloat16, float, false>(*task.gemm, threads), executor);
   }
-#endif
 }
+inline int rows_of(DType, int64_t vectors) { return ukernels_for<float, false>(vectors).rows; }
+#endif
 inline IsaShape shape_of(DType) {
   IsaShape shape{};
   shape.vector = vector_shape<float>();
   return shape;
 }
-inline int rows_of(DType, int64_t vectors) { return ConvCall<BFloat16, float, false>::ukernel_rows(vectors); }
 
 constexpr Engine make_steps() {
   Engine engine{};

@@ -25,6 +25,7 @@
 #include "../plan/candidates.h"
 #include "../plan/patch_axis.h"
 #include "../plan/tile_depthwise.h"
+#include "../plan/tile_amx.h"
 #include "../plan/tile_gemm.h"
 #include "../plan/tile_one_pixel.h"
 #include "../plan/tile_phases.h"

@@ -9,9 +9,6 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 template <class T>
 constexpr int kPanelVectors = kTakesBlocks<T> ? 2 : Vec<T>::kMaxVectors;
 
-// Rows that a micro-kernel of AMX tiles takes.
-constexpr int64_t amx_rows(int64_t vectors) { return vectors == 2 ? 32 : 64; }
-
 template <class T>
 constexpr VectorShape vector_shape() {
   return {Vec<T>::kLanes,

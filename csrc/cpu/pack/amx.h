@@ -61,8 +61,7 @@ inline void transpose_planes(const BFloat16* src, int64_t step, int64_t count, i
   }
 }
 
-// A patch of blocks (PatchOrder::kBlocks). Of its columns each tap has a copy of its own, in which the pixels of a tile
-// are neighbours. `row`: room for kRowBlocks blocks.
+// A patch of blocks (PatchOrder::kBlocks). `row`: room for kRowBlocks blocks.
 class BlockPatchPacker {
  public:
   BlockPatchPacker(const Patch& patch, const Source<BFloat16>& source, BFloat16Block* row)
@@ -80,10 +79,10 @@ class BlockPatchPacker {
 
   void pack(BFloat16Block* dst) const {
     const PatchAxis& rows = patch_.rows;
-    for (int64_t image = 0; image < patch_.images; ++image) {
-      for (int64_t block = 0; block < patch_.channels; ++block) {
-        const bool last = block == patch_.channels - 1;
-        const int64_t channels = kBlockChannels - (last ? source_.missing : 0);
+    for (int64_t block = 0; block < patch_.channels; ++block) {
+      const bool last = block == patch_.channels - 1;
+      const int64_t channels = kBlockChannels - (last ? source_.missing : 0);
+      for (int64_t image = 0; image < patch_.images; ++image) {
         const BFloat16* const from = source_.data + image * source_.image + block * source_.channel;
         BFloat16Block* to = dst + image * patch_.image_pitch + block * patch_.channel_pitch;
         for (int64_t run = 0; run < rows.runs; ++run) {
@@ -111,7 +110,7 @@ class BlockPatchPacker {
     const bool transposed = plane_ != 1 && channels > 1;
     const bool at_once = transposed && cols.runs > 1 && from != nullptr && end_ - first_ <= kRowBlocks;
     if (at_once) transpose_planes(from + first_ * source_.col, source_.col, end_ - first_, plane_, channels, row_);
-    for (int64_t run = 0; run < cols.runs; ++run, to += cols.tap_pitch) {
+    for (int64_t run = 0; run < cols.runs; ++run, to += patch_.rows.size * cols.run_length) {
       const Interval in = from == nullptr ? Interval{0, 0} : inside(run);
       if (in.count() <= 0) {
         fill_zero(to, cols.run_length);

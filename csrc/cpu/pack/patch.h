@@ -11,8 +11,8 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 //   planar          [image][channel][row][col]       or
 //   channel_inner   [image][row][col][channel]       whichever is nearer to the source's own order;
 //   lanes           [image][channel][row][col][L]    where vectors run over groups: the last index is the group;
-//   blocks          [image][block][tap][row][col]    of blocks of channels: each tap along the row has a copy of its
-//                                                    columns, so that the pixels of a tile are neighbours (pack/amx.h).
+//   blocks          [block][image][tap][row][col]    of blocks of channels (pack/amx.h). Where columns are expanded,
+//                                                    each tap along the row has a copy of all rows.
 // Zero padding becomes real zeros here, so that it multiplies like any other value (Inf * 0 = NaN).
 enum class PatchOrder { kPlanar, kChannelInner, kLanes, kBlocks };
 
@@ -72,9 +72,9 @@ inline Patch lay_out_patch(PatchOrder order, const PatchAxis& rows, const PatchA
   } else if (order == PatchOrder::kBlocks) {
     patch.col_pitch = 1;
     patch.row_pitch = cols.run_length;
-    patch.cols.tap_pitch = rows.size * cols.run_length;
-    patch.channel_pitch = odd_lines(rows.size * cols.size, element_size);
-    patch.image_pitch = channels * patch.channel_pitch;
+    if (cols.runs > 1) patch.cols.tap_pitch = rows.size * cols.run_length;
+    patch.image_pitch = rows.size * cols.size;
+    patch.channel_pitch = odd_lines(images * patch.image_pitch, element_size);
   } else {
     patch.col_pitch = order == PatchOrder::kLanes ? lanes : 1;
     patch.row_pitch = cols.size * patch.col_pitch;

@@ -138,7 +138,21 @@ template <class S, class T>
 CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
-  for (int64_t m = 0; m < sums.channels; m += L) {
+  int64_t m = 0;
+  // Two vectors of a pixel together where they are one line of 16-bit results: one after the other each line would be
+  // asked for twice.
+  if constexpr (sizeof(S) < sizeof(T)) {
+    for (; m + 2 * L <= sums.channels; m += 2 * L) {
+      const typename V::reg low = sums.bias_from(m), high = sums.bias_from(m + L);
+      const T* src = sums.data + m;
+      S* d = to.data + m;
+      for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
+        store_as(d, V::add(V::load(src), low));
+        store_as(d + L, V::add(V::load(src + L), high));
+      }
+    }
+  }
+  for (; m < sums.channels; m += L) {
     const typename V::reg b = sums.bias_from(m);
     const T* src = sums.data + m;
     S* d = to.data + m;
@@ -261,25 +275,38 @@ struct ResultPiece {
   }
 };
 
-// Pixels [first, first + sums.pixels) of a piece. Lane l is result channel m + l * channel_step of the first group.
+// Sums [first, first + sums.pixels) of a piece. Lane l is result channel m + l * channel_step of the first group.
 template <class S, class T>
-void store_lanes(const ConvGemm& gemm, const ResultPiece& piece, int64_t first, TileSums<T> sums, int64_t m,
-                 int64_t channel_step) {
+void store_lanes(const ConvGemm& gemm, const ResultPiece& piece, const SumPitches& pitches, int64_t first,
+                 TileSums<T> sums, int64_t m, int64_t channel_step) {
   // Rows that continue one another are stored as one run, unless only the columns between are owned: what lies between
   // the last pixel of a row and the first of the next one may be another image's or channel's.
   const Tile& tile = piece.tile;
-  const bool join_rows =
-      !gemm.owns_columns_between && tile.cols == gemm.cols && gemm.destination_row == gemm.destination_col * tile.cols;
+  const bool join_rows = !gemm.owns_columns_between && tile.cols == gemm.cols && pitches.row == tile.cols &&
+                         gemm.destination_row == gemm.destination_col * tile.cols;
   const int64_t run = join_rows ? tile.rows * tile.cols : tile.cols, runs = join_rows ? 1 : tile.rows;
+  const int64_t run_pitch = join_rows ? pitches.image : pitches.row;
   S* const destination = piece.first_pixel<S>(gemm, m);
   const Between between = gemm.owns_columns_between ? Between::kOwned : Between::kOthers;
-  for (int64_t x = first, end = first + sums.pixels; x < end; x += sums.pixels) {
-    const int64_t at = x / run, image = at / runs, row = at % runs, col = x - at * run;
+  const T* const data = sums.data;
+  for (int64_t x = first, next = 0, end = first + sums.pixels; x < end; x = next) {
+    const int64_t image = x / pitches.image, at = x - image * pitches.image, row = at / run_pitch;
+    const int64_t col = at - row * run_pitch;
+    // What lies behind the last row of an image is no row.
+    next = row + 1 < runs ? x - col + run_pitch : (image + 1) * pitches.image;
+    if (row >= runs || col >= run) continue;
     sums.pixels = min64(run - col, end - x);
+    sums.data = data + (x - first) * sums.pitch;
     S* const to = destination + image * gemm.destination_n + row * gemm.destination_row + col * gemm.destination_col;
     store_tile(sums, TileTarget<S>{to, gemm.destination_col, channel_step * gemm.destination_m}, between);
-    sums.data += sums.pixels * sums.pitch;
   }
+}
+// Of a piece whose sums are those of its pixels, one beside the other.
+template <class S, class T>
+void store_lanes(const ConvGemm& gemm, const ResultPiece& piece, int64_t first, const TileSums<T>& sums, int64_t m,
+                 int64_t channel_step) {
+  const Tile& tile = piece.tile;
+  store_lanes<S, T>(gemm, piece, {tile.cols, tile.rows * tile.cols}, first, sums, m, channel_step);
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

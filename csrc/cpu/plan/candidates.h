@@ -23,7 +23,7 @@ enum class Driver : int {
   kColumns,          // drivers/rows.h: products of few rows, the other factor's elements along k
   kStrided,          // drivers/strided.h: depthwise grad_input, the phases of a stride of 2 together
   kPhases,           // drivers/phases.h: grad_input, the phases of a stride together
-  kAmx,              // drivers/gemm.h with AMX tiles of bfloat16
+  kAmx,              // drivers/amx.h, tiles of bfloat16
   kPairs,            // drivers/gemm.h with products of bfloat16 pairs
   kWinograd,         // drivers/winograd.h, where it is asked for
   kDepthwise,        // drivers/depthwise.h

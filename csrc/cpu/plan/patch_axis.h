@@ -21,13 +21,6 @@ PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t p
 // The same with a run for each tap, so that neighbouring positions are neighbours whatever the stride.
 PatchAxis make_expanded_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0,
                              int64_t taps);
-// The rows of a patch of blocks (PatchOrder::kBlocks), whose columns are an expanded axis: the pixels of neighbouring
-// columns and rows lie at one distance.
-inline PatchAxis make_block_rows(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0,
-                                 int64_t taps) {
-  return gather.step == 1 ? make_patch_axis(gather, position0, positions, tap0, taps)
-                          : make_expanded_axis(gather, position0, positions, tap0, taps);
-}
 
 // Of the positions from 0 to before `positions` those all of whose taps lie in a source of `size` coordinates.
 inline Interval positions_inside(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {

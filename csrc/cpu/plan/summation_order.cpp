@@ -107,7 +107,7 @@ bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector) {
 
 bool takes_amx(const ImageGemm& gemm) {
   if (gemm.is_matmul) return gemm.channels >= kLeastAmxChannels;
-  return gemm.channels >= kLeastAmxChannels && gemm.m >= kLeastAmxChannels && gemm.pixels() > 1 &&
+  return gemm.channels >= kLeastAmxChannels && gemm.m >= kLeastAmxChannels && gemm.pixels() > 1 && gemm.taps() > 0 &&
          gemm.result_taps() == 1;
 }
 

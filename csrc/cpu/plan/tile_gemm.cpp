@@ -22,61 +22,21 @@ struct ConvTiler {
   const bool lanes_are_groups;
   const int num_threads;
 
-  // Patch and C tile stay in L2, which is larger where there is AMX.
-  int64_t most_patch_bytes() const {
-    return gemm.per_step == kBlockChannels ? limit::kAmxPatchBytes : limit::kPatchBytes;
-  }
-
   // Groups in an item, and items of them.
   int64_t group_lanes() const { return lanes_are_groups ? vector.lanes : 1; }
   int64_t groups() const { return div_up(gemm.groups, group_lanes()); }
-
-  // Tiles of about `target` pixels.
-  void cut_pixels(int64_t target, ConvTiling& t) const {
-    // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
-    t.tile_cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(1, target / 3) : target);
-    const int64_t tiles_w = div_up(gemm.cols, t.tile_cols);
-    const int64_t max_rows = max64(1, target * 4 / 3 / t.tile_cols);
-    t.tile_images = 1;
-    t.tile_rows = min64(max_rows, gemm.rows);
-    if (gemm.rows <= max_rows && tiles_w == 1) {
-      t.tile_images = even_piece(gemm.batch, max64(1, target * 4 / 3 / (gemm.rows * gemm.cols)));
-      // No fewer tiles than threads while there are images.
-      if (div_up(gemm.batch, t.tile_images) * groups() < num_threads) {
-        t.tile_images = even_piece(gemm.batch, max64(1, gemm.batch * groups() / num_threads));
-      }
-    } else {
-      // Of the row counts near the target, the one whose last round leaves the fewest threads idle.
-      double best_cost = 1e300;
-      for (int64_t rows = t.tile_rows, min_rows = max64(1, max_rows / 2); rows >= min_rows; --rows) {
-        if (rows != even_piece(gemm.rows, rows)) continue;
-        const int64_t items = div_up(gemm.rows, rows) * tiles_w * gemm.batch * groups();
-        // 40 pixels' worth of work stand for what a tile costs by itself (weight panels, halo rows).
-        const double cost = double(div_up(items, num_threads)) * double(rows * t.tile_cols + 40);
-        if (cost < best_cost) {
-          best_cost = cost;
-          t.tile_rows = rows;
-        }
-      }
-    }
-    t.count_tiles(gemm);
-  }
 
   void cut_source_channels(ConvTiling& t) const {
     // A GEMM without products, which writes zeros, needs no patch.
     int64_t plane = 0;
     if (gemm.taps() > 0) {
-      const bool in_blocks = gemm.per_step == kBlockChannels;
-      const int64_t rows = in_blocks ? make_block_rows(gemm.axis_h, 0, t.tile_rows, 0, k.tap_rows).size
-                                     : patch_size(gemm.axis_h, t.tile_rows, k.tap_rows);
-      const int64_t cols = in_blocks ? make_expanded_axis(gemm.axis_w, 0, t.tile_cols, 0, k.tap_cols).size
-                                     : patch_size(gemm.axis_w, t.tile_cols, k.tap_cols);
+      const int64_t rows = patch_size(gemm.axis_h, t.tile_rows, k.tap_rows);
+      const int64_t cols = patch_size(gemm.axis_w, t.tile_cols, k.tap_cols);
       const int64_t elements = saturating_mul(rows, cols, group_lanes());
       plane = saturating_mul(odd_lines(elements, vector.operand_size()), t.tile_images);
     }
-    t.block_channels = channels_of_block(k, plane, vector.operand_size(), most_patch_bytes());
+    t.block_channels = channels_of_block(k, plane, vector.operand_size(), limit::kPatchBytes);
     t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.operand_size());
-    t.row_elements = gemm.per_step == kBlockChannels ? kRowBlocks : 0;
   }
 
   // Result channels of a work item: all of them while the C tile fits, fewer where threads would idle.
@@ -94,7 +54,7 @@ struct ConvTiler {
     const int64_t tile_bytes = k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes;
     const int64_t vector_bytes = t.pixels() * vector.lanes * vector.element_size;
     const int64_t fit_vectors = t.one_block ? vectors : max64(vector.max_vectors, tile_bytes / vector_bytes);
-    const int64_t chunks = avoid_idle_threads(t.tiles() * groups(), vectors, div_up(vectors, fit_vectors));
+    const int64_t chunks = avoid_idle_threads(t.tiles() * groups(), vectors, div_up(vectors, fit_vectors), num_threads);
     t.chunk_vectors = div_up(vectors, chunks);
     while (t.chunk_vectors > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
       t.chunk_vectors = div_up(t.chunk_vectors, 2);
@@ -113,42 +73,12 @@ struct ConvTiler {
   // A thread that takes several tiles packs a panel once, as far as its scratch goes.
   void keep_weights(ConvTiling& t) const {
     t.kept_panels = 0;
-    if (lanes_are_groups || gemm.per_step == kBlockChannels || k.blocks_h * k.blocks_w != 1) return;
+    if (lanes_are_groups || k.blocks_h * k.blocks_w != 1) return;
     if (t.tiles() <= num_threads) return;
     const ConvScratch scratch = lay_out_scratch(t, k, vector);
     const int64_t room = min64(limit::kKeptWeightBytes, limits::kMaxScratchBytes - scratch.bytes);
     const int64_t panels = div_up(t.chunk_vectors, vector.max_vectors);
     t.kept_panels = min64(panels, room / max64(1, saturating_mul(scratch.kept_pitch, vector.operand_size())));
-  }
-
-  // AMX multiplies so fast that packing weights anew for each tile of pixels shows. Those that fit the call's workspace
-  // are packed once.
-  void share_weights(ConvTiling& t) const {
-    t.shared_bytes = 0;
-    if (gemm.per_step != kBlockChannels || t.tiles() < 2) return;
-    const int64_t blocks =
-        saturating_mul(gemm.groups, div_up(gemm.m, vector.lanes), gemm.channels * gemm.taps(), kBlockChannels / 2);
-    const int64_t bytes = saturating_mul(blocks, vector.operand_size());
-    if (bytes <= num_threads * limit::kPartialBytes) t.shared_bytes = bytes;
-  }
-
- private:
-  // `chunks` of result channels for each tile, or a few more.
-  int64_t avoid_idle_threads(int64_t tiles, int64_t vectors, int64_t chunks) const {
-    if (!threads_would_idle(tiles * chunks, num_threads)) return chunks;
-    // Rounds of the threads over the items, weighted by an item's share, decide between a few finer cuts.
-    double best_cost = 1e300;
-    int64_t best = chunks;
-    for (int64_t c = chunks; c <= min64(vectors, chunks * 2 * num_threads); ++c) {
-      const int64_t per_chunk = div_up(vectors, c);
-      const double rounds = double(div_up(tiles * div_up(vectors, per_chunk), num_threads));
-      const double cost = rounds * (double(per_chunk) + 0.2);
-      if (cost < best_cost * 0.97) {
-        best_cost = cost;
-        best = c;
-      }
-    }
-    return best;
   }
 };
 
@@ -269,10 +199,9 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
       gemm.taps() == 1 && k.blocks_c == 2 && gemm.per_step == 1 && gemm.destination_m == 1 && gemm.m >= gemm.channels;
   // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then. Of a few pixels
   // every patch fits, since it has at most kMaxSegment elements of a pixel's lanes.
-  const int64_t most_pixels = gemm.per_step == kBlockChannels ? limit::kAmxTilePixels : limit::kTilePixels;
-  for (int64_t target = short_pixels ? most_pixels / 2 : most_pixels;; target /= 2) {
+  for (int64_t target = short_pixels ? limit::kTilePixels / 2 : limit::kTilePixels;; target /= 2) {
     const bool smallest = target < 16;
-    tiler.cut_pixels(target, t);
+    cut_pixels(gemm, tiler.groups(), target, num_threads, t);
     tiler.cut_source_channels(t);
     if (t.patch_elements > limit::kMaxPatchBytes / vector.operand_size() && !smallest) continue;
     tiler.cut_result_channels(t);
@@ -280,7 +209,6 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   }
   tiler.keep_weights(t);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
-  tiler.share_weights(t);
   return t;
 }
 
@@ -316,7 +244,6 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
   s.lost_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
   s.patch = layout.take(tiling.patch_elements * vector.operand_size());
-  s.row = layout.take(tiling.row_elements * vector.operand_size());
   s.kept_pitch = saturating_mul(k.segments(), k.max_depth(), width);
   s.kept = layout.take(tiling.kept_panels * s.kept_pitch * vector.operand_size());
   s.bytes = layout.bytes();
@@ -339,7 +266,8 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   } else {
     s.panel = layout.take(row_bytes(pixels) * width);
     s.patch = layout.take(tiling.patch_elements * int64_t(sizeof(BFloat16)));
-    s.rows = layout.take(row_bytes(pixels) * tiling.max_elements());
+    // The last tile reads 16 rows, whether they are there or not.
+    s.rows = layout.take(row_bytes(pixels) * round_up(tiling.max_elements(), 16));
   }
   if (tiling.slots == 1) {
     s.tile = layout.take(tile_bytes);

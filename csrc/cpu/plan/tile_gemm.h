@@ -18,15 +18,11 @@ struct ConvTiling : TileGrid {
   int64_t block_channels;           // channels whose patch lies in scratch together (whole segments)
   int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
   int64_t patch_elements;           // scratch for the patch
-  int64_t row_elements;             // and for a row that is packed to several places of it (AMX)
   bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
-  int64_t shared_bytes;             // of the call: all weights, packed once for all tiles (AMX); or 0
   int64_t segments_at_once;         // whose weights are one panel
   int64_t kept_panels;              // of a chunk: their packed weights stay in scratch for the thread's next items
   bool interleaved;                 // lanes are groups, and all result channels of them are stored together
 };
-// Blocks of a weight of result channels that AMX takes together (a tile's columns).
-inline int64_t shared_blocks(const ConvGemm& gemm) { return gemm.channels * gemm.taps() * (kBlockChannels / 2); }
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
                      int num_threads);
 
@@ -58,7 +54,7 @@ int64_t partial_bytes(const WeightTiling& tiling, const VectorShape& vector);
 
 // A thread's scratch: offsets in bytes.
 struct ConvScratch {
-  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, total_tile, lost_tile, patch, row, kept, bytes;
+  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, total_tile, lost_tile, patch, kept, bytes;
   int64_t kept_pitch;  // elements from a kept panel, of all of K, to the next one
 };
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);

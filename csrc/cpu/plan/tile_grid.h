@@ -31,10 +31,22 @@ struct TileGrid {
   }
 };
 
+// Cuts a GEMM's positions into tiles of about `target` pixels. groups: work items of a tile, at least.
+void cut_pixels(const ConvGemm& gemm, int64_t groups, int64_t target, int num_threads, TileGrid& t);
+
+// How the pixels of a tile are numbered among its sums: image * image + row * row + column. Between them there may be
+// sums of no pixel.
+struct SumPitches {
+  int64_t row, image;
+};
+
 // Whether there are few items and their last round leaves threads without one.
 inline bool threads_would_idle(int64_t items, int num_threads) {
   return items < 4 * num_threads && items % num_threads != 0;
 }
+
+// `chunks` of so many vectors of result channels for each of so many tiles, or a few more.
+int64_t avoid_idle_threads(int64_t tiles, int64_t vectors, int64_t chunks, int num_threads);
 
 // Vectors cut into panels of near-equal width, at most a given one.
 struct Panels {

@@ -67,6 +67,8 @@ inline void check_amx_panel() {
     const int64_t rows = n < 130 ? n + 1 : random.between(1, 100), vectors = n % 2 + 1, width = vectors * 16;
     const int64_t depth = random.once_in(6) ? random.between(17, 40) : random.between(1, 6);
     const int64_t step = random.between(1, 3), gap = random.once_in(3) ? 16 : 0, a_gap = random.between(0, 2);
+    // Where 16 rows may be read a rest need not be copied.
+    const bool readable = random.once_in(2);
     const bool accumulate = random.once_in(2), uneven = random.once_in(3);
     Buffer<int64_t> j_offset(rows), k_offset(depth);
     int64_t at = 0;
@@ -76,7 +78,7 @@ inline void check_amx_panel() {
     }
     for (int64_t s = 0; s < depth; ++s) k_offset[s] = s % 2 ? s : 2 * depth - s;
     const int64_t a_pitch = depth * 16 + a_gap;
-    Buffer<BFloat16Block> a(a_pitch * (vectors - 1) + depth * 16), b(at + 2 * depth + 1);
+    Buffer<BFloat16Block> a(a_pitch * (vectors - 1) + depth * 16), b(at + 2 * depth + 1 + (readable ? 15 * step : 0));
     fill(reinterpret_cast<BFloat16*>(a.data()), a.size() * 32, random);
     fill(reinterpret_cast<BFloat16*>(b.data()), b.size() * 32, random);
     const int64_t c_pitch = width + gap;
@@ -97,19 +99,25 @@ inline void check_amx_panel() {
     }
     describe("%d x %d, depth %d, step %d, uneven %d, accumulate %d", int(rows), int(width), int(depth), int(step),
              uneven, accumulate);
-    GemmOperands<float> operands{};
+    std::vector<RowTile> tiles;
+    for (int64_t j = 0; j < rows; j += 16) {
+      tiles.push_back(row_tile_at(j_offset.data() + j, min64(16, rows - j)));
+      RowTile& tile = tiles.back();
+      expect(tile.pitch == 0 || tile.count == 16, "rests are copied");
+      if (readable && !uneven) tile = {j_offset[j], step, nullptr, tile.count};
+    }
+    AmxOperands operands{};
     operands.depth = depth;
     operands.a = a.data();
     operands.a_pitch = a_pitch;
     operands.b = b.data();
-    operands.j_offset = j_offset.data();
     operands.k_offset = k_offset.data();
     operands.c = c.data();
     operands.c_pitch = c_pitch;
     operands.accumulate = accumulate;
     {
-      const AmxScope tiles;
-      amx_panel(rows, vectors, operands);
+      const AmxScope scope;
+      amx_panel(tiles.data(), int64_t(tiles.size()), vectors, operands);
     }
     c.compare();
   }

@@ -234,8 +234,9 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
   const int64_t p0 = random.between(0, p - 1), i0 = random.between(0, taps_h - 1), q0 = random.between(0, q - 1);
   const int64_t j0 = random.between(0, taps_w - 1);
   p -= p0, q -= q0, taps_h -= i0, taps_w -= j0;
-  const PatchAxis rows = in_blocks ? make_block_rows(h, p0, p, i0, taps_h) : make_patch_axis(h, p0, p, i0, taps_h);
-  const PatchAxis cols = in_blocks ? make_expanded_axis(w, q0, q, j0, taps_w) : make_patch_axis(w, q0, q, j0, taps_w);
+  const bool expanded = in_blocks && random.once_in(2);
+  const PatchAxis rows = expanded ? make_expanded_axis(h, p0, p, i0, taps_h) : make_patch_axis(h, p0, p, i0, taps_h);
+  const PatchAxis cols = expanded ? make_expanded_axis(w, q0, q, j0, taps_w) : make_patch_axis(w, q0, q, j0, taps_w);
   const Patch patch = lay_out_patch(order, rows, cols, images, elements, L, sizeof(T));
   const bool inner = order == PatchOrder::kChannelInner;
   const int64_t size = (images - 1) * patch.image_pitch + (inner ? 0 : (elements - 1) * patch.channel_pitch) +

@@ -103,7 +103,7 @@ void check_store_lanes() {
   for (int n = 0; n < 200; ++n) {
     // The destination: images x channels x rows x cols, planes or channels_last, maybe one column in two of it.
     const int64_t gap = random.between(1, 2), channel_step = random.between(1, 2);
-    const int64_t lanes = random.between(1, L + 2), channel = random.between(0, 2), width = round_up(lanes, L);
+    const int64_t lanes = random.between(1, 2 * L + 2), channel = random.between(0, 2), width = round_up(lanes, L);
     Dimension d[] = {{random.between(1, 3), 0},
                      {channel + (lanes - 1) * channel_step + 1, 0},
                      {random.between(1, 5), 0},
@@ -117,8 +117,12 @@ void check_store_lanes() {
     const int64_t image0 = random.between(0, d[0].size - 1), row0 = random.between(0, d[2].size - 1);
     const int64_t col0 = random.once_in(2) ? 0 : random.between(0, d[3].size - 1);
     const Tile tile{image0, d[0].size - image0, row0, d[2].size - row0, col0, d[3].size - col0};
-    const int64_t pixels = tile.pixels(), first = random.between(0, pixels - 1);
-    const int64_t count = random.between(1, pixels - first);
+    // Rows of sums, and images, may have gaps behind them.
+    const int64_t row_gap = random.once_in(2) ? 0 : random.between(1, 3);
+    const int64_t image_gap = random.once_in(2) ? row_gap : random.between(0, 5);
+    const SumPitches pitches{tile.cols + row_gap, tile.rows * (tile.cols + row_gap) - row_gap + image_gap};
+    const int64_t all = tile.images * pitches.image, first = random.between(0, all - 1);
+    const int64_t count = random.between(1, all - first);
     int64_t before = 0, elements = 0;
     span_of(d, before, elements);
     Buffer<T> c(count * width), bias(width);
@@ -135,15 +139,23 @@ void check_store_lanes() {
     gemm.destination_row = d[2].stride;
     gemm.destination_col = d[3].stride;
     gemm.owns_columns_between = gap == 2 && random.once_in(2);
-    describe("%d of %d pixels from %d, strides %d, %d, %d, %d", int(count), int(pixels), int(first), int(d[0].stride),
-             int(d[1].stride), int(d[2].stride), int(d[3].stride));
+    describe("%d of %d sums from %d, pitches %d, %d, strides %d, %d, %d, %d", int(count), int(all), int(first),
+             int(pitches.row), int(pitches.image), int(d[0].stride), int(d[1].stride), int(d[2].stride),
+             int(d[3].stride));
     const TileSums<T> sums{c.data(), width, count, lanes, bias.data()};
-    store_lanes<S, T>(gemm, ResultPiece{0, 1, tile}, first, sums, channel, channel_step);
+    const ResultPiece piece{0, 1, tile};
+    if (row_gap == 0 && image_gap == 0) {
+      store_lanes<S, T>(gemm, piece, first, sums, channel, channel_step);
+    } else {
+      store_lanes<S, T>(gemm, piece, pitches, first, sums, channel, channel_step);
+    }
     for (int64_t x = first; x < first + count; ++x) {
-      const int64_t image = image0 + x / tile.cols / tile.rows, row = row0 + x / tile.cols % tile.rows;
+      const int64_t row = x % pitches.image / pitches.row, col = x % pitches.image % pitches.row;
+      if (row >= tile.rows || col >= tile.cols) continue;
+      const int64_t image = image0 + x / pitches.image;
       for (int64_t l = 0; l < lanes; ++l) {
-        dst.expected[size_t(image * d[0].stride + (channel + l * channel_step) * d[1].stride + row * d[2].stride +
-                            (col0 + x % tile.cols) * d[3].stride)] =
+        dst.expected[size_t(image * d[0].stride + (channel + l * channel_step) * d[1].stride +
+                            (row0 + row) * d[2].stride + (col0 + col) * d[3].stride)] =
             narrowed<S>(add(get(c.data() + (x - first) * width, l), get(bias.data(), l)));
       }
     }

@@ -1,0 +1,255 @@
+// The GEMM driver of forward and grad_input where AMX multiplies tiles of bfloat16: drivers/gemm.h's place, with steps
+// of 32 channels (a ConvGemm in blocks, plan/conv_gemm.h).
+//
+// A work item is (group, chunk of result channels, tile of pixels):
+//
+//   for each block of source channels          copy the tile's zero-padded patch into scratch, once for all taps
+//     for each run of sums, each panel of 16 or 32 result channels
+//       for each K segment of the block        run the micro-kernel over the run
+//       store the run's sums, where the only block of channels is all of K
+//
+// AMX multiplies so fast that all else shows:
+// - Weights that fit the threads' memory are packed once a call, and shared (share).
+// - Sums stay in AMX tiles for a whole segment, and weights stream past them. With small weights a run is short, and
+//   its sums stay in L1 until they are stored.
+// - A patch has one copy of each pixel where it can: neighbouring taps find it in L1. Its rows continue one another
+//   with the border between them, so that any 16 pixels are a tile; sums of border pixels are formed and dropped.
+// - A 1 x 1 kernel without padding reads a channels_last source in place.
+#pragma once
+
+#include "../kernels/amx.h"
+#include "../kernels/vector_shape.h"
+#include "../pack/amx.h"
+#include "../pack/store.h"
+#include "../plan/tile_amx.h"
+#include "parts.h"
+
+namespace conv2d_ext::cpu::CONV2D_ISA {
+
+struct AmxCall {
+  static constexpr int L = Vec<float>::kLanes;
+  static_assert(sizeof(RowTile) == 32);
+  const ConvGemm& gemm;
+  const KBlocking k;
+  const AmxTiling tiling;
+  const AmxScratch layout;
+  const bool in_place;              // the source is read where it lies
+  BFloat16Block* shared = nullptr;  // all weights, packed
+
+  AmxCall(const ConvGemm& g, int num_threads)
+      : gemm(g),
+        k(block_k(g, amx_limits())),
+        tiling(tile_amx(g, k, vector_shape<float>(), num_threads)),
+        layout(lay_out_scratch(tiling, k, vector_shape<float>())),
+        in_place(source_is_patch()) {}
+
+  // With one tap, no padding and channels together the source itself is a patch, if its channels are whole blocks.
+  bool source_is_patch() const {
+    if (gemm.taps() != 1 || gemm.missing != 0 || gemm.source_c != kBlockChannels) return false;
+    return positions_inside(gemm.axis_h, 1, gemm.rows, gemm.source_h).count() == gemm.rows &&
+           positions_inside(gemm.axis_w, 1, gemm.cols, gemm.source_w).count() == gemm.cols &&
+           gemm.source_n % kBlockChannels == 0 && gemm.source_row % kBlockChannels == 0 &&
+           gemm.source_col % kBlockChannels == 0;
+  }
+
+  int64_t items() const { return tiling.items(gemm.groups); }
+
+  // What a work item computes, and where its operands lie in scratch.
+  struct Item {
+    ResultPiece piece;
+    int64_t m0, channels_m;  // result channels of a group
+    Panels panels;
+    RowTile* row_tiles;
+    int64_t *position_offsets, *tap_offsets;
+    float* bias;
+    BFloat16Block *panel, *patch, *row;
+    ChunkSums<float> c_tile;
+    const BFloat16 *source, *weight;  // of the item's first image and group
+  };
+  Item item_at(int64_t number) const {
+    Item item;
+    // Pixel tiles vary fastest: neighbouring items share weights.
+    item.piece.tile = tiling.tile(number % tiling.tiles(), gemm);
+    const int64_t chunk = number / tiling.tiles() % tiling.chunks_m;
+    const int64_t group = number / tiling.tiles() / tiling.chunks_m;
+    item.piece.group = group;
+    item.piece.groups = 1;
+    item.m0 = chunk * tiling.chunk_vectors * L;
+    item.channels_m = min64(tiling.chunk_vectors * L, gemm.m - item.m0);
+    item.panels = cut_panels(div_up(item.channels_m, L), kPanelVectors<float>);
+    char* const scratch = static_cast<char*>(thread_scratch(layout.bytes));
+    item.row_tiles = part<RowTile>(scratch, layout.row_tiles);
+    item.position_offsets = part<int64_t>(scratch, layout.position_offsets);
+    item.tap_offsets = part<int64_t>(scratch, layout.tap_offsets);
+    item.bias = part<float>(scratch, layout.bias);
+    item.panel = part<BFloat16Block>(scratch, layout.panel);
+    item.patch = part<BFloat16Block>(scratch, layout.patch);
+    item.row = part<BFloat16Block>(scratch, layout.row);
+    item.c_tile = {part<float>(scratch, layout.c_tile), part<float>(scratch, layout.total_tile),
+                   part<float>(scratch, layout.lost_tile), k.has_chunks()};
+    item.source =
+        static_cast<const BFloat16*>(gemm.source) + item.piece.tile.image * gemm.source_n + group * gemm.source_g();
+    item.weight = static_cast<const BFloat16*>(gemm.weight) + group * gemm.weight_g;
+    return item;
+  }
+
+  // ---- weights
+
+  int64_t shares() const { return tiling.shared_bytes == 0 ? 0 : gemm.groups * div_up(gemm.m, L); }
+  // Packs the weights of L result channels for all items: [group][vector][step], segment after segment.
+  static void share(void* context, int64_t number) {
+    const AmxCall& call = *static_cast<const AmxCall*>(context);
+    const ConvGemm& gemm = call.gemm;
+    const int64_t vectors = div_up(gemm.m, L), group = number / vectors, m = number % vectors * L;
+    const BFloat16* const weight = static_cast<const BFloat16*>(gemm.weight) + group * gemm.weight_g;
+    for_each_block(gemm, call.k, call.k.segment_channels, [&](const KBlock& segment) {
+      call.pack(weight, segment, m, min64(L, gemm.m - m),
+                call.shared + number * shared_blocks(gemm) + call.blocks_before(segment));
+    });
+  }
+  int64_t blocks_before(const KBlock& segment) const {
+    return (segment.channel * gemm.taps() + segment.tap_row * gemm.taps_w + segment.tap_rows * segment.tap_col) * L;
+  }
+  // A segment of up to L result channels from m on.
+  void pack(const BFloat16* weight, const KBlock& segment, int64_t m, int64_t channels_m, BFloat16Block* dst) const {
+    const bool last = segment.channel + segment.channels == gemm.channels;
+    const WeightSegment<BFloat16> columns{weight + segment.weight_offset(gemm) + m * gemm.weight_m,
+                                          gemm.weight_m,
+                                          channels_m,
+                                          segment.channels,
+                                          segment.tap_rows,
+                                          segment.tap_cols};
+    pack_weight_blocks(gemm, columns, last ? gemm.missing : 0, dst);
+  }
+  // The weights of a segment and a panel from m on: those of L result channels after those of the L before.
+  struct PackedPanel {
+    const BFloat16Block* data;
+    int64_t pitch;
+  };
+  PackedPanel packed_panel(const Item& item, const KBlock& segment, int64_t m, int64_t vectors) const {
+    if (shared != nullptr) {
+      const int64_t pitch = shared_blocks(gemm);
+      return {shared + (item.piece.group * div_up(gemm.m, L) + m / L) * pitch + blocks_before(segment), pitch};
+    }
+    const int64_t pitch = segment.channels * segment.taps() * L, end = item.m0 + item.channels_m;
+    for (int64_t v = 0; v < vectors; ++v) {
+      pack(item.weight, segment, m + v * L, min64(end - m - v * L, L), item.panel + v * pitch);
+    }
+    return {item.panel, pitch};
+  }
+
+  // ---- the source
+
+  // The patch of a tile and a block of channels, and how the tile's sums are numbered.
+  struct Operand {
+    Patch patch;
+    const BFloat16Block* data;
+    SumPitches pitches;
+  };
+  Operand read_source(const Item& item, const KBlock& block) const {
+    const Tile& tile = item.piece.tile;
+    const BFloat16* const source = item.source + block.channel * gemm.source_c;
+    if (in_place) {
+      const BFloat16* const first = source + gemm.axis_h.source(tile.row, 0) * gemm.source_row +
+                                    gemm.axis_w.source(tile.col, 0) * gemm.source_col;
+      return {patch_in_place(gemm.axis_h, gemm.axis_w, gemm.source_n / kBlockChannels, 1,
+                             gemm.source_row / kBlockChannels, gemm.source_col / kBlockChannels),
+              reinterpret_cast<const BFloat16Block*>(first), amx_sum_pitches(gemm, tile, tile.cols)};
+    }
+    const PatchAxis cols = amx_patch_cols(gemm, tiling.expands, tile, block.tap_col, block.tap_cols);
+    const Patch patch = lay_out_patch(PatchOrder::kBlocks, amx_patch_rows(gemm, tile, block.tap_row, block.tap_rows),
+                                      cols, tile.images, block.channels, 1, sizeof(BFloat16Block));
+    Source<BFloat16> from = source_of(gemm, source);
+    from.missing = block.channel + block.channels == gemm.channels ? gemm.missing : 0;
+    BlockPatchPacker(patch, from, item.row).pack(item.patch);
+    return {patch, item.patch, amx_sum_pitches(gemm, tile, cols.run_length)};
+  }
+
+  // Where the pixels of the tile's sums lie; the number of sums.
+  int64_t describe_rows(const Item& item, const Operand& operand) const {
+    const Tile& tile = item.piece.tile;
+    const SumPitches& pitches = operand.pitches;
+    const int64_t sums = tile.images * pitches.image;
+    if (in_place) fill_positions(operand.patch, tile.images, tile.rows, tile.cols, item.position_offsets);
+    for (int64_t x = 0; x < sums; x += kTileRows) {
+      RowTile& rows = item.row_tiles[x / kTileRows];
+      if (in_place) {
+        rows = row_tile_at(item.position_offsets + x, min64(kTileRows, sums - x));
+      } else {
+        const int64_t image = x / pitches.image;
+        rows = {image * operand.patch.image_pitch + x - image * pitches.image, 1, nullptr, kTileRows};
+      }
+    }
+    return sums;
+  }
+
+  // ---- the item
+
+  void work(int64_t number) const {
+    const AmxScope tiles;
+    const Item item = item_at(number);
+    SumPitches pitches{};
+    for_each_block(gemm, k, tiling.block_channels, [&](const KBlock& block) {
+      const Operand operand = read_source(item, block);
+      pitches = operand.pitches;
+      // Of the first segment; in later ones the same taps lie whole channels further.
+      fill_taps(operand.patch, min64(k.segment_channels, block.channels), block.tap_rows, block.tap_cols,
+                item.tap_offsets);
+      const int64_t sums = describe_rows(item, operand);
+      for (int64_t first = 0; first < sums; first += tiling.sums_at_once) {
+        const int64_t count = min64(tiling.sums_at_once, sums - first);
+        for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, operand, at, first, count);
+      }
+    });
+    if (!tiling.one_block) finish(item, pitches);
+  }
+
+  // The sums of a panel from `first` on, in scratch.
+  ChunkSums<float> sums_of(const Item& item, int64_t at, int64_t first) const {
+    if (tiling.one_block) return item.c_tile;
+    return item.c_tile.from((tiling.sums * item.panels.start(at) + first * item.panels.size(at)) * L);
+  }
+
+  // Segment after segment of a block, for one panel of result channels and a run of sums.
+  void multiply(const Item& item, const KBlock& block, const Operand& operand, int64_t at, int64_t first,
+                int64_t count) const {
+    const int64_t vectors = item.panels.size(at), width = vectors * L, m = item.m0 + item.panels.start(at) * L;
+    const int64_t row_tiles = div_up(count, kTileRows);
+    const ChunkSums<float> c = sums_of(item, at, first);
+    for (int64_t s = 0; s < block.channels; s += k.segment_channels) {
+      const KBlock segment = block.part(s, k.segment_channels);
+      const PackedPanel weights = packed_panel(item, segment, m, vectors);
+      AmxOperands operands{};
+      operands.depth = segment.channels * segment.taps();
+      operands.a = weights.data;
+      operands.a_pitch = weights.pitch;
+      operands.b = operand.data + s * operand.patch.channel_pitch;
+      operands.k_offset = item.tap_offsets;
+      operands.c = c.sums;
+      operands.c_pitch = width;
+      const bool begins =
+          k.segments() == 1 || c.begin(k.segment_at(segment.channel, segment.tap_row, segment.tap_col), count * width);
+      operands.accumulate = !begins;
+      amx_panel(item.row_tiles + first / kTileRows, row_tiles, vectors, operands);
+    }
+    if (tiling.one_block) store(item, operand.pitches, at, first, count);
+  }
+
+  // Sums that have waited in scratch for the end of K.
+  void finish(const Item& item, const SumPitches& pitches) const {
+    const int64_t sums = item.piece.tile.images * pitches.image;
+    for (int64_t at = 0; at < item.panels.count; ++at) store(item, pitches, at, 0, sums);
+  }
+
+  void store(const Item& item, const SumPitches& pitches, int64_t at, int64_t first, int64_t count) const {
+    const int64_t vectors = item.panels.size(at), width = vectors * L, m = item.m0 + item.panels.start(at) * L;
+    const int64_t channels = min64(width, item.m0 + item.channels_m - m);
+    const ChunkSums<float> c = sums_of(item, at, first);
+    c.finish(count * width);
+    fill_zero(item.bias + channels, width - channels);
+    load_bias<BFloat16>(gemm, item.piece.group, m, channels, item.bias);
+    store_lanes<BFloat16, float>(gemm, item.piece, pitches, first, {c.sums, width, count, channels, item.bias}, m, 1);
+  }
+};
+
+}  // namespace conv2d_ext::cpu::CONV2D_ISA

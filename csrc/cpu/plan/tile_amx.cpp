@@ -1,0 +1,106 @@
+#include "tile_amx.h"
+
+#include "../base/limits.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+namespace limit = limits::amx;
+
+constexpr int64_t kRowTileBytes = 32;  // of a description of 16 rows (RowTile, kernels/amx.h)
+
+struct AmxTiler {
+  const ConvGemm& gemm;
+  const KBlocking& k;
+  const VectorShape& vector;
+  const int num_threads;
+
+  void cut_source(AmxTiling& t) const {
+    const Tile tile{0, t.tile_images, 0, t.tile_rows, 0, t.tile_cols};
+    const int64_t reach = saturating_mul(gemm.taps_w - 1, gemm.axis_w.tap < 0 ? -gemm.axis_w.tap : gemm.axis_w.tap);
+    // Taps that make several segments have patches of several sizes.
+    t.expands = gemm.axis_w.step != 1 || k.blocks_h * k.blocks_w != 1 ||
+                saturating_mul(reach, limit::kColumnsPerReach) > t.tile_cols;
+    const PatchAxis rows = amx_patch_rows(gemm, tile, 0, k.tap_rows);
+    const PatchAxis cols = amx_patch_cols(gemm, t.expands, tile, 0, k.tap_cols);
+    t.sums = round_up(t.tile_images * amx_sum_pitches(gemm, tile, cols.run_length).image, kAmxTileRows);
+    const int64_t plane = saturating_mul(t.tile_images, rows.size, cols.size);
+    t.block_channels = channels_of_block(k, plane, vector.operand_size(), limit::kPatchBytes);
+    // The last tile reads 16 rows at every tap, wherever they lie.
+    const int64_t pitch = odd_lines(plane, vector.operand_size());
+    t.patch_elements = saturating_add(saturating_mul(pitch, t.block_channels), kAmxTileRows);
+    t.one_block = t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
+  }
+
+  // Result channels of a work item: all of them while the C tile fits, fewer where threads would idle.
+  void cut_result_channels(AmxTiling& t) const {
+    const int64_t vectors = div_up(gemm.m, vector.lanes);
+    // Of several chunks there are three tiles: a chunk's sum, the total, and what that lost.
+    const int64_t tile_bytes = k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes;
+    const int64_t vector_bytes = t.sums * vector.lanes * vector.element_size;
+    const int64_t fit = t.one_block ? vectors : max64(vector.max_vectors, tile_bytes / vector_bytes);
+    const int64_t chunks = avoid_idle_threads(t.tiles() * gemm.groups, vectors, div_up(vectors, fit), num_threads);
+    t.chunk_vectors = div_up(vectors, chunks);
+    t.chunks_m = div_up(vectors, t.chunk_vectors);
+  }
+
+  void share_weights(AmxTiling& t) const {
+    t.shared_bytes = 0;
+    t.sums_at_once = t.sums;
+    if (t.tiles() < 2) return;
+    const int64_t of_group = saturating_mul(div_up(gemm.m, vector.lanes), gemm.channels * gemm.taps(),
+                                            kBlockChannels / 2, vector.operand_size());
+    const int64_t bytes = saturating_mul(gemm.groups, of_group);
+    const int64_t room = limits::kMaxThreadBytes - lay_out_scratch(t, k, vector).bytes;
+    if (bytes > num_threads * room) return;
+    t.shared_bytes = bytes;
+    if (t.one_block && of_group <= limit::kStreamedWeightBytes) {
+      t.sums_at_once = min64(t.sums, round_up(limit::kSumsAtOnce, kAmxTileRows));
+    }
+  }
+};
+
+}  // namespace
+
+AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int num_threads) {
+  const AmxTiler tiler{gemm, k, vector, num_threads};
+  AmxTiling t{};
+  // A segment of scattered taps can make a patch too large: smaller tiles then. That of 16 pixels fits.
+  for (int64_t target = limit::kTilePixels;; target /= 2) {
+    cut_pixels(gemm, gemm.groups, target, num_threads, t);
+    tiler.cut_source(t);
+    t.sums_at_once = t.sums;
+    const bool smallest = target < 16,
+               fits = t.patch_elements <= limits::tiling::kMaxPatchBytes / vector.operand_size();
+    if (!fits && !smallest) continue;
+    tiler.cut_result_channels(t);
+    if (lay_out_scratch(t, k, vector).bytes <= limits::kMaxScratchBytes || smallest) break;
+  }
+  CONV2D_EXT_ASSERT(lay_out_scratch(t, k, vector).bytes <= limits::kMaxScratchBytes);
+  tiler.share_weights(t);
+  return t;
+}
+
+AmxScratch lay_out_scratch(const AmxTiling& tiling, const KBlocking& k, const VectorShape& vector) {
+  const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
+  // One panel's C tile where each is finished at once, else the chunk's.
+  const int64_t tile_width = tiling.one_block ? width : tiling.chunk_vectors * vector.lanes;
+  const int64_t tile_bytes = tiling.sums_at_once * tile_width * size;
+  ScratchLayout layout;
+  AmxScratch s{};
+  s.row_tiles = layout.take(tiling.sums / kAmxTileRows * kRowTileBytes);
+  s.position_offsets = layout.take_offsets(tiling.sums);
+  s.tap_offsets = layout.take_offsets(k.max_depth());
+  s.bias = layout.take(width * size);
+  s.panel = layout.take(k.max_depth() * width * vector.operand_size());
+  s.c_tile = layout.take(tile_bytes);
+  s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
+  s.lost_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
+  s.patch = layout.take(tiling.patch_elements * vector.operand_size());
+  s.row = layout.take(kRowBlocks * vector.operand_size());
+  s.bytes = layout.bytes();
+  return s;
+}
+
+}  // namespace conv2d_ext::cpu
