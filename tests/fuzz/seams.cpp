@@ -189,20 +189,20 @@ const std::string& driver_of(void (*body)(void*, int64_t)) {
   char* const demangled = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
   if (status != 0) return name;
   // conv2d_ext::cpu::avx2::Items<conv2d_ext::cpu::avx2::ConvCall<float, float, true> >::run(void*, long)
-  // conv2d_ext::cpu::avx2::ConvCall<float, float, true>::share(void*, long)
+  // conv2d_ext::cpu::amx::AmxCall::share(void*, long)
   const std::string prefix = "conv2d_ext::cpu::", wrapper = "Items<";
   std::string full = demangled;
   std::free(demangled);
+  const size_t function = full.rfind("::", full.rfind('('));
+  if (full.find(prefix) == std::string::npos || function == std::string::npos) return name;
+  full.erase(function);
   const size_t wrapped = full.find(wrapper);
   if (wrapped != std::string::npos) {
     full = full.substr(wrapped + wrapper.size());
-    full.erase(full.rfind(" >::"), 2);
+    full.erase(full.find_last_not_of(" ", full.size() - 2) + 1);
   }
-  const size_t isa = full.find(prefix);
-  const size_t end = full.rfind(">::");
-  if (isa == std::string::npos || end == std::string::npos) return name;
-  const size_t type = full.find("::", isa + prefix.size());
-  name = full.substr(isa + prefix.size(), type - isa - prefix.size()) + " " + full.substr(type + 2, end - type - 1);
+  const size_t isa = full.find(prefix) + prefix.size(), type = full.find("::", isa);
+  name = full.substr(isa, type - isa) + " " + full.substr(type + 2);
   return name;
 }
 
@@ -228,7 +228,7 @@ int64_t* const kLimits[] = {
     &t::kPatchBytes,
     &a::kTilePixels,
     &a::kPatchBytes,
-    &t::kAmxRowBytes,
+    &a::kRowBytes,
     &t::kMaxPatchBytes,
     &t::kTileBytes,
     &t::kSumBytes,
@@ -277,6 +277,8 @@ int64_t* const kLimits[] = {
     &a::kStreamedWeightBytes,
     &a::kSumsAtOnce,
     &a::kColumnsPerReach,
+    &a::kWeightTileBytes,
+    &a::kWeightTileColumns,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

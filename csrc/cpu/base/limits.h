@@ -50,8 +50,6 @@ CONV2D_LIMIT kSumBytes = 384 * 1024;
 CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 144;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
-// With AMX: the input's pixels at each weight element of a tile.
-CONV2D_LIMIT kAmxRowBytes = 512 * 1024;
 // Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
 CONV2D_LIMIT kInnerGroupsBytes = 256;
 CONV2D_LIMIT kInnerPatchBytes = 256 * 1024;
@@ -71,6 +69,10 @@ CONV2D_LIMIT kStreamedWeightBytes = 512 * 1024;
 CONV2D_LIMIT kSumsAtOnce = 128;
 // Columns of a tile for each one that its taps reach further, from which on it has no copies for them.
 CONV2D_LIMIT kColumnsPerReach = 3;
+// Of grad_weight: its C tile, the columns it should at least have, and the input's pixels at each of them.
+CONV2D_LIMIT kWeightTileBytes = 640 * 1024;
+CONV2D_LIMIT kWeightTileColumns = 512;
+CONV2D_LIMIT kRowBytes = 512 * 1024;
 
 }  // namespace amx
 

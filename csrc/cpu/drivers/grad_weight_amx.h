@@ -48,11 +48,9 @@ void sum_chunk_in_tiles(const Call& call, const typename Call::WeightTile& t, in
     const Panels panels = call.panels_of(t);
     for (int64_t x = 0; x < panels.count; ++x) {
       const int64_t vectors = panels.size(x), start = panels.start(x);
-      for (int64_t v = 0; v < vectors; ++v) {
-        const int64_t m = (start + v) * L, channel = t.group * p.out_channels_per_group() + t.m0 + m;
-        pack_pixel_pairs(call.grad_output_at(segment, channel), call.grad_output.stride, segment,
-                         min64(t.channels_m - m, L), panel + v * steps * L);
-      }
+      const int64_t m = start * L, channel = t.group * p.out_channels_per_group() + t.m0 + m;
+      pack_pixel_pairs(call.grad_output_at(segment, channel), call.grad_output.stride, segment,
+                       min64(t.channels_m - m, vectors * L), panel, steps * L);
       operands.c_pitch = vectors * L;
       operands.c = c_tile + t.elements() * start * L;
       amx_panel(row_tiles, div_up(t.elements(), kTileRows), vectors, operands);

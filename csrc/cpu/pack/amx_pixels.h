@@ -123,39 +123,90 @@ inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const 
   }
 }
 
-// Pairs of a segment's pixels, of up to 16 channels of grad_output: row p of step s holds pixels 32s + 2p and the next.
-// `src`: the segment's first pixel and the first channel.
-inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], const Tile& segment, int64_t lanes,
-                             BFloat16Block* dst) {
-  constexpr int64_t L = kBlockChannels / 2;
-  const int64_t pixels = segment.pixels(), length = round_up(pixels, kBlockChannels);
-  const Panel<BFloat16Pair> to{reinterpret_cast<BFloat16Pair*>(dst), L, L};
-  const int64_t image_pixels = segment.rows * segment.cols;
-  if (stride[1] == 1 && lanes > 1) {
-    const auto pixel = [&](int64_t x) {
-      const int64_t row = x / segment.cols, image = x / image_pixels;
-      return src + image * stride[0] + (row - image * segment.rows) * stride[2] + (x - row * segment.cols) * stride[3];
-    };
-    for (int64_t x = 0; x < length; x += 2) {
-      BFloat16Pair* const row = to.data + x / 2 * to.pitch;
-      if (x < pixels) copy_pairs(pixel(x), x + 1 < pixels ? pixel(x + 1) : nullptr, 1, lanes, row);
-      const int64_t filled = x < pixels ? lanes : 0;
-      fill_zero(row + filled, L - filled);
-    }
-    return;
-  }
-  BFloat16 planes[L][kMaxSegment];
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    BFloat16* d = planes[lane];
-    for (int64_t n = 0; n < segment.images; ++n) {
-      for (int64_t p = 0; p < segment.rows; ++p, d += segment.cols) {
-        copy_words(src + lane * stride[1] + n * stride[0] + p * stride[2], stride[3], segment.cols, d);
+// The pixels of a segment, one after the other.
+class PixelWalk {
+ public:
+  PixelWalk(const BFloat16* first, const int64_t (&stride)[4], const Tile& segment)
+      : at_(first),
+        col_step_(stride[3]),
+        row_step_(stride[2] - (segment.cols - 1) * stride[3]),
+        image_step_(stride[0] - (segment.rows - 1) * stride[2] - (segment.cols - 1) * stride[3]),
+        rows_(segment.rows),
+        cols_(segment.cols) {}
+  CONV2D_INLINE const BFloat16* next() {
+    const BFloat16* const now = at_;
+    // The step behind the last pixel is not taken.
+    int64_t step = col_step_;
+    if (++col_ == cols_) {
+      col_ = 0;
+      step = row_step_;
+      if (++row_ == rows_) {
+        row_ = 0;
+        step = image_step_;
       }
     }
-    fill_zero(d, length - pixels);
+    step_ = step;
+    return now;
   }
-  pack_transposed_pairs(lanes, length / 2, to,
-                        [&](int64_t lane, int64_t k) { return _mm512_loadu_si512(planes[lane] + 2 * k); });
+  CONV2D_INLINE void advance() { at_ += step_; }
+
+ private:
+  const BFloat16* at_;
+  const int64_t col_step_, row_step_, image_step_, rows_, cols_;
+  int64_t row_ = 0, col_ = 0, step_ = 0;
+};
+
+// Pairs of a segment's pixels, of up to 32 channels of grad_output: row p of step s holds pixels 32s + 2p and the next,
+// of 16 channels; those of the next 16 are `pitch` blocks further. `src`: the segment's first pixel and the first
+// channel.
+inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], const Tile& segment, int64_t lanes,
+                             BFloat16Block* dst, int64_t pitch) {
+  constexpr int64_t L = kBlockChannels / 2;
+  const int64_t pixels = segment.pixels(), length = round_up(pixels, kBlockChannels);
+  if (stride[1] == 1 && lanes > 1) {
+    const __mmask32 mask = mask_of_first(lanes);
+    const __m512i low = _mm512_add_epi32(twice_iota(), _mm512_set1_epi32(32 << 16));
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
+    PixelWalk walk(src, stride, segment);
+    for (int64_t x = 0; x < pixels; x += 2, ++dst) {
+      const __m512i a = load_words(walk.next(), mask);
+      __m512i b = _mm512_setzero_si512();
+      if (x + 1 < pixels) {
+        walk.advance();
+        b = load_words(walk.next(), mask);
+        if (x + 2 < pixels) walk.advance();
+      }
+      _mm512_storeu_si512(dst, _mm512_permutex2var_epi16(a, low, b));
+      if (lanes > L) _mm512_storeu_si512(dst + pitch, _mm512_permutex2var_epi16(a, high, b));
+    }
+    const int64_t missing = length / 2 - div_up(pixels, 2);
+    fill_zero(dst, missing);
+    if (lanes > L) fill_zero(dst + pitch, missing);
+    return;
+  }
+  const bool one_run = stride[3] == 1 && segment.images == 1 && (segment.rows == 1 || stride[2] == segment.cols);
+  for (int64_t lane0 = 0; lane0 < lanes; lane0 += L, dst += pitch, src += L * stride[1]) {
+    const Panel<BFloat16Pair> to{reinterpret_cast<BFloat16Pair*>(dst), L, L};
+    const int64_t now = min64(lanes - lane0, L);
+    if (one_run) {
+      pack_transposed_pairs(now, length / 2, to, [&](int64_t lane, int64_t k) {
+        return load_words(src + lane * stride[1] + 2 * k, mask_of_first(max64(pixels - 2 * k, 0)));
+      });
+      continue;
+    }
+    BFloat16 planes[L][kMaxSegment];
+    for (int64_t lane = 0; lane < now; ++lane) {
+      BFloat16* d = planes[lane];
+      for (int64_t n = 0; n < segment.images; ++n) {
+        for (int64_t p = 0; p < segment.rows; ++p, d += segment.cols) {
+          copy_words(src + lane * stride[1] + n * stride[0] + p * stride[2], stride[3], segment.cols, d);
+        }
+      }
+      fill_zero(d, length - pixels);
+    }
+    pack_transposed_pairs(now, length / 2, to,
+                          [&](int64_t lane, int64_t k) { return _mm512_loadu_si512(planes[lane] + 2 * k); });
+  }
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -133,8 +133,10 @@ struct WeightTiler {
     const int64_t vectors =
         div_up(problem.out_channels_per_group(), lanes == WeightLanes::kChannels ? vector.lanes : 1);
     const int64_t tile_taps = t.tap_rows * t.tap_cols;
-    const int64_t elements = limit::kWeightTileBytes / (vector.lanes * vector.element_size);
-    const int64_t columns = max64(tile_taps, limit::kWeightTileColumns);
+    const int64_t tile_bytes = in_tiles() ? limits::amx::kWeightTileBytes : limit::kWeightTileBytes;
+    const int64_t least_columns = in_tiles() ? limits::amx::kWeightTileColumns : limit::kWeightTileColumns;
+    const int64_t elements = tile_bytes / (vector.lanes * vector.element_size);
+    const int64_t columns = max64(tile_taps, least_columns);
     t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / columns));
     t.chunks_m = div_up(vectors, t.chunk_vectors);
     t.block_channels = 1;
@@ -170,10 +172,9 @@ struct WeightTiler {
  private:
   // Weight elements of a tile whose pixels AMX takes as rows, which lie in scratch beside the patch.
   int64_t most_rows() const {
-    return vector.operand_bytes == 0 || vector.operand_bytes == vector.element_size
-               ? std::numeric_limits<int64_t>::max()
-               : limit::kAmxRowBytes / max64(row_bytes(pixels), 1);
+    return in_tiles() ? limits::amx::kRowBytes / max64(row_bytes(pixels), 1) : std::numeric_limits<int64_t>::max();
   }
+  bool in_tiles() const { return vector.operand_size() != vector.element_size; }
 
   // Elements of a channel's patch, of all images of a segment.
   int64_t plane(const WeightTiling& t) const {

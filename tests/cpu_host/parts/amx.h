@@ -243,7 +243,7 @@ inline void check_pixel_pairs() {
     Dimension d[5];
     d[kImage].size = random.between(1, 3);
     d[kGroup].size = 1;
-    d[kChannel].size = random.between(1, 16);
+    d[kChannel].size = random.between(1, 32);
     d[kRow].size = random.between(1, 5);
     d[kCol].size = random.between(1, 17);
     const int64_t gaps[5] = {random.once_in(4) ? 2 : 1, random.once_in(4) ? 3 : 1, random.once_in(4) ? 2 : 1, 1, 1};
@@ -257,14 +257,15 @@ inline void check_pixel_pairs() {
     const int64_t stride[4] = {d[kImage].stride, d[kChannel].stride, d[kRow].stride, d[kCol].stride};
     describe("%d x %d x %d pixels, %d channels, strides %d, %d, %d, %d", int(segment.images), int(segment.rows),
              int(segment.cols), int(lanes), int(stride[0]), int(stride[1]), int(stride[2]), int(stride[3]));
-    Result<BFloat16Block> dst(steps * 16);
-    pack_pixel_pairs(memory.data() + before, stride, segment, lanes, dst.data());
+    const int64_t pitch = steps * 16 + random.between(0, 2);
+    Result<BFloat16Block> dst(lanes > 16 ? pitch + steps * 16 : steps * 16);
+    pack_pixel_pairs(memory.data() + before, stride, segment, lanes, dst.data(), pitch);
     for (int64_t x = 0; x < steps * kBlockChannels; ++x) {
-      for (int64_t lane = 0; lane < 16; ++lane) {
+      for (int64_t lane = 0; lane < round_up(lanes, 16); ++lane) {
         const int64_t y = x / segment.cols;
         const int64_t at = before + y / segment.rows * stride[0] + lane * stride[1] + y % segment.rows * stride[2] +
                            x % segment.cols * stride[3];
-        dst.expected[size_t(x / 2)].channel[2 * lane + x % 2] = x < pixels && lane < lanes ? memory[at] : BFloat16{0};
+        dst.expected[size_t(lane / 16 * pitch + x / 2)].channel[lane % 16 * 2 + x % 2] = x < pixels && lane < lanes ? memory[at] : BFloat16{0};
       }
     }
     dst.compare();
