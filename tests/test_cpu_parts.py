@@ -109,7 +109,7 @@ _PAIRS = {
     "products of pairs", "column_ukernel bfloat16",
 }  # fmt: skip
 _AMX = {
-    "products of tiles", "amx_panel", "pack_patch blocks", "pack_weight_blocks", "copy_words",
+    "products of tiles", "amx_panel", "pack_patch blocks", "BlockWeightPacker", "copy_words",
     "pixel rows", "pack_pixel_pairs", "convert bfloat16",
 }  # fmt: skip
 PARTS = {

@@ -107,10 +107,18 @@ def test_bfloat16_products_in_pairs(channels, groups):
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     ("channels", "filters", "size", "taken"),
-    [(16, 16, 9, "fiw"), (15, 64, 9, "w"), (64, 15, 9, ""), (64, 64, 3, ""), (200, 40, 9, "fiw")],
+    [
+        (16, 16, 9, "fiw"),
+        (4, 64, 9, "fiw"),
+        (3, 64, 9, "iw"),
+        (64, 15, 9, "fi"),
+        (64, 3, 9, "f"),
+        (64, 64, 3, ""),
+        (200, 40, 9, "fiw"),
+    ],
 )
 def test_amx_tiles(channels, filters, size, taken, channels_last):
-    """Of images of more than one result pixel, and 16 channels; the format decides nothing."""
+    """Of images of more than one result pixel, from 4 channels; the format decides nothing."""
     if not conv2d_ext.build_config()["isa"].startswith("amx"):
         pytest.skip("no AMX in use")
     problem = Problem("tiles", 2, channels, (size, size), filters, (3, 3))
@@ -183,8 +191,10 @@ def test_few_planes(problem):
     plan, half = _explain(problem), _explain(problem, torch.bfloat16)
     few = "1x1 from many planes to few, plane by plane"
     name = "grad_input" if problem.in_channels == 1 else "forward"
-    assert getattr(half, name).engine == few
-    wide = not conv2d_ext.build_config()["isa"].startswith(("avx2", "portable"))
+    isa = conv2d_ext.build_config()["isa"]
+    tiles = "implicit GEMM, AMX tiles of bfloat16"
+    assert getattr(half, name).engine == (tiles if isa.startswith("amx") else few)
+    wide = not isa.startswith(("avx2", "portable"))
     small = problem.in_channels == 7 or (wide and getattr(plan, name).gemm_m > 1)
     assert (getattr(plan, name).engine == few) == (not small)
     if wide:

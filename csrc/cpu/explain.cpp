@@ -24,8 +24,8 @@ namespace {
 std::string why_widened(DType dtype, const char* where) {
   const char* const reason =
       dtype == DType::kBFloat16 && engine().amx != nullptr
-          ? "AMX tiles take bfloat16 with 16 or more channels a group, source and result, and neither images of one "
-            "pixel nor input gradients of patch layers"
+          ? "AMX tiles take bfloat16 from 4 channels on (with groups 16 of each, source and result; in grad_weight 16 "
+            "results), and neither images of one pixel nor input gradients of patch layers"
       : dtype == DType::kBFloat16 && engine().pairs != nullptr
           ? "bfloat16 products are taken in pairs only in forward and grad_input, and there neither with few channels "
             "a group nor by the kernels for groups, for images of one pixel and for gradients of patch layers"

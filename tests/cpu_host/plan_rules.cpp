@@ -301,7 +301,10 @@ void check_amx_tiling(const ConvGemm& g, const VectorShape& vector, int threads)
   expect_cut(g.cols, t.tile_cols, t.tiles_w, "columns");
   expect(t.tile_images == 1 || (t.tiles_h == 1 && t.tiles_w == 1), "only whole images together");
   expect_cut(div_up(g.m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
-  expect(t.block_channels % k.segment_channels == 0 && (k.blocks_h * k.blocks_w == 1 || t.block_channels == 1),
+  const bool in_place = reads_amx_source_in_place(g);
+  expect(in_place
+             ? t.block_channels == g.channels
+             : t.block_channels % k.segment_channels == 0 && (k.blocks_h * k.blocks_w == 1 || t.block_channels == 1),
          "blocks of whole segments");
   expect(t.one_block == (t.block_channels >= g.channels && k.blocks_h * k.blocks_w == 1), "one block");
   expect(t.sums % 16 == 0 && t.sums_at_once % 16 == 0 && t.sums_at_once <= t.sums, "whole tiles of sums");
@@ -315,7 +318,7 @@ void check_amx_tiling(const ConvGemm& g, const VectorShape& vector, int threads)
     expect(pitches.row >= tile.cols && pitches.image >= (tile.rows - 1) * pitches.row + tile.cols, "pitches");
     expect(round_up(tile.images * pitches.image, 16) <= t.sums, "sums of a tile");
     const int64_t plane = tile.images * rows.size * cols.size;
-    expect(odd_lines(plane, 64) * min64(t.block_channels, g.channels) + 15 < t.patch_elements, "its patch");
+    expect(in_place || odd_lines(plane, 64) * min64(t.block_channels, g.channels) + 15 < t.patch_elements, "its patch");
     expect(rows.position_pitch == 1 && cols.position_pitch == 1, "neighbours in the patch");
     // From row to row as the sums go; from image to image too, but where they begin whole tiles.
     expect(g.taps() != 1 || rows.size * cols.size == pitches.image, "images without borders");

@@ -276,6 +276,7 @@ int64_t* const kLimits[] = {
     &a::kTileBytes,
     &a::kStreamedWeightBytes,
     &a::kSumsAtOnce,
+    &a::kPixelsAtOnce,
     &a::kColumnsPerReach,
     &a::kWeightTileBytes,
     &a::kWeightTileColumns,

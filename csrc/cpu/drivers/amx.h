@@ -41,16 +41,7 @@ struct AmxCall {
         k(block_k(g, amx_limits())),
         tiling(tile_amx(g, k, vector_shape<float>(), num_threads)),
         layout(lay_out_scratch(tiling, k, vector_shape<float>())),
-        in_place(source_is_patch()) {}
-
-  // With one tap, no padding and channels together the source itself is a patch, if its channels are whole blocks.
-  bool source_is_patch() const {
-    if (gemm.taps() != 1 || gemm.missing != 0 || gemm.source_c != kBlockChannels) return false;
-    return positions_inside(gemm.axis_h, 1, gemm.rows, gemm.source_h).count() == gemm.rows &&
-           positions_inside(gemm.axis_w, 1, gemm.cols, gemm.source_w).count() == gemm.cols &&
-           gemm.source_n % kBlockChannels == 0 && gemm.source_row % kBlockChannels == 0 &&
-           gemm.source_col % kBlockChannels == 0;
-  }
+        in_place(reads_amx_source_in_place(g)) {}
 
   int64_t items() const { return tiling.items(gemm.groups); }
 
@@ -95,23 +86,26 @@ struct AmxCall {
 
   // ---- weights
 
-  int64_t shares() const { return tiling.shared_bytes == 0 ? 0 : gemm.groups * div_up(gemm.m, L); }
-  // Packs the weights of L result channels for all items: [group][vector][step], segment after segment.
+  // Two vectors of a group's result channels at once.
+  int64_t shares() const { return tiling.shared_bytes == 0 ? 0 : gemm.groups * div_up(gemm.m, 2 * L); }
+  // Packs their weights for all items: [group][vector][step], segment after segment.
   static void share(void* context, int64_t number) {
     const AmxCall& call = *static_cast<const AmxCall*>(context);
     const ConvGemm& gemm = call.gemm;
-    const int64_t vectors = div_up(gemm.m, L), group = number / vectors, m = number % vectors * L;
+    const int64_t panels = div_up(gemm.m, 2 * L), group = number / panels, m = number % panels * 2 * L;
+    const int64_t pitch = shared_blocks(gemm);
+    BFloat16Block* const to = call.shared + (group * div_up(gemm.m, L) + m / L) * pitch;
     const BFloat16* const weight = static_cast<const BFloat16*>(gemm.weight) + group * gemm.weight_g;
     for_each_block(gemm, call.k, call.k.segment_channels, [&](const KBlock& segment) {
-      call.pack(weight, segment, m, min64(L, gemm.m - m),
-                call.shared + number * shared_blocks(gemm) + call.blocks_before(segment));
+      call.pack(weight, segment, m, min64(2 * L, gemm.m - m), to + call.blocks_before(segment), pitch);
     });
   }
   int64_t blocks_before(const KBlock& segment) const {
     return (segment.channel * gemm.taps() + segment.tap_row * gemm.taps_w + segment.tap_rows * segment.tap_col) * L;
   }
-  // A segment of up to L result channels from m on.
-  void pack(const BFloat16* weight, const KBlock& segment, int64_t m, int64_t channels_m, BFloat16Block* dst) const {
+  // A segment of up to 2 * L result channels from m on.
+  void pack(const BFloat16* weight, const KBlock& segment, int64_t m, int64_t channels_m, BFloat16Block* dst,
+            int64_t pitch) const {
     const bool last = segment.channel + segment.channels == gemm.channels;
     const WeightSegment<BFloat16> columns{weight + segment.weight_offset(gemm) + m * gemm.weight_m,
                                           gemm.weight_m,
@@ -119,7 +113,7 @@ struct AmxCall {
                                           segment.channels,
                                           segment.tap_rows,
                                           segment.tap_cols};
-    pack_weight_blocks(gemm, columns, last ? gemm.missing : 0, dst);
+    BlockWeightPacker(gemm, columns, last ? gemm.missing : 0).pack(dst, pitch);
   }
   // The weights of a segment and a panel from m on: those of L result channels after those of the L before.
   struct PackedPanel {
@@ -132,9 +126,7 @@ struct AmxCall {
       return {shared + (item.piece.group * div_up(gemm.m, L) + m / L) * pitch + blocks_before(segment), pitch};
     }
     const int64_t pitch = segment.channels * segment.taps() * L, end = item.m0 + item.channels_m;
-    for (int64_t v = 0; v < vectors; ++v) {
-      pack(item.weight, segment, m + v * L, min64(end - m - v * L, L), item.panel + v * pitch);
-    }
+    pack(item.weight, segment, m, min64(end - m, vectors * L), item.panel, pitch);
     return {item.panel, pitch};
   }
 
@@ -199,6 +191,7 @@ struct AmxCall {
       for (int64_t first = 0; first < sums; first += tiling.sums_at_once) {
         const int64_t count = min64(tiling.sums_at_once, sums - first);
         for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, operand, at, first, count);
+        if (tiling.whole_pixels) store_pixels_of(item, pitches, first, count);
       }
     });
     if (!tiling.one_block) finish(item, pitches);
@@ -206,6 +199,7 @@ struct AmxCall {
 
   // The sums of a panel from `first` on, in scratch.
   ChunkSums<float> sums_of(const Item& item, int64_t at, int64_t first) const {
+    if (tiling.whole_pixels) return item.c_tile.from(item.panels.start(at) * L);
     if (tiling.one_block) return item.c_tile;
     return item.c_tile.from((tiling.sums * item.panels.start(at) + first * item.panels.size(at)) * L);
   }
@@ -216,6 +210,8 @@ struct AmxCall {
     const int64_t vectors = item.panels.size(at), width = vectors * L, m = item.m0 + item.panels.start(at) * L;
     const int64_t row_tiles = div_up(count, kTileRows);
     const ChunkSums<float> c = sums_of(item, at, first);
+    const bool finishes = tiling.one_block && !tiling.whole_pixels;
+    if (finishes && gemm.destination_m == 1) prefetch_result(item, operand.pitches, m, width, first, count);
     for (int64_t s = 0; s < block.channels; s += k.segment_channels) {
       const KBlock segment = block.part(s, k.segment_channels);
       const PackedPanel weights = packed_panel(item, segment, m, vectors);
@@ -226,13 +222,28 @@ struct AmxCall {
       operands.b = operand.data + s * operand.patch.channel_pitch;
       operands.k_offset = item.tap_offsets;
       operands.c = c.sums;
-      operands.c_pitch = width;
+      operands.c_pitch = tiling.whole_pixels ? amx_sums_pitch(tiling, vector_shape<float>()) : width;
       const bool begins =
           k.segments() == 1 || c.begin(k.segment_at(segment.channel, segment.tap_row, segment.tap_col), count * width);
       operands.accumulate = !begins;
       amx_panel(item.row_tiles + first / kTileRows, row_tiles, vectors, operands);
     }
-    if (tiling.one_block) store(item, operand.pitches, at, first, count);
+    if (finishes) store(item, operand.pitches, at, first, count);
+  }
+
+  // Asks for the lines that store() will write: a line or two of each pixel, which no hardware prefetcher expects.
+  void prefetch_result(const Item& item, const SumPitches& pitches, int64_t m, int64_t width, int64_t first,
+                       int64_t count) const {
+    constexpr int64_t kLine = 64 / int64_t(sizeof(BFloat16));
+    const BFloat16* const destination = item.piece.first_pixel<BFloat16>(gemm, m);
+    const int64_t last = min64(width, item.m0 + item.channels_m - m) - 1;
+    for_each_run(gemm, item.piece.tile, pitches, first, count, [&](int64_t, int64_t pixels, int64_t offset) {
+      const BFloat16* pixel = destination + offset;
+      for (int64_t x = 0; x < pixels; ++x, pixel += gemm.destination_col) {
+        for (int64_t c = 0; c < last; c += kLine) __builtin_prefetch(pixel + c, 1);
+        __builtin_prefetch(pixel + last, 1);
+      }
+    });
   }
 
   // Sums that have waited in scratch for the end of K.
@@ -241,14 +252,25 @@ struct AmxCall {
     for (int64_t at = 0; at < item.panels.count; ++at) store(item, pitches, at, 0, sums);
   }
 
+  // The sums of a panel.
   void store(const Item& item, const SumPitches& pitches, int64_t at, int64_t first, int64_t count) const {
-    const int64_t vectors = item.panels.size(at), width = vectors * L, m = item.m0 + item.panels.start(at) * L;
-    const int64_t channels = min64(width, item.m0 + item.channels_m - m);
+    const int64_t width = item.panels.size(at) * L, m = item.m0 + item.panels.start(at) * L;
     const ChunkSums<float> c = sums_of(item, at, first);
     c.finish(count * width);
-    fill_zero(item.bias + channels, width - channels);
-    load_bias<BFloat16>(gemm, item.piece.group, m, channels, item.bias);
-    store_lanes<BFloat16, float>(gemm, item.piece, pitches, first, {c.sums, width, count, channels, item.bias}, m, 1);
+    store_channels(item, pitches, first, {c.sums, width, count, min64(width, item.m0 + item.channels_m - m), nullptr},
+                   m);
+  }
+  // Those of all panels.
+  void store_pixels_of(const Item& item, const SumPitches& pitches, int64_t first, int64_t count) const {
+    const int64_t pitch = amx_sums_pitch(tiling, vector_shape<float>());
+    store_channels(item, pitches, first, {item.c_tile.sums, pitch, count, item.channels_m, nullptr}, item.m0);
+  }
+  void store_channels(const Item& item, const SumPitches& pitches, int64_t first, TileSums<float> sums,
+                      int64_t m) const {
+    fill_zero(item.bias + sums.channels, round_up(sums.channels, L) - sums.channels);
+    load_bias<BFloat16>(gemm, item.piece.group, m, sums.channels, item.bias);
+    sums.bias = item.bias;
+    store_lanes<BFloat16, float>(gemm, item.piece, pitches, first, sums, m, 1);
   }
 };
 

@@ -244,6 +244,14 @@ CONV2D_INLINE __m256i narrow_to_bfloat16(__m512 v) {
   const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
 }
+#if defined(CONV2D_NARROWS_BFLOAT16)
+// Two vectors. Lanes of either with a denormal number, which becomes zero here.
+CONV2D_INLINE __mmask16 narrow_flushed(BFloat16* p, __m512 low, __m512 high) {
+  constexpr int kDenormal = 0x20;
+  _mm512_storeu_si512(p, __m512i(_mm512_cvtne2ps_pbh(high, low)));
+  return _mm512_fpclass_ps_mask(low, kDenormal) | _mm512_fpclass_ps_mask(high, kDenormal);
+}
+#endif
 CONV2D_INLINE void narrow(BFloat16* p, __m512 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_to_bfloat16(v));
 }

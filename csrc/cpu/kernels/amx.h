@@ -95,7 +95,7 @@ CONV2D_INLINE void unroll(std::integer_sequence<int, kIndex...>, const Visit& vi
 // C of R x C tiles (rows, columns), the last rows of which may be fewer than 16. Tiles: sums are 0 to 3, pixels 4 and
 // 5, weights 6 and 7.
 template <int R, int C>
-void amx_ukernel(const AmxOperands& operands, const RowTile* rows) {
+void amx_ukernel(const AmxOperands& operands, const RowTile* rows, float* c_data) {
   static_assert(R * C <= 4 && C <= 2);
   using RowTiles = std::make_integer_sequence<int, R>;
   using ColumnTiles = std::make_integer_sequence<int, C>;
@@ -112,7 +112,7 @@ void amx_ukernel(const AmxOperands& operands, const RowTile* rows) {
   unroll(RowTiles(), [&](auto r) CONV2D_INLINE_LAMBDA {
     unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
       if (!operands.accumulate) return tile_zero<r() * C + c()>();
-      const float* const sums = operands.c + r() * kTileRows * c_pitch + c() * kTileColumns;
+      const float* const sums = c_data + r() * kTileRows * c_pitch + c() * kTileColumns;
       load_sums<r() * C + c()>(sums, c_pitch, rows[r()].count);
     });
   });
@@ -133,7 +133,7 @@ void amx_ukernel(const AmxOperands& operands, const RowTile* rows) {
   }
   unroll(RowTiles(), [&](auto r) CONV2D_INLINE_LAMBDA {
     unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
-      store_sums<r() * C + c()>(operands.c + r() * kTileRows * c_pitch + c() * kTileColumns, c_pitch, rows[r()].count);
+      store_sums<r() * C + c()>(c_data + r() * kTileRows * c_pitch + c() * kTileColumns, c_pitch, rows[r()].count);
     });
   });
 }
@@ -141,17 +141,17 @@ void amx_ukernel(const AmxOperands& operands, const RowTile* rows) {
 // Tiles of rows that a micro-kernel takes.
 constexpr int64_t amx_row_tiles(int64_t vectors) { return vectors == 2 ? 2 : 4; }
 
-// C (rows x 16 or 32) for any number of tiles of rows.
-inline void amx_panel(const RowTile* rows, int64_t tiles, int64_t vectors, AmxOperands operands) {
-  using Ukernel = void (*)(const AmxOperands&, const RowTile*);
+// C (rows x 16 or 32) for any number of tiles of rows. (Operands are not copied: a copy's loads would be wider than the
+// stores that they wait for, and behind these stand all stores of sums.)
+inline void amx_panel(const RowTile* rows, int64_t tiles, int64_t vectors, const AmxOperands& operands) {
+  using Ukernel = void (*)(const AmxOperands&, const RowTile*, float*);
   static constexpr Ukernel kOneColumn[] = {amx_ukernel<1, 1>, amx_ukernel<2, 1>, amx_ukernel<3, 1>, amx_ukernel<4, 1>};
   static constexpr Ukernel kTwoColumns[] = {amx_ukernel<1, 2>, amx_ukernel<2, 2>};
   const Ukernel* const ukernels = vectors == 2 ? kTwoColumns : kOneColumn;
   const int64_t most = amx_row_tiles(vectors);
   for (int64_t tile = 0; tile < tiles; tile += most) {
     const int64_t now = min64(most, tiles - tile);
-    ukernels[now - 1](operands, rows + tile);
-    operands.c += now * kTileRows * operands.c_pitch;
+    ukernels[now - 1](operands, rows + tile, operands.c + tile * kTileRows * operands.c_pitch);
   }
 }
 

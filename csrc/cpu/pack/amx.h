@@ -138,23 +138,62 @@ class BlockPatchPacker {
   int64_t first_, end_ = 0;
 };
 
-// The weights of up to 16 result channels, of a segment of whole blocks: a tile for each (block, i, j), whose row p
-// holds channels 2p and 2p + 1.
-inline void pack_weight_blocks(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, int64_t missing,
-                               BFloat16Block* dst) {
-  constexpr int64_t kPairs = kBlockChannels / 2;
-  const Panel<BFloat16Pair> to{reinterpret_cast<BFloat16Pair*>(dst), kPairs, kPairs};
-  WeightSegment<BFloat16> pairs = from;
-  const int64_t channels = from.channels * kBlockChannels - missing;
-  pairs.channels = div_up(channels, 2);
-  pack_weight_pairs(gemm, pairs, channels % 2 != 0, to, kPairs);
-  const int64_t present = pairs.channels % kPairs;
-  if (present == 0) return;
-  const int64_t taps = from.taps();
-  for (int64_t t = 0; t < taps; ++t) {
-    BFloat16Pair* const tile = to.data + ((from.channels - 1) * taps + t) * kPairs * to.pitch;
-    fill_zero(tile + present * to.pitch, (kPairs - present) * to.pitch);
+// The weights of up to 32 result channels, of a segment of whole blocks: a tile for each (block, i, j), whose row p
+// holds channels 2p and 2p + 1 of 16 result channels. The tiles of the next 16 are `pitch` blocks further.
+class BlockWeightPacker {
+ public:
+  BlockWeightPacker(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, int64_t missing)
+      : gemm_(gemm), from_(from), channels_(from.channels * kBlockChannels - missing) {}
+
+  void pack(BFloat16Block* dst, int64_t pitch) const {
+    if (from_.lane_step == 1) return pack_rows(dst, pitch);
+    for (int64_t lane = 0; lane < from_.lanes; lane += kPairs, dst += pitch) pack_columns(lane, dst);
   }
-}
+
+ private:
+  static constexpr int64_t kPairs = kBlockChannels / 2;
+
+  // Result channels lie side by side: two channels' as rows of pairs.
+  void pack_rows(BFloat16Block* dst, int64_t pitch) const {
+    const __mmask32 lanes = mask_of_first(from_.lanes);
+    const __m512i low = _mm512_add_epi32(twice_iota(), _mm512_set1_epi32(32 << 16));
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
+    const int64_t step = gemm_.weight_c / gemm_.per_step, taps = from_.taps();
+    for (int64_t t = 0; t < taps; ++t) {
+      const BFloat16* const tap =
+          from_.data + t / from_.tap_cols * gemm_.weight_i + t % from_.tap_cols * gemm_.weight_j;
+      for (int64_t c = 0; c < from_.channels * kBlockChannels; c += 2) {
+        // A channel that is not there has no address either.
+        const BFloat16* const first = tap + min64(c, channels_ - 1) * step;
+        const BFloat16* const second = tap + min64(c + 1, channels_ - 1) * step;
+        const __m512i a = load_words(first, c < channels_ ? lanes : 0);
+        const __m512i b = load_words(second, c + 1 < channels_ ? lanes : 0);
+        BFloat16Block* const to = dst + (c / kBlockChannels * taps + t) * kPairs + c % kBlockChannels / 2;
+        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
+        if (from_.lanes > kPairs) _mm512_storeu_si512(to + pitch, _mm512_permutex2var_epi16(a, high, b));
+      }
+    }
+  }
+
+  void pack_columns(int64_t lane, BFloat16Block* dst) const {
+    const Panel<BFloat16Pair> to{reinterpret_cast<BFloat16Pair*>(dst), kPairs, kPairs};
+    WeightSegment<BFloat16> pairs = from_;
+    pairs.data += lane * from_.lane_step;
+    pairs.lanes = min64(from_.lanes - lane, kPairs);
+    pairs.channels = div_up(channels_, 2);
+    pack_weight_pairs(gemm_, pairs, channels_ % 2 != 0, to, kPairs);
+    const int64_t present = pairs.channels % kPairs;
+    if (present == 0) return;
+    const int64_t taps = from_.taps();
+    for (int64_t t = 0; t < taps; ++t) {
+      BFloat16Pair* const tile = to.data + ((from_.channels - 1) * taps + t) * kPairs * to.pitch;
+      fill_zero(tile + present * to.pitch, (kPairs - present) * to.pitch);
+    }
+  }
+
+  const ConvGemm& gemm_;
+  const WeightSegment<BFloat16>& from_;
+  const int64_t channels_;
+};
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

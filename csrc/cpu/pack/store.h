@@ -133,24 +133,43 @@ struct TileTarget {
   int64_t x_step, m_step;
 };
 
+// Pairs of vectors of 16-bit results, which may be lines, pixel after pixel: vector after vector, each line would be
+// asked for twice, and memory not be written as a stream.
+template <class S, class T>
+CONV2D_INLINE void store_lines(const TileSums<T>& sums, const TileTarget<S>& to, int64_t channels) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+#if defined(CONV2D_NARROWS_BFLOAT16)
+  if constexpr (std::is_same_v<S, BFloat16>) {
+    // The instruction flushes denormal numbers. They are so rare that whether there are any is asked once.
+    __mmask16 denormal = 0;
+    const T* src = sums.data;
+    S* d = to.data;
+    for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
+      for (int64_t m = 0; m < channels; m += 2 * L) {
+        denormal |= narrow_flushed(d + m, V::add(V::load(src + m), sums.bias_from(m)),
+                                   V::add(V::load(src + m + L), sums.bias_from(m + L)));
+      }
+    }
+    if (__builtin_expect(denormal == 0, 1)) return;
+  }
+#endif
+  for (int64_t x = 0; x < sums.pixels; ++x) {
+    const T* const src = sums.data + x * sums.pitch;
+    S* const d = to.data + x * to.x_step;
+    for (int64_t m = 0; m < channels; m += L) store_as(d + m, V::add(V::load(src + m), sums.bias_from(m)));
+  }
+}
+
 // Channels side by side (m_step 1).
 template <class S, class T>
 CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
   int64_t m = 0;
-  // Two vectors of a pixel together where they are one line of 16-bit results: one after the other each line would be
-  // asked for twice.
   if constexpr (sizeof(S) < sizeof(T)) {
-    for (; m + 2 * L <= sums.channels; m += 2 * L) {
-      const typename V::reg low = sums.bias_from(m), high = sums.bias_from(m + L);
-      const T* src = sums.data + m;
-      S* d = to.data + m;
-      for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
-        store_as(d, V::add(V::load(src), low));
-        store_as(d + L, V::add(V::load(src + L), high));
-      }
-    }
+    m = sums.channels / (2 * L) * (2 * L);
+    if (m > 0) store_lines(sums, to, m);
   }
   for (; m < sums.channels; m += L) {
     const typename V::reg b = sums.bias_from(m);
@@ -275,31 +294,40 @@ struct ResultPiece {
   }
 };
 
-// Sums [first, first + sums.pixels) of a piece. Lane l is result channel m + l * channel_step of the first group.
-template <class S, class T>
-void store_lanes(const ConvGemm& gemm, const ResultPiece& piece, const SumPitches& pitches, int64_t first,
-                 TileSums<T> sums, int64_t m, int64_t channel_step) {
-  // Rows that continue one another are stored as one run, unless only the columns between are owned: what lies between
-  // the last pixel of a row and the first of the next one may be another image's or channel's.
-  const Tile& tile = piece.tile;
+// Sums [first, first + count) of a piece, as runs of neighbouring pixels: visit(sum, pixels, where the first one lies).
+// Rows that continue one another are one run, unless only the columns between are owned: what lies between the last
+// pixel of a row and the first of the next one may be another image's or channel's.
+template <class Visit>
+CONV2D_INLINE void for_each_run(const ConvGemm& gemm, const Tile& tile, const SumPitches& pitches, int64_t first,
+                                int64_t count, const Visit& visit) {
   const bool join_rows = !gemm.owns_columns_between && tile.cols == gemm.cols && pitches.row == tile.cols &&
                          gemm.destination_row == gemm.destination_col * tile.cols;
   const int64_t run = join_rows ? tile.rows * tile.cols : tile.cols, runs = join_rows ? 1 : tile.rows;
   const int64_t run_pitch = join_rows ? pitches.image : pitches.row;
-  S* const destination = piece.first_pixel<S>(gemm, m);
-  const Between between = gemm.owns_columns_between ? Between::kOwned : Between::kOthers;
-  const T* const data = sums.data;
-  for (int64_t x = first, next = 0, end = first + sums.pixels; x < end; x = next) {
+  for (int64_t x = first, next = 0, end = first + count; x < end; x = next) {
     const int64_t image = x / pitches.image, at = x - image * pitches.image, row = at / run_pitch;
     const int64_t col = at - row * run_pitch;
     // What lies behind the last row of an image is no row.
     next = row + 1 < runs ? x - col + run_pitch : (image + 1) * pitches.image;
     if (row >= runs || col >= run) continue;
-    sums.pixels = min64(run - col, end - x);
-    sums.data = data + (x - first) * sums.pitch;
-    S* const to = destination + image * gemm.destination_n + row * gemm.destination_row + col * gemm.destination_col;
-    store_tile(sums, TileTarget<S>{to, gemm.destination_col, channel_step * gemm.destination_m}, between);
+    visit(x, min64(run - col, end - x),
+          image * gemm.destination_n + row * gemm.destination_row + col * gemm.destination_col);
   }
+}
+
+// Sums [first, first + sums.pixels) of a piece. Lane l is result channel m + l * channel_step of the first group.
+template <class S, class T>
+void store_lanes(const ConvGemm& gemm, const ResultPiece& piece, const SumPitches& pitches, int64_t first,
+                 TileSums<T> sums, int64_t m, int64_t channel_step) {
+  S* const destination = piece.first_pixel<S>(gemm, m);
+  const Between between = gemm.owns_columns_between ? Between::kOwned : Between::kOthers;
+  const T* const data = sums.data;
+  for_each_run(gemm, piece.tile, pitches, first, sums.pixels, [&](int64_t x, int64_t pixels, int64_t offset) {
+    sums.pixels = pixels;
+    sums.data = data + (x - first) * sums.pitch;
+    store_tile(sums, TileTarget<S>{destination + offset, gemm.destination_col, channel_step * gemm.destination_m},
+               between);
+  });
 }
 // Of a piece whose sums are those of its pixels, one beside the other.
 template <class S, class T>

@@ -8,8 +8,9 @@ namespace {
 
 // Result channels that vectors over them should have, for bfloat16 pairs to pay.
 constexpr int64_t kLeastPairsChannels = 6;
-// Channels of a group, source and result, that fill enough of a tile.
-constexpr int64_t kLeastAmxChannels = 16;
+// Channels of a group, source and result, that fill enough of a tile. Without groups there is no better kernel for any
+// number of result channels, nor for as few source channels as these.
+constexpr int64_t kLeastAmxChannels = 16, kFewestAmxChannels = 4;
 // Below these the GEMM driver is as fast. Of short sums it is the faster one at large batches, since adding up the
 // lanes of a dot product costs as much as some hundred products, and the slower one at batch 1, where packing weights
 // that are used once is what costs.
@@ -107,8 +108,9 @@ bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector) {
 
 bool takes_amx(const ImageGemm& gemm) {
   if (gemm.is_matmul) return gemm.channels >= kLeastAmxChannels;
-  return gemm.channels >= kLeastAmxChannels && gemm.m >= kLeastAmxChannels && gemm.pixels() > 1 && gemm.taps() > 0 &&
-         gemm.result_taps() == 1;
+  const bool enough = gemm.groups == 1 ? gemm.channels >= kFewestAmxChannels
+                                       : gemm.channels >= kLeastAmxChannels && gemm.m >= kLeastAmxChannels;
+  return enough && gemm.pixels() > 1 && gemm.taps() > 0 && gemm.result_taps() == 1;
 }
 
 bool takes_amx_weight(const Conv2dProblem& p) {

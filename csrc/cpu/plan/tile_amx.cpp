@@ -26,10 +26,15 @@ struct AmxTiler {
     const PatchAxis cols = amx_patch_cols(gemm, t.expands, tile, 0, k.tap_cols);
     t.sums = round_up(t.tile_images * amx_sum_pitches(gemm, tile, cols.run_length).image, kAmxTileRows);
     const int64_t plane = saturating_mul(t.tile_images, rows.size, cols.size);
-    t.block_channels = channels_of_block(k, plane, vector.operand_size(), limit::kPatchBytes);
-    // The last tile reads 16 rows at every tap, wherever they lie.
-    const int64_t pitch = odd_lines(plane, vector.operand_size());
-    t.patch_elements = saturating_add(saturating_mul(pitch, t.block_channels), kAmxTileRows);
+    if (reads_amx_source_in_place(gemm)) {
+      t.block_channels = gemm.channels;
+      t.patch_elements = 0;
+    } else {
+      t.block_channels = channels_of_block(k, plane, vector.operand_size(), limit::kPatchBytes);
+      // The last tile reads 16 rows at every tap, wherever they lie.
+      const int64_t pitch = odd_lines(plane, vector.operand_size());
+      t.patch_elements = saturating_add(saturating_mul(pitch, t.block_channels), kAmxTileRows);
+    }
     t.one_block = t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
   }
 
@@ -48,6 +53,7 @@ struct AmxTiler {
   void share_weights(AmxTiling& t) const {
     t.shared_bytes = 0;
     t.sums_at_once = t.sums;
+    t.whole_pixels = false;
     if (t.tiles() < 2) return;
     const int64_t of_group = saturating_mul(div_up(gemm.m, vector.lanes), gemm.channels * gemm.taps(),
                                             kBlockChannels / 2, vector.operand_size());
@@ -55,13 +61,23 @@ struct AmxTiler {
     const int64_t room = limits::kMaxThreadBytes - lay_out_scratch(t, k, vector).bytes;
     if (bytes > num_threads * room) return;
     t.shared_bytes = bytes;
-    if (t.one_block && of_group <= limit::kStreamedWeightBytes) {
-      t.sums_at_once = min64(t.sums, round_up(limit::kSumsAtOnce, kAmxTileRows));
-    }
+    if (!t.one_block || of_group > limit::kStreamedWeightBytes) return;
+    // Results of a few pixels at a time, all channels of each: memory is written as one stream.
+    t.whole_pixels = gemm.destination_m == 1 && !k.has_chunks() && t.chunk_vectors > vector.max_vectors;
+    const int64_t at_once = t.whole_pixels ? limit::kPixelsAtOnce : limit::kSumsAtOnce;
+    t.sums_at_once = min64(t.sums, round_up(at_once, kAmxTileRows));
   }
 };
 
 }  // namespace
+
+bool reads_amx_source_in_place(const ConvGemm& gemm) {
+  if (gemm.taps() != 1 || gemm.missing != 0 || gemm.source_c != kBlockChannels) return false;
+  return positions_inside(gemm.axis_h, 1, gemm.rows, gemm.source_h).count() == gemm.rows &&
+         positions_inside(gemm.axis_w, 1, gemm.cols, gemm.source_w).count() == gemm.cols &&
+         gemm.source_n % kBlockChannels == 0 && gemm.source_row % kBlockChannels == 0 &&
+         gemm.source_col % kBlockChannels == 0;
+}
 
 AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int num_threads) {
   const AmxTiler tiler{gemm, k, vector, num_threads};
@@ -85,14 +101,16 @@ AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& 
 AmxScratch lay_out_scratch(const AmxTiling& tiling, const KBlocking& k, const VectorShape& vector) {
   const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
   // One panel's C tile where each is finished at once, else the chunk's.
-  const int64_t tile_width = tiling.one_block ? width : tiling.chunk_vectors * vector.lanes;
+  const int64_t tile_width = tiling.whole_pixels ? amx_sums_pitch(tiling, vector)
+                             : tiling.one_block  ? width
+                                                 : tiling.chunk_vectors * vector.lanes;
   const int64_t tile_bytes = tiling.sums_at_once * tile_width * size;
   ScratchLayout layout;
   AmxScratch s{};
   s.row_tiles = layout.take(tiling.sums / kAmxTileRows * kRowTileBytes);
   s.position_offsets = layout.take_offsets(tiling.sums);
   s.tap_offsets = layout.take_offsets(k.max_depth());
-  s.bias = layout.take(width * size);
+  s.bias = layout.take((tiling.whole_pixels ? tiling.chunk_vectors * vector.lanes : width) * size);
   s.panel = layout.take(k.max_depth() * width * vector.operand_size());
   s.c_tile = layout.take(tile_bytes);
   s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;

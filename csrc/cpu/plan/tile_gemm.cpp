@@ -94,6 +94,8 @@ struct WeightTiler {
   const WeightLanes lanes;
   const int num_threads;
 
+  bool in_tiles() const { return vector.operand_size() != vector.element_size; }  // of AMX
+
   void cut_groups(WeightTiling& t) const {
     if (lanes == WeightLanes::kInnerGroups) {
       // The rest of the groups overlaps the last whole vector. A few vectors together read whole cache lines.
@@ -128,13 +130,11 @@ struct WeightTiler {
   }
 
   // Output channels first: a patch, the dearer operand, then serves as many of them as possible.
-  void cut_channels(WeightTiling& t) const {
+  void cut_channels(WeightTiling& t, int64_t tile_bytes, int64_t least_columns) const {
     const int64_t channels = problem.in_channels_per_group(), taps = problem.taps();
     const int64_t vectors =
         div_up(problem.out_channels_per_group(), lanes == WeightLanes::kChannels ? vector.lanes : 1);
     const int64_t tile_taps = t.tap_rows * t.tap_cols;
-    const int64_t tile_bytes = in_tiles() ? limits::amx::kWeightTileBytes : limit::kWeightTileBytes;
-    const int64_t least_columns = in_tiles() ? limits::amx::kWeightTileColumns : limit::kWeightTileColumns;
     const int64_t elements = tile_bytes / (vector.lanes * vector.element_size);
     const int64_t columns = max64(tile_taps, least_columns);
     t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / columns));
@@ -148,7 +148,7 @@ struct WeightTiler {
       t.block_channels = even_piece(channels, max64(1, min64(fit_patch, fit_tile)));
     }
     t.blocks_c = div_up(channels, t.block_channels);
-    // Finer blocks of input channels where threads would idle, down to kWeightTileColumns columns.
+    // Finer blocks of input channels where threads would idle.
     const int64_t most_blocks = max64(t.blocks_c, min64(channels, channels * taps / limit::kWeightTileColumns));
     while (threads_would_idle(t.items(), num_threads) && t.blocks_c < most_blocks) {
       t.block_channels = div_up(channels, t.blocks_c + 1);
@@ -174,7 +174,6 @@ struct WeightTiler {
   int64_t most_rows() const {
     return in_tiles() ? limits::amx::kRowBytes / max64(row_bytes(pixels), 1) : std::numeric_limits<int64_t>::max();
   }
-  bool in_tiles() const { return vector.operand_size() != vector.element_size; }
 
   // Elements of a channel's patch, of all images of a segment.
   int64_t plane(const WeightTiling& t) const {
@@ -219,7 +218,11 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   WeightTiling t{};
   tiler.cut_groups(t);
   tiler.cut_kernel(t);
-  tiler.cut_channels(t);
+  if (tiler.in_tiles()) tiler.cut_channels(t, limits::amx::kWeightTileBytes, limits::amx::kWeightTileColumns);
+  // Tiles that have partials are small enough for the workspace.
+  if (!tiler.in_tiles() || t.items() < num_threads) {
+    tiler.cut_channels(t, limit::kWeightTileBytes, limit::kWeightTileColumns);
+  }
   tiler.cut_pixels(t);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, pixels, vector)));
   return t;

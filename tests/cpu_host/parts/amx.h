@@ -140,10 +140,10 @@ inline void check_block_patch() {
 }
 
 inline void check_block_weights() {
-  begin_part("pack_weight_blocks");
+  begin_part("BlockWeightPacker");
   Random random(73);
   for (int n = 0; n < 400; ++n) {
-    const int64_t lanes = random.between(1, 16), channels = random.between(1, random.once_in(3) ? 140 : 34);
+    const int64_t lanes = random.between(1, 32), channels = random.between(1, random.once_in(3) ? 140 : 34);
     const int64_t rows = random.between(1, 4), cols = random.between(1, random.once_in(4) ? 33 : 5), taps = rows * cols;
     const int64_t blocks = div_up(channels, kBlockChannels);
     const AnyWeight<BFloat16> from(lanes, channels, rows, cols, random);
@@ -156,14 +156,16 @@ inline void check_block_weights() {
     describe("%d lanes, %d channels, %d x %d taps, strides %d, %d, %d, %d", int(lanes), int(channels), int(rows),
              int(cols), int(gemm.weight_m), int(from.d[kReduced].stride), int(gemm.weight_i), int(gemm.weight_j));
     Buffer<BFloat16> weight(from.elements);
-    Result<BFloat16Block> dst(blocks * taps * 16);
+    const int64_t pitch = blocks * taps * 16 + random.between(0, 2);
+    Result<BFloat16Block> dst(lanes > 16 ? pitch + blocks * taps * 16 : blocks * taps * 16);
     fill(weight, random);
     const WeightSegment<BFloat16> segment{weight.data() + from.before, gemm.weight_m, lanes, blocks, rows, cols};
-    pack_weight_blocks(gemm, segment, blocks * kBlockChannels - channels, dst.data());
+    BlockWeightPacker(gemm, segment, blocks * kBlockChannels - channels).pack(dst.data(), pitch);
     for (int64_t step = 0; step < blocks * taps; ++step) {
-      for (int64_t i = 0; i < 512; ++i) {
-        const int64_t c = step / taps * kBlockChannels + i / 32 * 2 + i % 2, lane = i % 32 / 2, tap = step % taps;
-        dst.expected[size_t(step * 16 + i / 32)].channel[i % 32] =
+      for (int64_t i = 0; i < 512 * div_up(lanes, 16); ++i) {
+        const int64_t c = step / taps * kBlockChannels + i % 512 / 32 * 2 + i % 2, tap = step % taps;
+        const int64_t lane = i / 512 * 16 + i % 32 / 2;
+        dst.expected[size_t(i / 512 * pitch + step * 16 + i % 512 / 32)].channel[i % 32] =
             c < channels && lane < lanes ? weight[from.at(lane, c, tap / cols, tap % cols)] : BFloat16{0};
       }
     }
@@ -265,7 +267,8 @@ inline void check_pixel_pairs() {
         const int64_t y = x / segment.cols;
         const int64_t at = before + y / segment.rows * stride[0] + lane * stride[1] + y % segment.rows * stride[2] +
                            x % segment.cols * stride[3];
-        dst.expected[size_t(lane / 16 * pitch + x / 2)].channel[lane % 16 * 2 + x % 2] = x < pixels && lane < lanes ? memory[at] : BFloat16{0};
+        dst.expected[size_t(lane / 16 * pitch + x / 2)].channel[lane % 16 * 2 + x % 2] =
+            x < pixels && lane < lanes ? memory[at] : BFloat16{0};
       }
     }
     dst.compare();
