@@ -5,8 +5,9 @@ for each byte that has to move at least once. What the two words mean here:
 
 * The peak is the rate of a loop of independent fused multiply-adds on registers, in vectors of the
   instruction set this library uses, on as many threads as the case. No kernel that computes its
-  products one by one in that instruction set is faster. bfloat16 and float16 are held against
-  float32's peak, since they are computed in float32 unless the CPU has instructions of their own.
+  products one by one in that instruction set is faster. Where the library multiplies bfloat16 in
+  AMX tiles its peak is that of a loop of such multiplications. Else bfloat16 and float16 are held
+  against float32's, in which they are computed unless the CPU has instructions of their own.
 * The bandwidth is that of c = a + b on arrays which together have the case's size, so a case that
   fits a cache is held against that cache: its operands stay there from one call to the next.
 """
@@ -31,6 +32,8 @@ from conv2d_ext import build_config
 _CHAINS = 12  # enough to fill two FMA units of latency 4; with 2 operands they fit 16 registers
 _UNROLLED = 4
 _ITERATIONS = 200_000  # about a millisecond
+_TILES_UNROLLED = 4
+_TILE_ITERATIONS = 12_500  # as long
 _FOOTPRINTS = [2**exponent for exponent in range(18, 29, 2)]
 
 
@@ -82,11 +85,36 @@ def fma_loop_code(vector_bytes: int, element_bytes: int) -> bytes:
     return code + b"\xc5\xf8\x77\xc3"  # vzeroupper, ret
 
 
+def tile_loop_code() -> bytes:
+    """x86-64 code of void loop(int64 iterations, const Configuration* tiles).
+
+    Each iteration multiplies _TILES_UNROLLED times four pairs of AMX tiles of bfloat16: tiles 0 to
+    3 += (4 or 5) * (6 or 7), as a kernel of 32 x 32 sums does.
+    """
+
+    def tile_instruction(prefix: int, opcode: int, modrm: int, second: int = 0) -> bytes:
+        """VEX.128.`prefix`.0F38.W0 `opcode`; second: the register that VEX.vvvv names."""
+        return bytes([0xC4, 0xE2, (~second & 15) << 3 | prefix, opcode, modrm])
+
+    none, f3, f2 = 0b00, 0b10, 0b11
+    code = tile_instruction(none, 0x49, 0x06)  # ldtilecfg [rsi]
+    code += b"".join(tile_instruction(f2, 0x49, 0xC0 | tile << 3) for tile in range(8))  # tilezero
+    loop = _TILES_UNROLLED * b"".join(
+        tile_instruction(f3, 0x5C, 0xC0 | d << 3 | 4 + d // 2, 6 + d % 2)
+        for d in range(4)  # tdpbf16ps
+    )
+    loop += b"\x48\xff\xcf"  # dec rdi
+    code += loop + b"\x0f\x85" + struct.pack("<i", -len(loop) - 6)  # jnz, back to its first byte
+    return code + tile_instruction(none, 0x49, 0xC0) + b"\xc3"  # tilerelease, ret
+
+
 class FmaLoop:
     """Runs of a fixed number of FMAs on one thread, as long as nothing disturbs it."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        self.method, self.flops, self.run = _machine_code(dtype) or _matrix_product(dtype)
+        self.method, self.flops, self.run = (
+            _tile_code() if dtype is torch.bfloat16 else _machine_code(dtype)
+        ) or _matrix_product(dtype)
 
     def seconds(self, threads: int, runs: int = 1) -> float:
         """The shortest of `runs` runs on each of so many threads at once."""
@@ -106,23 +134,43 @@ def _machine_code(dtype: torch.dtype) -> tuple[str, int, Callable[[], None]] | N
     # What the library may use is what it is held against.
     wide = build_config()["isa"].startswith(("avx512", "amx"))
     vector_bytes, element_bytes = (64 if wide else 32), dtype.itemsize
-    code = fma_loop_code(vector_bytes, element_bytes)
+    operands = struct.pack("2d" if element_bytes == 8 else "2f", 0.5, 0.25)
+    run = _loaded(fma_loop_code(vector_bytes, element_bytes), _ITERATIONS, operands)
+    if run is None:
+        return None
+    lanes = vector_bytes // element_bytes
+    flops = 2 * _ITERATIONS * _UNROLLED * _CHAINS * lanes
+    return f"FMA loop on registers, {8 * vector_bytes}-bit vectors", flops, run
+
+
+def _tile_code() -> tuple[str, int, Callable[[], None]] | None:
+    # The library has asked the system for the tiles.
+    if build_config()["isa"] != "amx":
+        return None
+    # Palette 1; eight tiles of 16 rows of 64 bytes.
+    tiles = struct.pack("<2B14x16H16B", 1, 0, *[64] * 8, *[0] * 8, *[16] * 8, *[0] * 8)
+    run = _loaded(tile_loop_code(), _TILE_ITERATIONS, tiles)
+    if run is None:
+        return None
+    flops = 2 * _TILE_ITERATIONS * _TILES_UNROLLED * 4 * 16 * 16 * 32
+    return "TDPBF16PS loop on AMX tiles", flops, run
+
+
+def _loaded(code: bytes, iterations: int, operands: bytes) -> Callable[[], None] | None:
+    """Machine code as a function, or None where the system allows none."""
     try:
         memory = mmap.mmap(-1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     except OSError:  # a hardened system
         return None
     memory.write(code)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    operands = struct.pack("2d" if element_bytes == 8 else "2f", 0.5, 0.25)
     function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_char_p)(address)
 
     def run() -> None:  # without the GIL: ctypes releases it
-        function(_ITERATIONS, operands)
+        function(iterations, operands)
 
     run.memory = memory  # must live as long as the function
-    lanes = vector_bytes // element_bytes
-    flops = 2 * _ITERATIONS * _UNROLLED * _CHAINS * lanes
-    return f"FMA loop on registers, {8 * vector_bytes}-bit vectors", flops, run
+    return run
 
 
 def _matrix_product(dtype: torch.dtype) -> tuple[str, int, Callable[[], None]]:
@@ -221,7 +269,8 @@ class Roofline:
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype is torch.float64 else torch.float32
+    tiles = dtype is torch.bfloat16 and build_config()["isa"] == "amx"
+    return dtype if dtype is torch.float64 or tiles else torch.float32
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -65,7 +65,7 @@ from benchmarks.results import (  # noqa: E402
     Timing,
     geomean,
 )
-from benchmarks.roofline import FmaLoop, Roofline, fma_loop_code  # noqa: E402
+from benchmarks.roofline import FmaLoop, Roofline, fma_loop_code, tile_loop_code  # noqa: E402
 from benchmarks.runner import Limits, run_blocks  # noqa: E402
 
 SMALL = Problem("small", 2, 6, (9, 8), 4, (3, 2), (2, 1), (1, 0), groups=2)
@@ -515,7 +515,7 @@ def test_the_bound_is_the_lower_of_peak_and_bandwidth():
     # 30 FLOPs for each byte, then 1, in the fastest memory; then in the slowest.
     assert fake.bound(3000, 100, 100, torch.float32, 1) == 100.0
     assert fake.bound(100, 100, 100, torch.float32, 1) == 50.0
-    assert fake.bound(100, 100, 2**40, torch.bfloat16, 2) == 5.0
+    assert fake.bound(100, 100, 2**40, torch.float16, 2) == 5.0
     assert fake.bound(3000, 100, 100, torch.float64, 1) == 50.0
     between = 2 ** ((math.log2(roofline._FOOTPRINTS[-1]) + math.log2(roofline._FOOTPRINTS[-2])) / 2)
     assert fake.bandwidth(int(between), 1) == pytest.approx(math.sqrt(50.0 * 5.0))
@@ -534,16 +534,21 @@ def test_work_counts_what_has_to_move():
     assert layers.work(problem, torch.float64, BOTH)[0] == 3 * flops
 
 
+def _disassembled(code: bytes, folder) -> tuple[list[str], list[list[str]]]:
+    """The addresses of the instructions; each one's mnemonic and operands."""
+    file = folder / "loop.bin"
+    file.write_bytes(code)
+    command = ["objdump", "-D", "-b", "binary", "-m", "i386:x86-64", "--no-show-raw-insn", file]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    instructions = [line.split(":", 1) for line in text.splitlines() if ":\t" in line]
+    return [a.strip() for a, _ in instructions], [what.split() for _, what in instructions]
+
+
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump, of binutils")
 @pytest.mark.parametrize("element_bytes", [4, 8])
 @pytest.mark.parametrize("vector_bytes", [32, 64])
 def test_the_fma_loop_is_the_code_it_says(vector_bytes, element_bytes, tmp_path):
-    file = tmp_path / "loop.bin"
-    file.write_bytes(fma_loop_code(vector_bytes, element_bytes))
-    command = ["objdump", "-D", "-b", "binary", "-m", "i386:x86-64", "--no-show-raw-insn", file]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = [line.split(":", 1)[1].split() for line in text.splitlines() if ":\t" in line]
-    addresses = [line.split(":")[0].strip() for line in text.splitlines() if ":\t" in line]
+    addresses, lines = _disassembled(fma_loop_code(vector_bytes, element_bytes), tmp_path)
     mnemonics = [line[0] for line in lines]
     register, suffix = ("ymm", "zmm")[vector_bytes == 64], ("ps", "pd")[element_bytes == 8]
     fma = f"vfmadd231{suffix}"
@@ -555,10 +560,24 @@ def test_the_fma_loop_is_the_code_it_says(vector_bytes, element_bytes, tmp_path)
     assert mnemonics[-2:] == ["vzeroupper", "ret"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump, of binutils")
+def test_the_loop_of_tiles_is_the_code_it_says(tmp_path):
+    addresses, lines = _disassembled(tile_loop_code(), tmp_path)
+    mnemonics = [line[0] for line in lines]
+    assert mnemonics[:9] == ["ldtilecfg", *["tilezero"] * 8]
+    assert [line[1] for line in lines[1:9]] == [f"%tmm{n}" for n in range(8)]
+    products = [line[1] for line in lines if line[0] == "tdpbf16ps"]
+    assert products == 4 * [
+        "%tmm6,%tmm4,%tmm0", "%tmm7,%tmm4,%tmm1", "%tmm6,%tmm5,%tmm2", "%tmm7,%tmm5,%tmm3"
+    ]  # fmt: skip
+    assert lines[mnemonics.index("jne")][1] == f"0x{addresses[9]}"
+    assert mnemonics[-2:] == ["tilerelease", "ret"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_no_product_is_faster_than_the_peak(dtype):
     loop = FmaLoop(dtype)
-    if "FMA loop" not in loop.method:
+    if "loop" not in loop.method:
         pytest.skip(f"on this CPU the peak is {loop.method}")
     torch.set_num_threads(1)
     a = torch.ones(384, 384, dtype=dtype)
