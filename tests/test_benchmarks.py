@@ -95,7 +95,8 @@ def fake_roofline() -> Roofline:
     fake = Roofline.__new__(Roofline)
     count = len(roofline._FOOTPRINTS)
     fake.methods = {"float32": "made up", "float64": "made up"}
-    fake.peaks = {n: {"float32": 100.0, "float64": 50.0} for n in (1, 2)}
+    peaks = {"float32": 100.0, "float64": 50.0, "bfloat16": 100.0}
+    fake.peaks = dict.fromkeys((1, 2), peaks)
     fake.bandwidths = {n: [50.0] * (count - 1) + [5.0] for n in (1, 2)}
     return fake
 
@@ -515,7 +516,7 @@ def test_the_bound_is_the_lower_of_peak_and_bandwidth():
     # 30 FLOPs for each byte, then 1, in the fastest memory; then in the slowest.
     assert fake.bound(3000, 100, 100, torch.float32, 1) == 100.0
     assert fake.bound(100, 100, 100, torch.float32, 1) == 50.0
-    assert fake.bound(100, 100, 2**40, torch.float16, 2) == 5.0
+    assert fake.bound(100, 100, 2**40, torch.bfloat16, 2) == 5.0
     assert fake.bound(3000, 100, 100, torch.float64, 1) == 50.0
     between = 2 ** ((math.log2(roofline._FOOTPRINTS[-1]) + math.log2(roofline._FOOTPRINTS[-2])) / 2)
     assert fake.bandwidth(int(between), 1) == pytest.approx(math.sqrt(50.0 * 5.0))
