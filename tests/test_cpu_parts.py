@@ -122,6 +122,7 @@ PARTS = {
 }
 RULES = {
     "block_k", "block_pixels", "cut_panels", "make_patch_axis", "one pixel, pairs", "scratch",
+    "shared weights of AMX",
     *(
         f"tiling: {driver}"
         for driver in (

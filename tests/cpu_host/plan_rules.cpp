@@ -574,9 +574,42 @@ void check_scratch() {
   expect(!kept, "nor on another thread");
 }
 
+// Shared weights beside a C tile of all result channels: the many, the few, and those between that just fit.
+void check_shared_weights() {
+  begin_part("shared weights of AMX");
+  const VectorShape vector{16, 2, 4, true, amx_limits(), 64};
+  Random random(77);
+  for (int n = 0; n < 4000; ++n) {
+    ConvGemm g{};
+    g.groups = random.between(1, 12);
+    g.m = random.between(1, random.once_in(2) ? 10000 : 600);
+    g.channels = random.between(1, 8);
+    g.taps_h = g.taps_w = random.once_in(4) ? 3 : 1;
+    g.batch = random.between(1, 3);
+    g.rows = g.source_h = random.between(1, 40);
+    g.cols = g.source_w = random.between(1, 400);
+    g.per_step = kBlockChannels;
+    g.axis_h = g.axis_w = {1, 0, 1};
+    const int64_t all = g.groups * g.channels * kBlockChannels, results = g.groups * g.m;
+    g.source_c = kBlockChannels;
+    g.source_col = all;
+    g.source_row = all * g.source_w;
+    g.source_n = g.source_row * g.source_h;
+    g.destination_m = 1;
+    g.destination_col = results;
+    g.destination_row = results * g.cols;
+    g.destination_n = g.destination_row * g.rows;
+    const int threads = int(random.between(1, 4));
+    describe("%d groups of %d to %d channels, %d x %d taps, %d x %d pixels, %d threads", int(g.groups), int(g.channels),
+             int(g.m), int(g.taps_h), int(g.taps_w), int(g.rows), int(g.cols), threads);
+    check_amx_tiling(g, vector, threads);
+  }
+}
+
 }  // namespace
 
 int main() {
+  check_shared_weights();
   check_scratch();
   check_order_of_k();
   check_order_of_pixels();

@@ -50,22 +50,31 @@ struct AmxTiler {
     t.chunks_m = div_up(vectors, t.chunk_vectors);
   }
 
+  // Weights are packed once a call where they fit beside the scratch, in the way that is first to fit.
   void share_weights(AmxTiling& t) const {
-    t.shared_bytes = 0;
-    t.sums_at_once = t.sums;
-    t.whole_pixels = false;
     if (t.tiles() < 2) return;
     const int64_t of_group = saturating_mul(div_up(gemm.m, vector.lanes), gemm.channels * gemm.taps(),
                                             kBlockChannels / 2, vector.operand_size());
     const int64_t bytes = saturating_mul(gemm.groups, of_group);
-    const int64_t room = limits::kMaxThreadBytes - lay_out_scratch(t, k, vector).bytes;
-    if (bytes > num_threads * room) return;
-    t.shared_bytes = bytes;
-    if (!t.one_block || of_group > limit::kStreamedWeightBytes) return;
+    const bool streams = t.one_block && of_group <= limit::kStreamedWeightBytes;
     // Results of a few pixels at a time, all channels of each: memory is written as one stream.
-    t.whole_pixels = gemm.destination_m == 1 && !k.has_chunks() && t.chunk_vectors > vector.max_vectors;
-    const int64_t at_once = t.whole_pixels ? limit::kPixelsAtOnce : limit::kSumsAtOnce;
-    t.sums_at_once = min64(t.sums, round_up(at_once, kAmxTileRows));
+    if (streams && gemm.destination_m == 1 && !k.has_chunks() && t.chunk_vectors > vector.max_vectors) {
+      t.whole_pixels = true;
+      t.sums_at_once = min64(t.sums, round_up(limit::kPixelsAtOnce, kAmxTileRows));
+      if (fits(t, bytes)) return;
+      t.whole_pixels = false;
+    }
+    t.sums_at_once = streams ? min64(t.sums, round_up(limit::kSumsAtOnce, kAmxTileRows)) : t.sums;
+    if (!fits(t, bytes)) t.sums_at_once = t.sums;
+  }
+
+ private:
+  // Whether so many bytes of weights fit beside the scratch; they are shared then.
+  bool fits(AmxTiling& t, int64_t bytes) const {
+    const int64_t scratch = lay_out_scratch(t, k, vector).bytes;
+    if (scratch > limits::kMaxScratchBytes || bytes > num_threads * (limits::kMaxThreadBytes - scratch)) return false;
+    t.shared_bytes = bytes;
+    return true;
   }
 };
 
