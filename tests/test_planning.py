@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 UNITS = sorted((ROOT / "csrc" / "cpu" / "plan").glob("*.cpp"))
 # Each has to come up among the problems, or else the check checks nothing.
 DRIVERS = (
-    "amx", "amx, with shared weights", "bands", "columns", "conv", "conv, groups", "conv, pairs",
+    "amx", "amx, shared weights", "bands", "columns", "conv", "conv, groups", "conv, pairs",
     "depthwise", "dots", "few planes",
     "grad_weight", "partials", "phases", "pixels", "rows", "strided",
     "winograd",

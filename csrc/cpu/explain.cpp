@@ -74,6 +74,11 @@ double products(const ConvGemm& g) {
 // Kernels that take packed operands, and those that pack nothing and widen 16 bits as they load them.
 enum class Widened { kInPackers, kAsLoaded };
 
+// Of a call's tasks: its memory in parts, since threads keep their scratch from one task to the next.
+struct TaskExplanation : Explanation {
+  int64_t scratch_bytes = 0, shared_bytes = 0;  // a thread's, and its share of the call's
+};
+
 // Explains one task, by what its driver plans.
 class TaskExplainer {
  public:
@@ -90,7 +95,7 @@ class TaskExplainer {
         dot_(isa.dot),
         threads_(num_threads) {}
 
-  Explanation explain() {
+  TaskExplanation explain() {
     e_.engine = name_of(task_.driver);
     e_.isa = engine().isa;
     const bool has_phases = task_.driver == Driver::kStrided || task_.driver == Driver::kPhases;
@@ -172,9 +177,10 @@ class TaskExplainer {
     e_.tile_pixels = images * rows * cols;
   }
 
-  void set_work(int64_t items, int64_t workspace_bytes) {
+  void set_work(int64_t items, int64_t scratch_bytes, int64_t bytes_of_call = 0) {
     e_.work_items = items;
-    e_.workspace_bytes_per_thread = workspace_bytes;
+    e_.scratch_bytes = scratch_bytes;
+    e_.shared_bytes = div_up(bytes_of_call, threads_);
   }
 
   KBlocking blocking(const ConvGemm& g) const { return block_k(g, vector_.limits); }
@@ -310,7 +316,7 @@ class TaskExplainer {
     const AmxTiling t = tile_amx(g, k, vector_, threads_);
     name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    set_work(t.items(g.groups), lay_out_scratch(t, k, vector_).bytes + div_up(t.shared_bytes, threads_));
+    set_work(t.items(g.groups), lay_out_scratch(t, k, vector_).bytes, t.shared_bytes);
   }
 
   void explain_weight(WeightLanes lanes) {
@@ -323,8 +329,7 @@ class TaskExplainer {
       const int64_t rows = min64(depthwise_weight_rows(kernel_w, accumulators), kernel_h);
       e_.micro_kernel = ukernel("depthwise_weight_ukernel", rows, kernel_w);
     }
-    set_work(t.items() * t.slots,
-             lay_out_scratch(t, pixels, vector_).bytes + div_up(partial_bytes(t, vector_), threads_));
+    set_work(t.items() * t.slots, lay_out_scratch(t, pixels, vector_).bytes, partial_bytes(t, vector_));
   }
 
   const Task& task_;
@@ -336,16 +341,18 @@ class TaskExplainer {
   const VectorShape vector_;
   const DotKernelShape& dot_;
   const int threads_;
-  Explanation e_{};
+  TaskExplanation e_{};
 };
 
 // One more task of a call: that of the most products stands for them all.
-void add_task(Explanation& e, const Explanation& task) {
+void add_task(TaskExplanation& e, const TaskExplanation& task) {
   const int64_t items = e.work_items + task.work_items;
-  const int64_t workspace = max64(e.workspace_bytes_per_thread, task.workspace_bytes_per_thread);
+  const int64_t scratch = max64(e.scratch_bytes, task.scratch_bytes), shared = max64(e.shared_bytes, task.shared_bytes);
   if (e.engine.empty() || double(task.gemm_n) * double(task.gemm_k) > double(e.gemm_n) * double(e.gemm_k)) e = task;
   e.work_items = items;
-  e.workspace_bytes_per_thread = workspace;
+  e.scratch_bytes = scratch;
+  e.shared_bytes = shared;
+  e.workspace_bytes_per_thread = scratch + shared;
 }
 
 // The strides of a tensor in one of the two formats that results have.
@@ -386,7 +393,7 @@ Call call_of(const ExplainedCall& explained) {
 }
 
 Explanation explain_call(Call call, int threads) {
-  Explanation e{};
+  TaskExplanation e{};
   e.isa = engine().isa;
   if (is_empty(call)) {
     e.engine = "none: the result is empty";
@@ -401,7 +408,7 @@ Explanation explain_call(Call call, int threads) {
       e.engine += ", in bands without the taps that lie in the padding";
       return;
     }
-    Explanation one = TaskExplainer(task, isa, num_threads).explain();
+    TaskExplanation one = TaskExplainer(task, isa, num_threads).explain();
     for (const Refusal& refusal : refusals) one.candidates.emplace_back(name_of(refusal.driver), refusal.reason);
     add_task(e, one);
   };

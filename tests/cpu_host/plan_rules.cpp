@@ -326,7 +326,7 @@ void check_amx_tiling(const ConvGemm& g, const VectorShape& vector, int threads)
   const int64_t scratch = lay_out_scratch(t, k, vector).bytes;
   expect_scratch(scratch);
   expect(t.shared_bytes == 0 || t.tiles() > 1, "weights are shared between tiles");
-  expect(scratch + div_up(t.shared_bytes, threads) <= limits::kMaxThreadBytes, "shared weights");
+  expect(t.shared_bytes <= threads * (int64_t{1} << 20), "shared weights");
 }
 void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, WeightLanes lanes, int threads) {
   const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);

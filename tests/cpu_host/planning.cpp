@@ -264,9 +264,9 @@ void plan_amx(const ConvGemm& g, const Draw& d, const VectorShape& vector) {
   const AmxTiling t = tile_amx(g, k, vector, d.threads);
   const int64_t scratch = lay_out_scratch(t, k, vector).bytes;
   check_scratch("amx", scratch);
-  const int64_t all = scratch + (t.shared_bytes + d.threads - 1) / d.threads;
-  largest["amx, with shared weights"] = std::max(largest["amx, with shared weights"], all);
-  if (t.shared_bytes < 0 || all > int64_t{4} << 20) fail(std::to_string(all) + " bytes a thread");
+  const int64_t shared = (t.shared_bytes + d.threads - 1) / d.threads;
+  largest["amx, shared weights"] = std::max(largest["amx, shared weights"], shared);
+  if (shared < 0 || shared > kPartialBytes) fail(std::to_string(shared) + " bytes of shared weights a thread");
 }
 
 void plan_weight(const Conv2dProblem& p, const Draw& d, const VectorShape& vector, WeightLanes lanes) {

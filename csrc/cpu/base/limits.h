@@ -18,7 +18,6 @@ namespace conv2d_ext::cpu::limits {
 // What the README promises, at most 4 MiB a thread, is a thread's scratch and its share of a call's workspace (the
 // partials of grad_weight, kPartialBytes below). Tilings see to it that their scratch fits: they take fewer rows, then
 // columns, channels or images.
-inline constexpr int64_t kMaxThreadBytes = 4 * 1024 * 1024;
 inline constexpr int64_t kMaxScratchBytes = 3 * 1024 * 1024;
 
 namespace tiling {
@@ -63,8 +62,8 @@ namespace amx {
 CONV2D_LIMIT kTilePixels = 600;
 CONV2D_LIMIT kPatchBytes = 896 * 1024;
 CONV2D_LIMIT kTileBytes = 512 * 1024;
-// Weights that a call packs once and its work items share: the rest of a thread's memory at most. Up to
-// kStreamedWeightBytes of a group they come from L2, for every kSumsAtOnce sums anew; larger ones are read once a tile.
+// Weights that a call packs once and its work items share take up to kPartialBytes a thread. Up to kStreamedWeightBytes
+// of a group they come from L2, for every kSumsAtOnce sums anew; larger ones are read once a tile.
 CONV2D_LIMIT kStreamedWeightBytes = 512 * 1024;
 // Where result channels lie side by side all of a few pixels' are stored together, and memory is written as a stream.
 CONV2D_LIMIT kSumsAtOnce = 128;

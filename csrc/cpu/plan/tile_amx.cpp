@@ -72,7 +72,7 @@ struct AmxTiler {
   // Whether so many bytes of weights fit beside the scratch; they are shared then.
   bool fits(AmxTiling& t, int64_t bytes) const {
     const int64_t scratch = lay_out_scratch(t, k, vector).bytes;
-    if (scratch > limits::kMaxScratchBytes || bytes > num_threads * (limits::kMaxThreadBytes - scratch)) return false;
+    if (scratch > limits::kMaxScratchBytes || bytes > num_threads * limits::tiling::kPartialBytes) return false;
     t.shared_bytes = bytes;
     return true;
   }
