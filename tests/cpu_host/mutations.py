@@ -247,18 +247,10 @@ MUTATIONS = (
         **AMX,
     ),
     M(
-        "plan/tile_amx.cpp",
-        "no room behind the patch for the rows that the last tile lacks",
-        "t.block_channels), kAmxTileRows);",
-        "t.block_channels), 0);",
-        sanitizer="address",
-        **AMX,
-    ),
-    M(
         "pack/store.h",
         "sums of no pixel are stored",
-        "if (row >= runs || col >= run) continue;",
-        "if (row >= runs) continue;",
+        "visit(x, min64(run - col, end - x),",
+        "visit(x, min64(run_pitch - col, end - x),",
         **AMX,
     ),
     M(
