@@ -1102,6 +1102,18 @@ MUTATIONS = (
     ),
     M(
         "plan/patch_axis.cpp",
+        "a phase of the stride ends with its last position",
+        "saturating_add(positions, max64(taps - 1, 0) / gather.step)",
+        "positions",
+    ),
+    M(
+        "plan/patch_axis.h",
+        "taps of a phase lie one beside the other",
+        "number % tap_runs * tap_pitch + number / tap_runs",
+        "number % tap_runs * tap_pitch + number",
+    ),
+    M(
+        "plan/patch_axis.cpp",
         "no room for what pads images",
         "saturating_mul(images, 128 / element_size)",
         "0",

@@ -216,7 +216,9 @@ void check_patch_axes() {
     const int64_t tap0 = random.between(0, 3), taps = random.between(1, 7);
     describe("step %d, tap %d, %d positions from %d, %d taps from %d", int(axis.step), int(axis.tap), int(positions),
              int(position0), int(taps), int(tap0));
-    const PatchAxis patch = make_patch_axis(axis, position0, positions, tap0, taps);
+    const bool phased = axis.tap == 1 && random.once_in(2);
+    const PatchAxis patch = phased ? make_phased_axis(axis, position0, positions, tap0, taps)
+                                   : make_patch_axis(axis, position0, positions, tap0, taps);
     // The source coordinate of each coordinate of the patch.
     std::vector<int64_t> held;
     for (int64_t run = 0; run < patch.runs; ++run) {
@@ -225,15 +227,16 @@ void check_patch_axes() {
       }
     }
     expect(int64_t(held.size()) == patch.size, "its size");
-    expect(patch.size <= positions * taps, "no larger than its products");
+    expect(patch.size <= positions * taps + (phased ? axis.step * (taps / axis.step) : 0),
+           "no larger than its products, but for the ends of phases");
     for (int64_t p = 0; p < positions; ++p) {
       for (int64_t t = 0; t < taps; ++t) {
-        const int64_t at = p * patch.position_pitch + t * patch.tap_pitch + patch.shift;
+        const int64_t at = p * patch.position_pitch + patch.tap(t);
         const bool inside = at >= 0 && at < patch.size;
         expect(inside && held[size_t(at)] == axis.source(position0 + p, tap0 + t), "a coordinate of the source");
       }
     }
-    expect(patch_size(axis, positions, taps) == patch.size, "the same size anywhere");
+    expect(phased || patch_size(axis, positions, taps) == patch.size, "the same size anywhere");
   }
   for (const int64_t size : {4, 8, 16}) {
     for (int64_t elements = 1; elements < 5000; elements += 7) {

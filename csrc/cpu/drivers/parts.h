@@ -66,14 +66,12 @@ CONV2D_INLINE int64_t* fill_positions(const Patch& patch, int64_t images, int64_
   return offset;
 }
 CONV2D_INLINE int64_t* fill_taps(const Patch& patch, int64_t channels, int64_t rows, int64_t cols, int64_t* offset) {
-  const int64_t step = cols > 1 ? patch.cols.tap_pitch * patch.col_pitch : 0;
-  for (int64_t c = 0; c < channels; ++c) {
-    for (int64_t i = 0; i < rows; ++i) {
-      const int64_t first = patch.tap_offset(c, i, 0);
-      for (int64_t j = 0; j < cols; ++j) *offset++ = first + j * step;
-    }
+  const int64_t taps = rows * cols, pitch = channels > 1 ? patch.channel_pitch : 0;
+  for (int64_t t = 0, i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < cols; ++j) offset[t++] = patch.tap_offset(0, i, j);
   }
-  return offset;
+  for (int64_t at = taps; at < channels * taps; ++at) offset[at] = offset[at - taps] + pitch;
+  return offset + channels * taps;
 }
 
 // The patch that a tile and a block of a GEMM meet.

@@ -34,8 +34,7 @@ struct Patch {
     return image * image_pitch + p * rows.position_pitch * row_pitch + q * cols.position_pitch * col_pitch;
   }
   int64_t tap_offset(int64_t channel, int64_t i, int64_t j) const {
-    return channel * channel_pitch + (i * rows.tap_pitch + rows.shift) * row_pitch +
-           (j * cols.tap_pitch + cols.shift) * col_pitch;
+    return channel * channel_pitch + rows.tap(i) * row_pitch + cols.tap(j) * col_pitch;
   }
 };
 

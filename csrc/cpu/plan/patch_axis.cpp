@@ -33,6 +33,17 @@ PatchAxis make_expanded_axis(const GatherAxis& gather, int64_t position0, int64_
   return axis;
 }
 
+PatchAxis make_phased_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps) {
+  PatchAxis axis{};
+  axis.runs = axis.tap_runs = max64(min64(taps, gather.step), 1);
+  axis.position_pitch = axis.run_shift = 1;
+  axis.tap_pitch = axis.run_length = saturating_add(positions, max64(taps - 1, 0) / gather.step);
+  axis.size = saturating_mul(axis.runs, axis.run_length);
+  axis.run_step = gather.step;
+  axis.first = gather.source(position0, tap0);
+  return axis;
+}
+
 int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t element_size) {
   return saturating_add(saturating_mul(planes, odd_lines_of_channels(max64(channels, 1), element_size)),
                         saturating_mul(images, 128 / element_size));

@@ -15,12 +15,19 @@ namespace conv2d_ext::cpu {
 struct PatchAxis {
   int64_t size, position_pitch, tap_pitch, shift;
   int64_t runs, run_length, run_step, run_shift, first;
+  int64_t tap_runs;  // where not 0, taps so far apart are in one run, one coordinate after the other
+  int64_t tap(int64_t number) const {
+    return (tap_runs == 0 ? number * tap_pitch : number % tap_runs * tap_pitch + number / tap_runs) + shift;
+  }
 };
 PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps);
 
 // The same with a run for each tap, so that neighbouring positions are neighbours whatever the stride.
 PatchAxis make_expanded_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0,
                              int64_t taps);
+
+// The same without copies, for neighbouring taps: a run for each phase of the stride, which its taps share.
+PatchAxis make_phased_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps);
 
 // Of the positions from 0 to before `positions` those all of whose taps lie in a source of `size` coordinates.
 inline Interval positions_inside(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {

@@ -18,9 +18,10 @@ struct AmxTiler {
 
   void cut_source(AmxTiling& t) const {
     const Tile tile{0, t.tile_images, 0, t.tile_rows, 0, t.tile_cols};
-    const int64_t reach = saturating_mul(gemm.taps_w - 1, gemm.axis_w.tap < 0 ? -gemm.axis_w.tap : gemm.axis_w.tap);
+    const GatherAxis& axis = gemm.axis_w;
+    const int64_t reach = saturating_mul(gemm.taps_w - 1, axis.tap < 0 ? -axis.tap : axis.tap) / axis.step;
     // Taps that make several segments have patches of several sizes.
-    t.expands = gemm.axis_w.step != 1 || k.blocks_h * k.blocks_w != 1 ||
+    t.expands = (axis.step != 1 && axis.tap != 1) || k.blocks_h * k.blocks_w != 1 ||
                 saturating_mul(reach, limit::kColumnsPerReach) > t.tile_cols;
     const PatchAxis rows = amx_patch_rows(gemm, tile, 0, k.tap_rows);
     const PatchAxis cols = amx_patch_cols(gemm, t.expands, tile, 0, k.tap_cols);

@@ -29,13 +29,18 @@ AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& 
 // the source, and all taps of a row share them; the sums between the end of one row and the begin of the next one are
 // of no pixel. Else, and where these would be too many, each tap has columns of its own. In either case a row follows
 // the one before at a distance of run_length.
+inline PatchAxis amx_patch_axis(const GatherAxis& axis, int64_t position0, int64_t positions, int64_t tap0,
+                                int64_t taps) {
+  if (axis.step == 1) return make_patch_axis(axis, position0, positions, tap0, taps);
+  return axis.tap == 1 ? make_phased_axis(axis, position0, positions, tap0, taps)
+                       : make_expanded_axis(axis, position0, positions, tap0, taps);
+}
 inline PatchAxis amx_patch_rows(const ConvGemm& gemm, const Tile& tile, int64_t tap0, int64_t taps) {
-  return gemm.axis_h.step == 1 ? make_patch_axis(gemm.axis_h, tile.row, tile.rows, tap0, taps)
-                               : make_expanded_axis(gemm.axis_h, tile.row, tile.rows, tap0, taps);
+  return amx_patch_axis(gemm.axis_h, tile.row, tile.rows, tap0, taps);
 }
 inline PatchAxis amx_patch_cols(const ConvGemm& gemm, bool expands, const Tile& tile, int64_t tap0, int64_t taps) {
   return expands ? make_expanded_axis(gemm.axis_w, tile.col, tile.cols, tap0, taps)
-                 : make_patch_axis(gemm.axis_w, tile.col, tile.cols, tap0, taps);
+                 : amx_patch_axis(gemm.axis_w, tile.col, tile.cols, tap0, taps);
 }
 // How the sums of a tile are numbered whose rows follow one another at this distance. Images begin with a tile of sums,
 // but for those of 1 x 1 kernels, which have no border.

@@ -235,8 +235,12 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
   const int64_t j0 = random.between(0, taps_w - 1);
   p -= p0, q -= q0, taps_h -= i0, taps_w -= j0;
   const bool expanded = in_blocks && random.once_in(2);
-  const PatchAxis rows = expanded ? make_expanded_axis(h, p0, p, i0, taps_h) : make_patch_axis(h, p0, p, i0, taps_h);
-  const PatchAxis cols = expanded ? make_expanded_axis(w, q0, q, j0, taps_w) : make_patch_axis(w, q0, q, j0, taps_w);
+  const auto axis = [&](const GatherAxis& a, int64_t position0, int64_t positions, int64_t tap0, int64_t taps) {
+    return expanded    ? make_expanded_axis(a, position0, positions, tap0, taps)
+           : in_blocks ? amx_patch_axis(a, position0, positions, tap0, taps)
+                       : make_patch_axis(a, position0, positions, tap0, taps);
+  };
+  const PatchAxis rows = axis(h, p0, p, i0, taps_h), cols = axis(w, q0, q, j0, taps_w);
   const Patch patch = lay_out_patch(order, rows, cols, images, elements, L, sizeof(T));
   const bool inner = order == PatchOrder::kChannelInner;
   const int64_t size = (images - 1) * patch.image_pitch + (inner ? 0 : (elements - 1) * patch.channel_pitch) +
