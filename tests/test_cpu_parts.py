@@ -105,11 +105,12 @@ _NATIVE = _parts("pixel_ukernel, depthwise_weight_panel, depthwise_ukernel", "fl
 )
 _PAIRS = {
     *_parts(f"{_GEMM}, pack_patch", "bfloat16 pairs"),
-    "convert bfloat16", "copy_channels", "copy_odd_channels", "copy_pairs", "pack_weight_pairs",
+    "convert bfloat16", "copy_channels", "copy_few_channels", "copy_pairs", "pack_weight_pairs",
     "products of pairs", "column_ukernel bfloat16",
 }  # fmt: skip
 _AMX = {
     "products of tiles", "amx_panel", "pack_patch blocks", "BlockWeightPacker", "copy_words",
+    "ColumnPatchPacker", "pack_weight_columns",
     "pixel rows", "pack_pixel_pairs", "convert bfloat16",
 }  # fmt: skip
 PARTS = {

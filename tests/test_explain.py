@@ -94,14 +94,15 @@ def test_bfloat16_products_in_pairs(channels, groups):
     )
     plan = _explain(problem, torch.bfloat16)
     native = plan.forward.isa == "avx512_bf16" and channels > 1 and groups == 1
-    tiles = plan.forward.isa.startswith("amx") and groups == 1
+    # (AMX takes taps as channels: in grad_weight all, in forward those of a row.)
+    tiles = plan.forward.isa.startswith("amx") and groups == 1 and channels > 1
     assert ("pairs" in plan.forward.engine) == native
+    assert ("AMX" in plan.forward.engine) == tiles
     assert plan.forward.micro_kernel.startswith(
-        "gemm_ukernel_bf16_" if native else "gemm_ukernel_f32_"
+        "amx_ukernel_bf16_" if tiles else "gemm_ukernel_bf16_" if native else "gemm_ukernel_f32_"
     )
-    assert bool(plan.forward.refused) != native
-    # (Of grad_weight AMX takes taps as channels.)
-    assert bool(plan.grad_weight.refused) != (tiles and channels > 1)
+    assert bool(plan.forward.refused) != (native or tiles)
+    assert bool(plan.grad_weight.refused) != tiles
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -110,15 +111,19 @@ def test_bfloat16_products_in_pairs(channels, groups):
     [
         (16, 16, 9, "fiw"),
         (4, 64, 9, "fiw"),
-        (3, 64, 9, "iw"),
+        (3, 64, 9, "fiw"),
+        (1, 64, 9, "i"),
+        (3, 5, 9, "i"),
         (64, 15, 9, "fi"),
-        (64, 3, 9, "f"),
+        (64, 3, 9, "fi"),
+        (64, 1, 9, "f"),
         (64, 64, 3, ""),
         (200, 40, 9, "fiw"),
     ],
 )
 def test_amx_tiles(channels, filters, size, taken, channels_last):
-    """Of images of more than one result pixel, from 4 channels; the format decides nothing."""
+    """Of images of more than one result pixel, from 4 channels, or columns of fewer; the format
+    decides nothing."""
     if not conv2d_ext.build_config()["isa"].startswith("amx"):
         pytest.skip("no AMX in use")
     problem = Problem("tiles", 2, channels, (size, size), filters, (3, 3))

@@ -33,7 +33,7 @@ _ISA = {
             "-mamx-bf16", "-mavx512bf16", *_AVX512,
         ]
         for header in (
-            "isa/amx.h", "isa/run_steps.h", "kernels/amx.h", "pack/amx.h", "pack/amx_pixels.h",
+            "isa/amx.h", "isa/run_steps.h", "kernels/amx.h", "pack/amx.h", "pack/amx_columns.h", "pack/amx_pixels.h",
             "drivers/amx.h", "drivers/grad_weight_amx.h",
         )
     },

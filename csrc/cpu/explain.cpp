@@ -24,8 +24,10 @@ namespace {
 std::string why_widened(DType dtype, const char* where) {
   const char* const reason =
       dtype == DType::kBFloat16 && engine().amx != nullptr
-          ? "AMX tiles take bfloat16 from 4 channels on (with groups 16 of each, source and result; in grad_weight 16 "
-            "results), and neither images of one pixel nor input gradients of patch layers"
+          ? "AMX tiles take bfloat16 from 4 channels on, or fewer times columns of the kernel for 6 results (with "
+            "groups "
+            "16 of each, source and result; in grad_weight 16 results), and neither images of one pixel nor input "
+            "gradients of patch layers"
       : dtype == DType::kBFloat16 && engine().pairs != nullptr
           ? "bfloat16 products are taken in pairs only in forward and grad_input, and there neither with few channels "
             "a group nor by the kernels for groups, for images of one pixel and for gradients of patch layers"
@@ -190,7 +192,7 @@ class TaskExplainer {
     const KBlocking k = blocking(g);
     e_.gemm_m = g.m;
     e_.gemm_n = g.batch * g.rows * g.cols;
-    e_.gemm_k = g.single_channels() * g.taps();
+    e_.gemm_k = g.single_channels() * g.taps_h * g.kernel_columns();
     // A tile sums its even and its odd channels apart.
     e_.k_segments = (amx_ ? 2 : 1) * count_chains(k, g);
     e_.k_segment_length = (amx_ ? g.per_step / 2 : g.per_step) * k.chain;

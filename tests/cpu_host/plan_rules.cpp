@@ -176,6 +176,16 @@ void check_other_rules() {
             }
             // One channel, fewer than six result channels, one pixel: not in pairs.
             expect(takes_pairs(gemm, avx512) == (channels > 1 && m >= 6 && rows > 1), "pairs");
+            // Columns of up to 8 channels that lie side by side share a step of tiles, as 2, 4 or 8 words each; so 4 or
+            // more channels are enough for tiles, or such columns of fewer for 6 or more results.
+            for (const int64_t tap : {1, -1, 2, -3}) {
+              const bool shares = channels <= 8 && taps > 1 && (tap == 1 || tap == -1);
+              const int64_t words = channels > 4 ? 8 : channels > 2 ? 4 : 2;
+              const int64_t together = shares ? channels * std::min(32 / words, taps) : channels;
+              expect(columns_per_step(gemm, {1, 0, tap}) == (shares ? 32 / words : 1), "columns of a step");
+              expect(takes_amx(gemm, {1, 0, tap}) == ((channels >= 4 || (together >= 4 && m >= 6)) && rows > 1),
+                     "tiles");
+            }
           }
         }
       }
@@ -184,6 +194,10 @@ void check_other_rules() {
   describe("patch layers and vectors over groups take no pairs");
   expect(!takes_pairs({1, 64, 8, 1, 1, 7, 7, 2, 2, true}, avx512), "patch layer");
   expect(!takes_pairs({64, 6, 6, 3, 3, 7, 7}, avx512), "over groups");
+  expect(!takes_amx({1, 64, 8, 1, 1, 7, 7, 2, 2, true}, {1, 0, 1}), "patch layer in tiles");
+  expect(!takes_amx({4, 16, 8, 3, 3, 7, 7}, {1, 0, 1}) && !takes_amx({4, 15, 16, 3, 3, 7, 7}, {1, 0, 1}) &&
+             takes_amx({4, 16, 16, 3, 3, 7, 7}, {1, 0, 1}),
+         "groups in tiles");
 }
 
 // ---- patches of an axis

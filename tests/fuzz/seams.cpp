@@ -280,6 +280,7 @@ int64_t* const kLimits[] = {
     &a::kColumnsPerReach,
     &a::kWeightTileBytes,
     &a::kWeightTileColumns,
+    &a::kRowBlocks,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -65,9 +65,11 @@ CONV2D_LIMIT kTileBytes = 512 * 1024;
 // Weights that a call packs once and its work items share take up to kPartialBytes a thread. Up to kStreamedWeightBytes
 // of a group they come from L2, for every kSumsAtOnce sums anew; larger ones are read once a tile.
 CONV2D_LIMIT kStreamedWeightBytes = 512 * 1024;
-// Where result channels lie side by side all of a few pixels' are stored together, and memory is written as a stream.
 CONV2D_LIMIT kSumsAtOnce = 128;
+// Where result channels lie side by side all of so few pixels' are stored together, and memory is written as a stream.
 CONV2D_LIMIT kPixelsAtOnce = 32;
+// Blocks of a row's pixels that wait in scratch before they are copied to where each tap reads them.
+CONV2D_LIMIT kRowBlocks = 512;
 // Columns of a tile for each one that its taps reach further, from which on it has no copies for them.
 CONV2D_LIMIT kColumnsPerReach = 3;
 // Of grad_weight: its C tile, the columns it should at least have, and the input's pixels at each of them.

@@ -20,6 +20,7 @@
 #include "../kernels/amx.h"
 #include "../kernels/vector_shape.h"
 #include "../pack/amx.h"
+#include "../pack/amx_columns.h"
 #include "../pack/store.h"
 #include "../plan/tile_amx.h"
 #include "parts.h"
@@ -113,6 +114,7 @@ struct AmxCall {
                                           segment.channels,
                                           segment.tap_rows,
                                           segment.tap_cols};
+    if (gemm.columns != 1) return pack_weight_columns(gemm, columns, segment.tap_col, dst, pitch);
     BlockWeightPacker(gemm, columns, last ? gemm.missing : 0).pack(dst, pitch);
   }
   // The weights of a segment and a panel from m on: those of L result channels after those of the L before.
@@ -153,7 +155,11 @@ struct AmxCall {
                                       cols, tile.images, block.channels, 1, sizeof(BFloat16Block));
     Source<BFloat16> from = source_of(gemm, source);
     from.missing = block.channel + block.channels == gemm.channels ? gemm.missing : 0;
-    BlockPatchPacker(patch, from, item.row).pack(item.patch);
+    if (gemm.columns != 1) {
+      ColumnPatchPacker(patch, from, gemm, block.tap_col, item.row).pack(item.patch);
+    } else {
+      BlockPatchPacker(patch, from, item.row).pack(item.patch);
+    }
     return {patch, item.patch, amx_sum_pitches(gemm, tile, cols.run_length)};
   }
 
@@ -257,19 +263,19 @@ struct AmxCall {
     const int64_t width = item.panels.size(at) * L, m = item.m0 + item.panels.start(at) * L;
     const ChunkSums<float> c = sums_of(item, at, first);
     c.finish(count * width);
-    store_channels(item, pitches, first, {c.sums, width, count, min64(width, item.m0 + item.channels_m - m), nullptr},
+    store_channels(item, pitches, first, {c.sums, width, count, min64(width, item.m0 + item.channels_m - m), item.bias},
                    m);
   }
   // Those of all panels.
   void store_pixels_of(const Item& item, const SumPitches& pitches, int64_t first, int64_t count) const {
     const int64_t pitch = amx_sums_pitch(tiling, vector_shape<float>());
-    store_channels(item, pitches, first, {item.c_tile.sums, pitch, count, item.channels_m, nullptr}, item.m0);
+    store_channels(item, pitches, first, {item.c_tile.sums, pitch, count, item.channels_m, item.bias}, item.m0);
   }
-  void store_channels(const Item& item, const SumPitches& pitches, int64_t first, TileSums<float> sums,
+  // `sums` has item.bias.
+  void store_channels(const Item& item, const SumPitches& pitches, int64_t first, const TileSums<float>& sums,
                       int64_t m) const {
     fill_zero(item.bias + sums.channels, round_up(sums.channels, L) - sums.channels);
     load_bias<BFloat16>(gemm, item.piece.group, m, sums.channels, item.bias);
-    sums.bias = item.bias;
     store_lanes<BFloat16, float>(gemm, item.piece, pitches, first, sums, m, 1);
   }
 };

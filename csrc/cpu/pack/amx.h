@@ -108,7 +108,7 @@ class BlockPatchPacker {
   void pack_row(const BFloat16* from, int64_t channels, BFloat16Block* to) const {
     const PatchAxis& cols = patch_.cols;
     const bool transposed = plane_ != 1 && channels > 1;
-    const bool at_once = transposed && cols.runs > 1 && from != nullptr && end_ - first_ <= kRowBlocks;
+    const bool at_once = transposed && cols.runs > 1 && from != nullptr && end_ - first_ <= limits::amx::kRowBlocks;
     if (at_once) transpose_planes(from + first_ * source_.col, source_.col, end_ - first_, plane_, channels, row_);
     for (int64_t run = 0; run < cols.runs; ++run, to += patch_.rows.size * cols.run_length) {
       const Interval in = from == nullptr ? Interval{0, 0} : inside(run);
@@ -156,8 +156,6 @@ class BlockWeightPacker {
   // Result channels lie side by side: two channels' as rows of pairs.
   void pack_rows(BFloat16Block* dst, int64_t pitch) const {
     const __mmask32 lanes = mask_of_first(from_.lanes);
-    const __m512i low = _mm512_add_epi32(twice_iota(), _mm512_set1_epi32(32 << 16));
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
     const int64_t step = gemm_.weight_c / gemm_.per_step, taps = from_.taps();
     for (int64_t t = 0; t < taps; ++t) {
       const BFloat16* const tap =
@@ -166,11 +164,11 @@ class BlockWeightPacker {
         // A channel that is not there has no address either.
         const BFloat16* const first = tap + min64(c, channels_ - 1) * step;
         const BFloat16* const second = tap + min64(c + 1, channels_ - 1) * step;
-        const __m512i a = load_words(first, c < channels_ ? lanes : 0);
-        const __m512i b = load_words(second, c + 1 < channels_ ? lanes : 0);
+        const ZippedWords zipped =
+            zip_words(load_words(first, c < channels_ ? lanes : 0), load_words(second, c + 1 < channels_ ? lanes : 0));
         BFloat16Block* const to = dst + (c / kBlockChannels * taps + t) * kPairs + c % kBlockChannels / 2;
-        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
-        if (from_.lanes > kPairs) _mm512_storeu_si512(to + pitch, _mm512_permutex2var_epi16(a, high, b));
+        _mm512_storeu_si512(to, zipped.low);
+        if (from_.lanes > kPairs) _mm512_storeu_si512(to + pitch, zipped.high);
       }
     }
   }

@@ -165,8 +165,6 @@ inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], co
   const int64_t pixels = segment.pixels(), length = round_up(pixels, kBlockChannels);
   if (stride[1] == 1 && lanes > 1) {
     const __mmask32 mask = mask_of_first(lanes);
-    const __m512i low = _mm512_add_epi32(twice_iota(), _mm512_set1_epi32(32 << 16));
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
     PixelWalk walk(src, stride, segment);
     for (int64_t x = 0; x < pixels; x += 2, ++dst) {
       const __m512i a = load_words(walk.next(), mask);
@@ -176,8 +174,9 @@ inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], co
         b = load_words(walk.next(), mask);
         if (x + 2 < pixels) walk.advance();
       }
-      _mm512_storeu_si512(dst, _mm512_permutex2var_epi16(a, low, b));
-      if (lanes > L) _mm512_storeu_si512(dst + pitch, _mm512_permutex2var_epi16(a, high, b));
+      const ZippedWords zipped = zip_words(a, b);
+      _mm512_storeu_si512(dst, zipped.low);
+      if (lanes > L) _mm512_storeu_si512(dst + pitch, zipped.high);
     }
     const int64_t missing = length / 2 - div_up(pixels, 2);
     fill_zero(dst, missing);

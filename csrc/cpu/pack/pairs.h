@@ -28,22 +28,27 @@ CONV2D_INLINE __m512i twice_iota() {
                             _mm512_set1_epi32(0x00010001));
 }
 
+// The words of two vectors in turn: of the first 16 of each, and of the others.
+struct ZippedWords {
+  __m512i low, high;
+};
+CONV2D_INLINE ZippedWords zip_words(__m512i a, __m512i b) {
+  const __m512i low = _mm512_add_epi32(twice_iota(), _mm512_set1_epi32(32 << 16));
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
+  return {_mm512_permutex2var_epi16(a, low, b), _mm512_permutex2var_epi16(a, high, b)};
+}
+
 // dst[i] = (first[i * step], second[i * step]) for i in [0, n); zero for `second` where it is nullptr.
 CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int64_t step, int64_t n,
                               BFloat16Pair* dst) {
   const __mmask32 has_second = second != nullptr ? ~__mmask32(0) : __mmask32(0);
   if (second == nullptr) second = first;
   if (step == 1) {
-    const __m512i low = _mm512_add_epi32(twice_iota(), _mm512_set1_epi32(32 << 16));
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
     for (int64_t i = 0; i < n; i += 32) {
       const __mmask32 mask = mask_of_first(n - i);
-      const __m512i a = load_words(first + i, mask);
-      const __m512i b = load_words(second + i, mask & has_second);
-      store_pairs(dst + i, pair_mask(n - i), _mm512_permutex2var_epi16(a, low, b));
-      if (n - i > 16) {
-        store_pairs(dst + i + 16, pair_mask(n - i - 16), _mm512_permutex2var_epi16(a, high, b));
-      }
+      const ZippedWords zipped = zip_words(load_words(first + i, mask), load_words(second + i, mask & has_second));
+      store_pairs(dst + i, pair_mask(n - i), zipped.low);
+      if (n - i > 16) store_pairs(dst + i + 16, pair_mask(n - i - 16), zipped.high);
     }
   } else if (step == 2) {
     for (int64_t i = 0; i < n; i += 16) {
@@ -68,23 +73,25 @@ CONV2D_INLINE void copy_channels(const BFloat16* src, int64_t n, BFloat16Pair* d
   }
 }
 
-// `count` pixels of n < 32 channels, n odd, that lie together: as many as a vector takes, with their padding, at a
-// time.
-CONV2D_INLINE void copy_odd_channels(const BFloat16* src, int64_t n, int64_t count, BFloat16Pair* dst) {
-  const int64_t pixels = 32 / (n + 1);
-  uint16_t words[32] = {};
-  uint32_t real = 0;
-  for (int64_t x = 0; x < pixels; ++x) {
-    for (int64_t c = 0; c < n; ++c) {
-      words[x * (n + 1) + c] = uint16_t(x * n + c);
-      real |= 1u << (x * (n + 1) + c);
-    }
+// `count` pixels of n channels that lie together, each filled up with zeros to `words` <= 32 of them: as many as a
+// vector takes at a time.
+CONV2D_INLINE void copy_few_channels(const BFloat16* src, int64_t n, int64_t count, int64_t words, BFloat16* dst) {
+  const int64_t pixels = 32 / words;
+  // Word w is channel w % words of pixel w / words. (Computed: a table could be loaded only behind all stores before
+  // it.)
+  const __m512i word = _mm512_add_epi32(_mm512_slli_epi16(twice_iota(), 1), _mm512_set1_epi32(0x00010000));
+  const __m512i pixel = _mm512_mulhi_epu16(word, _mm512_set1_epi16(int16_t(65535 / words + 1)));
+  const __m512i channel = _mm512_sub_epi16(word, _mm512_mullo_epi16(pixel, _mm512_set1_epi16(int16_t(words))));
+  const __m512i index = _mm512_add_epi16(_mm512_mullo_epi16(pixel, _mm512_set1_epi16(int16_t(n))), channel);
+  const __mmask32 real = _mm512_cmplt_epu16_mask(channel, _mm512_set1_epi16(int16_t(n)));
+  int64_t x = 0;
+  for (; x + pixels <= count; x += pixels, src += pixels * n, dst += pixels * words) {
+    store_words(dst, mask_of_first(pixels * words),
+                _mm512_maskz_permutexvar_epi16(real, index, load_words(src, mask_of_first(pixels * n))));
   }
-  const __m512i index = _mm512_loadu_si512(words);
-  for (int64_t x = 0; x < count; x += pixels, src += pixels * n, dst += pixels * (n + 1) / 2) {
-    const int64_t now = min64(pixels, count - x);
-    store_pairs(dst, pair_mask(now * (n + 1) / 2),
-                _mm512_maskz_permutexvar_epi16(real, index, load_words(src, mask_of_first(now * n))));
+  if (x < count) {
+    store_words(dst, mask_of_first((count - x) * words),
+                _mm512_maskz_permutexvar_epi16(real, index, load_words(src, mask_of_first((count - x) * n))));
   }
 }
 
@@ -103,7 +110,7 @@ struct PixelCopier<BFloat16, BFloat16Pair> {
       if (step == channels && source.missing == 0 && patch.col_pitch == patch.channels) {
         __builtin_memcpy(dst, src, size_t(count * patch.channels) * sizeof(BFloat16Pair));
       } else if (step == channels && channels < 16) {  // which lie without gaps in the patch, too
-        copy_odd_channels(src, channels, count, dst);
+        copy_few_channels(src, channels, count, round_up(channels, 2), reinterpret_cast<BFloat16*>(dst));
       } else {
         for (int64_t x = 0; x < count; ++x) copy_channels(src + x * step, channels, dst + x * patch.col_pitch);
       }

@@ -315,17 +315,16 @@ CONV2D_INLINE void for_each_run(const ConvGemm& gemm, const Tile& tile, const Su
   }
 }
 
-// Sums [first, first + sums.pixels) of a piece. Lane l is result channel m + l * channel_step of the first group.
+// Sums [first, first + sums.pixels) of a piece. Lane l is result channel m + l * channel_step of the first group. (Sums
+// are not copied: a copy's loads would be wider than the stores that they wait for, behind all sums that were stored.)
 template <class S, class T>
 void store_lanes(const ConvGemm& gemm, const ResultPiece& piece, const SumPitches& pitches, int64_t first,
-                 TileSums<T> sums, int64_t m, int64_t channel_step) {
+                 const TileSums<T>& sums, int64_t m, int64_t channel_step) {
   S* const destination = piece.first_pixel<S>(gemm, m);
   const Between between = gemm.owns_columns_between ? Between::kOwned : Between::kOthers;
-  const T* const data = sums.data;
   for_each_run(gemm, piece.tile, pitches, first, sums.pixels, [&](int64_t x, int64_t pixels, int64_t offset) {
-    sums.pixels = pixels;
-    sums.data = data + (x - first) * sums.pitch;
-    store_tile(sums, TileTarget<S>{destination + offset, gemm.destination_col, channel_step * gemm.destination_m},
+    const TileSums<T> run{sums.data + (x - first) * sums.pitch, sums.pitch, pixels, sums.channels, sums.bias};
+    store_tile(run, TileTarget<S>{destination + offset, gemm.destination_col, channel_step * gemm.destination_m},
                between);
   });
 }

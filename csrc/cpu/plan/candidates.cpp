@@ -174,7 +174,7 @@ struct Tasks {
  private:
   void give(const ConvGemm& gemm) const {
     const bool pairs = isa.has_pairs && takes_pairs(gemm, isa.vector);
-    const bool amx = isa.has_amx && takes_amx(gemm);
+    const bool amx = isa.has_amx && takes_amx(gemm, gemm.axis_w);
     const bool has_rows = !pairs && !amx && (gemm.is_gradient || gemm.is_matmul);
     if (has_rows && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
       return visit_rows(Driver::kRows, gemm, isa.vector.limits);
@@ -188,7 +188,7 @@ struct Tasks {
     if (isa.has_amx || isa.no_amx != nullptr) {
       const char* const refusal = amx ? nullptr : "few channels, a patch layer, or one pixel";
       if (takes(Driver::kAmx, isa.has_amx ? refusal : isa.no_amx)) {
-        return visit(Driver::kAmx, in_steps(join_rows_of_planes(gemm), kBlockChannels));
+        return visit(Driver::kAmx, in_blocks(join_rows_of_planes(gemm)));
       }
     }
     if (isa.has_pairs) {

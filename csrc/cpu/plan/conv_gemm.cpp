@@ -6,6 +6,14 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
+// What lies so many elements behind `data`. Nothing lies behind nullptr.
+const void* behind(const void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
+}
+void* behind(void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
+}
+
 template <class Before>
 void sort_three(SharedDimension (&d)[3], Before before) {
   if (before(d[1], d[0])) std::swap(d[0], d[1]);
@@ -33,6 +41,23 @@ ConvGemm in_steps(const ConvGemm& gemm, int64_t channels) {
   stepped.missing = stepped.channels * channels - gemm.channels;
   stepped.source_c = saturating_mul(gemm.source_c, channels);
   stepped.weight_c = saturating_mul(gemm.weight_c, channels);
+  return stepped;
+}
+
+ConvGemm in_blocks(const ConvGemm& gemm) {
+  ConvGemm stepped = in_steps(gemm, kBlockChannels);
+  const int64_t columns = columns_per_step(gemm, gemm.axis_w);
+  if (columns == 1) return stepped;
+  if (gemm.axis_w.tap < 0) {
+    stepped.axis_w = ascending(gemm.axis_w, gemm.taps_w);
+    stepped.weight = behind(gemm.weight, (gemm.taps_w - 1) * gemm.weight_j, DType::kBFloat16);
+    stepped.weight_j = -gemm.weight_j;
+  }
+  stepped.columns = columns;
+  stepped.taps_w = div_up(gemm.taps_w, columns);
+  stepped.missing_columns = stepped.taps_w * columns - gemm.taps_w;
+  stepped.axis_w.tap = columns;
+  stepped.weight_j = saturating_mul(stepped.weight_j, columns);
   return stepped;
 }
 
@@ -131,14 +156,6 @@ ConvGemm forward_gemm(const Call& call) {
 }
 
 namespace {
-
-// What lies so many elements behind `data`. Nothing lies behind nullptr.
-const void* behind(const void* data, int64_t elements, DType dtype) {
-  return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
-}
-void* behind(void* data, int64_t elements, DType dtype) {
-  return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
-}
 
 // A GEMM whole, or one for each pair of bands, without the taps that lie outside there. `whole` gives all but taps,
 // positions and axes: its weight is the first tap's and its destination the first position's; weight_i, weight_j,

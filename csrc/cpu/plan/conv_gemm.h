@@ -47,16 +47,22 @@ struct ConvGemm : ImageGemm {
   // Where a step of a sum takes the products of several neighbouring channels (in_steps: pairs, or blocks for AMX),
   // `channels` counts steps, and source_c and weight_c lead from step to step. The last one lacks `missing` channels.
   int64_t per_step = 1, missing = 0;
+  // Where such a step of one block takes several neighbouring columns of the kernel instead (columns_per_step), taps_w,
+  // axis_w and weight_j lead from step to step. The last one of a row lacks so many columns.
+  int64_t columns = 1, missing_columns = 0;
 
   int64_t single_channels() const { return per_step * channels - missing; }
+  int64_t kernel_columns() const { return taps_w * columns - missing_columns; }
   int64_t source_g() const { return single_channels() * (source_c / per_step); }
   // A sum of few steps starts from the bias; a longer one starts from zero and has it added last. (AMX tiles start from
   // zero.)
   bool starts_from_bias() const { return channels * taps() <= kBiasFirstProducts && per_step != kBlockChannels; }
 };
 
-// The GEMM as kernels take it whose step of a sum is so many neighbouring channels (takes_pairs, takes_amx).
+// The GEMM as kernels take it whose step of a sum is so many neighbouring channels (takes_pairs), or a row of an AMX
+// tile (takes_amx).
 ConvGemm in_steps(const ConvGemm& gemm, int64_t channels);
+ConvGemm in_blocks(const ConvGemm& gemm);
 
 // The same problem with its rows joined into one, where a 1x1 kernel meets all pixels of planes without gaps.
 ConvGemm join_rows_of_planes(const ConvGemm& gemm);

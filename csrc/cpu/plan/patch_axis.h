@@ -61,7 +61,4 @@ int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t
 // Channels whose patch, `plane` elements of each, lies in scratch together: near-equal blocks of whole segments.
 int64_t channels_of_block(const KBlocking& k, int64_t plane, int64_t element_size, int64_t most_bytes);
 
-// Pixels of a row that the packer of blocks transposes at once, before it copies them to where each tap reads them.
-constexpr int64_t kRowBlocks = 512;
-
 }  // namespace conv2d_ext::cpu

@@ -2,15 +2,19 @@
 
 #include <utility>
 
+#include "../base/numeric.h"
+
 namespace conv2d_ext::cpu {
 
 namespace {
 
-// Result channels that vectors over them should have, for bfloat16 pairs to pay.
+// Result channels that vectors over them should have, for bfloat16 pairs to pay, and tiles of very few source channels.
 constexpr int64_t kLeastPairsChannels = 6;
 // Channels of a group, source and result, that fill enough of a tile. Without groups there is no better kernel for any
 // number of result channels, nor for as few source channels as these.
 constexpr int64_t kLeastAmxChannels = 16, kFewestAmxChannels = 4;
+// Of so many channels a step of AMX tiles takes four columns of the kernel or more; of two it would gain too little.
+constexpr int64_t kMostFoldedChannels = 8;
 // Below these the GEMM driver is as fast. Of short sums it is the faster one at large batches, since adding up the
 // lanes of a dot product costs as much as some hundred products, and the slower one at batch 1, where packing weights
 // that are used once is what costs.
@@ -106,9 +110,19 @@ bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector) {
          !over_groups;
 }
 
-bool takes_amx(const ImageGemm& gemm) {
+int64_t columns_per_step(const ImageGemm& gemm, const GatherAxis& axis_w) {
+  if (gemm.channels > kMostFoldedChannels || gemm.taps_w < 2 || (axis_w.tap != 1 && axis_w.tap != -1)) return 1;
+  // A column's words are a power of two, and pairs stay together.
+  int64_t words = 2;
+  while (words < gemm.channels) words *= 2;
+  return kBlockChannels / words;
+}
+
+bool takes_amx(const ImageGemm& gemm, const GatherAxis& axis_w) {
   if (gemm.is_matmul) return gemm.channels >= kLeastAmxChannels;
-  const bool enough = gemm.groups == 1 ? gemm.channels >= kFewestAmxChannels
+  const int64_t columns = min64(columns_per_step(gemm, axis_w), gemm.taps_w);
+  const bool together = gemm.channels * columns >= kFewestAmxChannels && gemm.m >= kLeastPairsChannels;
+  const bool enough = gemm.groups == 1 ? gemm.channels >= kFewestAmxChannels || together
                                        : gemm.channels >= kLeastAmxChannels && gemm.m >= kLeastAmxChannels;
   return enough && gemm.pixels() > 1 && gemm.taps() > 0 && gemm.result_taps() == 1;
 }

@@ -104,8 +104,13 @@ inline bool lanes_are_groups(const ImageGemm& gemm, const VectorShape& vector) {
 // kernels that do not.
 bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector);
 
+// How many columns of the kernel a step of AMX tiles takes. 1: a step is 32 channels at one tap. More, where
+// neighbouring columns lie side by side and few channels would leave most of a step empty: 32 / columns_per_step(...)
+// words of each.
+int64_t columns_per_step(const ImageGemm& gemm, const GatherAxis& axis_w);
+
 // Whether a bfloat16 problem goes to the kernels for AMX tiles, on a CPU that has them.
-bool takes_amx(const ImageGemm& gemm);
+bool takes_amx(const ImageGemm& gemm, const GatherAxis& axis_w);
 bool takes_amx_weight(const Conv2dProblem& problem);
 
 // The canonical cut of K = (c, i, j), c slowest, in products or steps of several. Up to 256 taps: segments of whole

@@ -21,7 +21,7 @@ struct AmxTiler {
     const GatherAxis& axis = gemm.axis_w;
     const int64_t reach = saturating_mul(gemm.taps_w - 1, axis.tap < 0 ? -axis.tap : axis.tap) / axis.step;
     // Taps that make several segments have patches of several sizes.
-    t.expands = (axis.step != 1 && axis.tap != 1) || k.blocks_h * k.blocks_w != 1 ||
+    t.expands = gemm.columns != 1 || (axis.step != 1 && axis.tap != 1) || k.blocks_h * k.blocks_w != 1 ||
                 saturating_mul(reach, limit::kColumnsPerReach) > t.tile_cols;
     const PatchAxis rows = amx_patch_rows(gemm, tile, 0, k.tap_rows);
     const PatchAxis cols = amx_patch_cols(gemm, t.expands, tile, 0, k.tap_cols);
@@ -126,7 +126,7 @@ AmxScratch lay_out_scratch(const AmxTiling& tiling, const KBlocking& k, const Ve
   s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
   s.lost_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
   s.patch = layout.take(tiling.patch_elements * vector.operand_size());
-  s.row = layout.take(kRowBlocks * vector.operand_size());
+  s.row = layout.take(limit::kRowBlocks * vector.operand_size());
   s.bytes = layout.bytes();
   return s;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../../csrc/cpu/kernels/amx.h"
+#include "../../../csrc/cpu/pack/amx_columns.h"
 #include "../../../csrc/cpu/pack/amx_pixels.h"
 #include "packing.h"
 #include "pairs.h"
@@ -173,6 +174,106 @@ inline void check_block_weights() {
   }
 }
 
+// Blocks of [column][channel]: patches whose columns are expanded, and weights.
+inline void check_columns() {
+  begin_part("ColumnPatchPacker");
+  Random random(77);
+  for (int n = 0; n < 800; ++n) {
+    int64_t p = 0, q = 0, taps_h = 0, unused = 0;
+    Dimension d[5];
+    const GatherAxis h = any_axis(random, 4, p, taps_h, d[kRow].size);
+    GatherAxis w = any_axis(random, random.once_in(4) ? 120 : 12, q, unused, d[kCol].size);
+    d[kImage].size = random.between(1, 2);
+    d[kGroup].size = 1;
+    d[kChannel].size = random.between(1, 16);
+    const int64_t gaps[5] = {random.once_in(4) ? 2 : 1, 1, random.once_in(4) ? 2 : 1, 1, random.once_in(4) ? 2 : 1};
+    lay_out(d, kOrders[random.between(0, 5)], gaps);
+    int64_t before = 0, span = 0;
+    span_of(d, before, span);
+    Buffer<BFloat16> memory(span);
+    fill(memory, random);
+    const int64_t channels = d[kChannel].size, kernel = random.between(1, random.once_in(3) ? 40 : 9);
+    int64_t words = 2;
+    while (words < channels) words *= 2;
+    ConvGemm gemm{};
+    gemm.columns = kBlockChannels / words;
+    gemm.taps_w = div_up(kernel, gemm.columns);
+    gemm.missing_columns = gemm.taps_w * gemm.columns - kernel;
+    w.tap = gemm.columns;
+    // Steps from any of a row on, as segments have them.
+    const int64_t first_step = random.between(0, gemm.taps_w - 1), steps = gemm.taps_w - first_step;
+    const Patch patch =
+        lay_out_patch(PatchOrder::kBlocks, amx_patch_axis(h, 0, p, 0, taps_h),
+                      make_expanded_axis(w, 0, q, first_step, steps), d[kImage].size, 1, 1, sizeof(BFloat16Block));
+    describe("%d x %d positions of steps %d, %d, %d x %d taps, %d channels, step %d, strides %d, %d, %d, %d", int(p),
+             int(q), int(h.step), int(w.step), int(taps_h), int(kernel), int(channels), int(first_step),
+             int(d[kImage].stride), int(d[kChannel].stride), int(d[kRow].stride), int(d[kCol].stride));
+    const BFloat16* const source = memory.data() + before;
+    const Source<BFloat16> from{source,
+                                d[kImage].stride,
+                                kBlockChannels * d[kChannel].stride,
+                                d[kRow].stride,
+                                d[kCol].stride,
+                                d[kRow].size,
+                                d[kCol].size,
+                                0,
+                                1,
+                                kBlockChannels - channels};
+    Buffer<BFloat16Block> strips(limits::amx::kRowBlocks), dst(d[kImage].size * patch.image_pitch);
+    ColumnPatchPacker(patch, from, gemm, first_step, strips.data()).pack(dst.data());
+    for (int64_t at = 0; at < d[kImage].size * p * q * taps_h * steps; ++at) {
+      const int64_t t = at % steps, i = at / steps % taps_h, x = at / steps / taps_h % q;
+      const int64_t y = at / steps / taps_h / q % p, image = at / steps / taps_h / q / p, row = h.source(y, i);
+      BFloat16Block expected{};
+      for (int64_t word = 0; word < kBlockChannels; ++word) {
+        const int64_t column = word / words, channel = word % words, col = w.source(x, first_step + t) + column;
+        if ((first_step + t) * gemm.columns + column >= kernel || channel >= channels) continue;
+        if (row < 0 || row >= d[kRow].size || col < 0 || col >= d[kCol].size) continue;
+        expected.channel[word] = source[image * d[kImage].stride + channel * d[kChannel].stride + row * d[kRow].stride +
+                                        col * d[kCol].stride];
+      }
+      expect(same_bits(dst[patch.position_offset(image, y, x) + patch.tap_offset(0, i, t)], expected), "another block");
+    }
+  }
+  begin_part("pack_weight_columns");
+  for (int n = 0; n < 600; ++n) {
+    const int64_t lanes = random.between(1, 32), channels = random.between(1, 16), rows = random.between(1, 4);
+    const int64_t cols = random.between(1, random.once_in(4) ? 40 : 9);
+    const AnyWeight<BFloat16> from(lanes, channels, rows, cols, random);
+    int64_t words = 2;
+    while (words < channels) words *= 2;
+    ConvGemm gemm{};
+    gemm.per_step = kBlockChannels;
+    gemm.channels = 1;
+    gemm.missing = kBlockChannels - channels;
+    gemm.columns = kBlockChannels / words;
+    gemm.taps_w = div_up(cols, gemm.columns);
+    gemm.missing_columns = gemm.taps_w * gemm.columns - cols;
+    gemm.weight_c = kBlockChannels * from.d[kReduced].stride;
+    gemm.weight_i = from.d[kTapRow].stride;
+    gemm.weight_j = gemm.columns * from.d[kTapCol].stride;
+    const int64_t first_step = random.between(0, gemm.taps_w - 1), steps = gemm.taps_w - first_step;
+    describe("%d lanes, %d channels, %d x %d taps from step %d, strides %d, %d, %d, %d", int(lanes), int(channels),
+             int(rows), int(cols), int(first_step), int(from.d[kLane].stride), int(from.d[kReduced].stride),
+             int(from.d[kTapRow].stride), int(from.d[kTapCol].stride));
+    Buffer<BFloat16> weight(from.elements);
+    fill(weight, random);
+    const int64_t blocks = rows * steps * 16, pitch = blocks + random.between(0, 2);
+    Result<BFloat16Block> dst(lanes > 16 ? pitch + blocks : blocks);
+    const BFloat16* const data = weight.data() + from.before;
+    pack_weight_columns(gemm, {data + first_step * gemm.weight_j, from.d[kLane].stride, lanes, 1, rows, steps},
+                        first_step, dst.data(), pitch);
+    for (int64_t at = 0; at < blocks * 32 * div_up(lanes, 16); ++at) {
+      const int64_t half = at / 32 / blocks, block = at / 32 % blocks, row = block / 16 / steps;
+      const int64_t word = block % 16 * 2 + at % 2, lane = half * 16 + at % 32 / 2, channel = word % words;
+      const int64_t col = (first_step + block / 16 % steps) * gemm.columns + word / words;
+      dst.expected[size_t(half * pitch + block)].channel[at % 32] =
+          lane < lanes && channel < channels && col < cols ? weight[from.at(lane, channel, row, col)] : BFloat16{0};
+    }
+    dst.compare();
+  }
+}
+
 inline void check_copy_words() {
   begin_part("copy_words");
   Random random(74);
@@ -280,6 +381,7 @@ inline void check_amx() {
   check_amx_panel();
   check_block_patch();
   check_block_weights();
+  check_columns();
   check_copy_words();
   check_pixel_rows();
   check_pixel_pairs();

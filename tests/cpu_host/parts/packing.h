@@ -200,7 +200,7 @@ void pack(const Patch& patch, const Source<S>& from, bool conj, Buffer<T>& dst) 
 }
 #if defined(CONV2D_AMX)
 inline void pack(const Patch& patch, const Source<BFloat16>& from, bool, Buffer<BFloat16Block>& dst) {
-  Buffer<BFloat16Block> row(kRowBlocks);
+  Buffer<BFloat16Block> row(limits::amx::kRowBlocks);
   BlockPatchPacker(patch, from, row.data()).pack(dst.data());
 }
 #endif

@@ -43,19 +43,17 @@ inline void check_pair_copies() {
     for (int64_t i = 0; i < n; i += 2) dst.expected[size_t(i / 2)] = pair_of(src[i], i + 1 < n ? &src[i + 1] : nullptr);
     dst.compare();
   }
-  begin_part("copy_odd_channels");
-  for (int64_t n = 1; n < 32; n += 2) {
+  begin_part("copy_few_channels");
+  for (int64_t n = 1; n <= 32; ++n) {
     for (int64_t count = 1; count <= 40; count += random.between(1, 3)) {
-      describe("%d pixels of %d channels", int(count), int(n));
-      const int64_t pairs = (n + 1) / 2;
+      const int64_t words = random.once_in(2) ? (n + 1) / 2 * 2 : random.between(n, 32);
+      describe("%d pixels of %d channels as %d words", int(count), int(n), int(words));
       Buffer<BFloat16> src(count * n);
-      Result<BFloat16Pair> dst(count * pairs);
+      Result<BFloat16> dst(count * words);
       fill(src, random);
-      copy_odd_channels(src.data(), n, count, dst.data());
-      for (int64_t x = 0; x < count; ++x) {
-        for (int64_t c = 0; c < n; c += 2) {
-          dst.expected[size_t(x * pairs + c / 2)] = pair_of(src[x * n + c], c + 1 < n ? &src[x * n + c + 1] : nullptr);
-        }
+      copy_few_channels(src.data(), n, count, words, dst.data());
+      for (int64_t i = 0; i < count * words; ++i) {
+        dst.expected[size_t(i)] = i % words < n ? src[i / words * n + i % words] : BFloat16{0};
       }
       dst.compare();
     }
