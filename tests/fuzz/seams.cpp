@@ -276,11 +276,11 @@ int64_t* const kLimits[] = {
     &a::kTileBytes,
     &a::kStreamedWeightBytes,
     &a::kSumsAtOnce,
-    &a::kPixelsAtOnce,
     &a::kColumnsPerReach,
     &a::kWeightTileBytes,
     &a::kWeightTileColumns,
     &a::kRowBlocks,
+    &a::kBiasBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -65,9 +65,9 @@ CONV2D_LIMIT kTileBytes = 512 * 1024;
 // Weights that a call packs once and its work items share take up to kPartialBytes a thread. Up to kStreamedWeightBytes
 // of a group they come from L2, for every kSumsAtOnce sums anew; larger ones are read once a tile.
 CONV2D_LIMIT kStreamedWeightBytes = 512 * 1024;
-CONV2D_LIMIT kSumsAtOnce = 128;
-// Where result channels lie side by side all of so few pixels' are stored together, and memory is written as a stream.
-CONV2D_LIMIT kPixelsAtOnce = 32;
+CONV2D_LIMIT kSumsAtOnce = 64;
+// The bias of a work item's result channels.
+CONV2D_LIMIT kBiasBytes = 64 * 1024;
 // Blocks of a row's pixels that wait in scratch before they are copied to where each tap reads them.
 CONV2D_LIMIT kRowBlocks = 512;
 // Columns of a tile for each one that its taps reach further, from which on it has no copies for them.

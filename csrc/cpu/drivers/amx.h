@@ -74,6 +74,8 @@ struct AmxCall {
     item.position_offsets = part<int64_t>(scratch, layout.position_offsets);
     item.tap_offsets = part<int64_t>(scratch, layout.tap_offsets);
     item.bias = part<float>(scratch, layout.bias);
+    fill_zero(item.bias + item.channels_m, round_up(item.channels_m, L) - item.channels_m);
+    load_bias<BFloat16>(gemm, group, item.m0, item.channels_m, item.bias);
     item.panel = part<BFloat16Block>(scratch, layout.panel);
     item.patch = part<BFloat16Block>(scratch, layout.patch);
     item.row = part<BFloat16Block>(scratch, layout.row);
@@ -197,7 +199,6 @@ struct AmxCall {
       for (int64_t first = 0; first < sums; first += tiling.sums_at_once) {
         const int64_t count = min64(tiling.sums_at_once, sums - first);
         for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, operand, at, first, count);
-        if (tiling.whole_pixels) store_pixels_of(item, pitches, first, count);
       }
     });
     if (!tiling.one_block) finish(item, pitches);
@@ -205,7 +206,6 @@ struct AmxCall {
 
   // The sums of a panel from `first` on, in scratch.
   ChunkSums<float> sums_of(const Item& item, int64_t at, int64_t first) const {
-    if (tiling.whole_pixels) return item.c_tile.from(item.panels.start(at) * L);
     if (tiling.one_block) return item.c_tile;
     return item.c_tile.from((tiling.sums * item.panels.start(at) + first * item.panels.size(at)) * L);
   }
@@ -214,10 +214,7 @@ struct AmxCall {
   void multiply(const Item& item, const KBlock& block, const Operand& operand, int64_t at, int64_t first,
                 int64_t count) const {
     const int64_t vectors = item.panels.size(at), width = vectors * L, m = item.m0 + item.panels.start(at) * L;
-    const int64_t row_tiles = div_up(count, kTileRows);
     const ChunkSums<float> c = sums_of(item, at, first);
-    const bool finishes = tiling.one_block && !tiling.whole_pixels;
-    if (finishes && gemm.destination_m == 1) prefetch_result(item, operand.pitches, m, width, first, count);
     for (int64_t s = 0; s < block.channels; s += k.segment_channels) {
       const KBlock segment = block.part(s, k.segment_channels);
       const PackedPanel weights = packed_panel(item, segment, m, vectors);
@@ -228,28 +225,12 @@ struct AmxCall {
       operands.b = operand.data + s * operand.patch.channel_pitch;
       operands.k_offset = item.tap_offsets;
       operands.c = c.sums;
-      operands.c_pitch = tiling.whole_pixels ? amx_sums_pitch(tiling, vector_shape<float>()) : width;
       const bool begins =
           k.segments() == 1 || c.begin(k.segment_at(segment.channel, segment.tap_row, segment.tap_col), count * width);
       operands.accumulate = !begins;
-      amx_panel(item.row_tiles + first / kTileRows, row_tiles, vectors, operands);
+      amx_panel(item.row_tiles + first / kTileRows, div_up(count, kTileRows), vectors, operands);
     }
-    if (finishes) store(item, operand.pitches, at, first, count);
-  }
-
-  // Asks for the lines that store() will write: a line or two of each pixel, which no hardware prefetcher expects.
-  void prefetch_result(const Item& item, const SumPitches& pitches, int64_t m, int64_t width, int64_t first,
-                       int64_t count) const {
-    constexpr int64_t kLine = 64 / int64_t(sizeof(BFloat16));
-    const BFloat16* const destination = item.piece.first_pixel<BFloat16>(gemm, m);
-    const int64_t last = min64(width, item.m0 + item.channels_m - m) - 1;
-    for_each_run(gemm, item.piece.tile, pitches, first, count, [&](int64_t, int64_t pixels, int64_t offset) {
-      const BFloat16* pixel = destination + offset;
-      for (int64_t x = 0; x < pixels; ++x, pixel += gemm.destination_col) {
-        for (int64_t c = 0; c < last; c += kLine) __builtin_prefetch(pixel + c, 1);
-        __builtin_prefetch(pixel + last, 1);
-      }
-    });
+    if (tiling.one_block) store(item, operand.pitches, at, first, count);
   }
 
   // Sums that have waited in scratch for the end of K.
@@ -260,23 +241,11 @@ struct AmxCall {
 
   // The sums of a panel.
   void store(const Item& item, const SumPitches& pitches, int64_t at, int64_t first, int64_t count) const {
-    const int64_t width = item.panels.size(at) * L, m = item.m0 + item.panels.start(at) * L;
+    const int64_t start = item.panels.start(at) * L, width = item.panels.size(at) * L;
     const ChunkSums<float> c = sums_of(item, at, first);
     c.finish(count * width);
-    store_channels(item, pitches, first, {c.sums, width, count, min64(width, item.m0 + item.channels_m - m), item.bias},
-                   m);
-  }
-  // Those of all panels.
-  void store_pixels_of(const Item& item, const SumPitches& pitches, int64_t first, int64_t count) const {
-    const int64_t pitch = amx_sums_pitch(tiling, vector_shape<float>());
-    store_channels(item, pitches, first, {item.c_tile.sums, pitch, count, item.channels_m, item.bias}, item.m0);
-  }
-  // `sums` has item.bias.
-  void store_channels(const Item& item, const SumPitches& pitches, int64_t first, const TileSums<float>& sums,
-                      int64_t m) const {
-    fill_zero(item.bias + sums.channels, round_up(sums.channels, L) - sums.channels);
-    load_bias<BFloat16>(gemm, item.piece.group, m, sums.channels, item.bias);
-    store_lanes<BFloat16, float>(gemm, item.piece, pitches, first, sums, m, 1);
+    const TileSums<float> sums{c.sums, width, count, min64(width, item.channels_m - start), item.bias + start};
+    store_lanes<BFloat16, float>(gemm, item.piece, pitches, first, sums, item.m0 + start, 1);
   }
 };
 

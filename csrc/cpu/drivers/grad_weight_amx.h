@@ -51,7 +51,6 @@ void sum_chunk_in_tiles(const Call& call, const typename Call::WeightTile& t, in
       const int64_t m = start * L, channel = t.group * p.out_channels_per_group() + t.m0 + m;
       pack_pixel_pairs(call.grad_output_at(segment, channel), call.grad_output.stride, segment,
                        min64(t.channels_m - m, vectors * L), panel, steps * L);
-      operands.c_pitch = vectors * L;
       operands.c = c_tile + t.elements() * start * L;
       amx_panel(row_tiles, div_up(t.elements(), kTileRows), vectors, operands);
     }

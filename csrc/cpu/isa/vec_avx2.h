@@ -167,5 +167,12 @@ CONV2D_INLINE void narrow_partial(S* p, __m256 v, int n) {
   narrow(lanes, v);
   for (int i = 0; i < n; ++i) p[i] = lanes[i];
 }
+// The first n lanes, to every other element.
+template <class S>
+CONV2D_INLINE void narrow_every_other(S* p, __m256 v, int n) {
+  S lanes[8];
+  narrow(lanes, v);
+  for (int i = 0; i < n; ++i) p[2 * i] = lanes[i];
+}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -228,13 +228,10 @@ CONV2D_INLINE __m512 widen(const BFloat16* p) {
 CONV2D_INLINE __m512 widen(const Float16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-CONV2D_INLINE void narrow(Float16* p, __m512 v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-}
-CONV2D_INLINE __m256i narrow_to_bfloat16(__m512 v) {
+constexpr int kDenormal = 0x20;  // of _mm512_fpclass_ps_mask
+CONV2D_INLINE __m256i narrowed(const BFloat16*, __m512 v) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
   // The instruction would flush denormal numbers.
-  constexpr int kDenormal = 0x20;
   if (__builtin_expect(_mm512_fpclass_ps_mask(v, kDenormal) == 0, 1)) return __m256i(_mm512_cvtneps_pbh(v));
 #endif
   const __m512i bits = _mm512_castps_si512(v);
@@ -247,22 +244,27 @@ CONV2D_INLINE __m256i narrow_to_bfloat16(__m512 v) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
 // Two vectors. Lanes of either with a denormal number, which becomes zero here.
 CONV2D_INLINE __mmask16 narrow_flushed(BFloat16* p, __m512 low, __m512 high) {
-  constexpr int kDenormal = 0x20;
   _mm512_storeu_si512(p, __m512i(_mm512_cvtne2ps_pbh(high, low)));
   return _mm512_fpclass_ps_mask(low, kDenormal) | _mm512_fpclass_ps_mask(high, kDenormal);
 }
 #endif
-CONV2D_INLINE void narrow(BFloat16* p, __m512 v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_to_bfloat16(v));
+CONV2D_INLINE __m256i narrowed(const Float16*, __m512 v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+template <class S>
+CONV2D_INLINE void narrow(S* p, __m512 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed(p, v));
 }
 // The first n lanes.
-CONV2D_INLINE void narrow_partial(BFloat16* p, __m512 v, int n) {
+template <class S>
+CONV2D_INLINE void narrow_partial(S* p, __m512 v, int n) {
   announce_store(p, Vec<float>::mask(n));
-  _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), narrow_to_bfloat16(v));
+  _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), narrowed(p, v));
 }
-CONV2D_INLINE void narrow_partial(Float16* p, __m512 v, int n) {
-  announce_store(p, Vec<float>::mask(n));
-  _mm256_mask_storeu_epi16(p, Vec<float>::mask(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+// The first n lanes, to every other element.
+template <class S>
+CONV2D_INLINE void narrow_every_other(S* p, __m512 v, int n) {
+  const __mmask32 mask = mask_of_first(2 * n) & 0x55555555u;
+  announce_store(p, mask);
+  _mm512_mask_storeu_epi16(p, mask, _mm512_cvtepu16_epi32(narrowed(p, v)));
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

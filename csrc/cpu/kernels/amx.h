@@ -11,7 +11,7 @@
 //    columns. Row p of a step's tile holds channels 2p and 2p + 1 of its columns, in pairs. They stream from L2.
 // B: a source patch of blocks, or the source itself. 16 pixels at an even distance are a tile as they lie in memory,
 //    im2col by addresses; neighbouring taps find them in L1. Others are copied together.
-// C: rows of NR float32, `c_pitch` apart.
+// C: rows of NR float32, one after the other.
 //
 // Four tiles are sums, two hold pixels and two weights: a step of 32 x 32 sums takes four loads of tiles (8 cycles each
 // from L1) beside four multiplications (16 cycles each). 16 columns take 64 rows and five loads.
@@ -45,7 +45,6 @@ struct AmxOperands {
   const BFloat16Block* b;
   const int64_t* k_offset;
   float* c;
-  int64_t c_pitch;
   bool accumulate;
 };
 
@@ -62,20 +61,20 @@ __attribute__((noinline)) inline void copy_pixels(const RowTile& rows, const BFl
   }
 }
 
-template <int N>
-CONV2D_INLINE void load_sums(const float* c, int64_t c_pitch, int64_t count) {
-  if (count == kTileRows) return tile_load<N>(c, c_pitch * int64_t(sizeof(float)));
+template <int N, int64_t kPitch>
+CONV2D_INLINE void load_sums(const float* c, int64_t count) {
+  if (count == kTileRows) return tile_load<N>(c, kPitch * int64_t(sizeof(float)));
   alignas(64) float sums[kTileRows * kTileColumns] = {};
-  for (int64_t i = 0; i < count; ++i) __builtin_memcpy(sums + i * kTileColumns, c + i * c_pitch, size_t(kTileBytes));
+  for (int64_t i = 0; i < count; ++i) __builtin_memcpy(sums + i * kTileColumns, c + i * kPitch, size_t(kTileBytes));
   tile_load<N>(sums, kTileBytes);
 }
 
-template <int N>
-CONV2D_INLINE void store_sums(float* c, int64_t c_pitch, int64_t count) {
-  if (count == kTileRows) return tile_store<N>(c, c_pitch * int64_t(sizeof(float)));
+template <int N, int64_t kPitch>
+CONV2D_INLINE void store_sums(float* c, int64_t count) {
+  if (count == kTileRows) return tile_store<N>(c, kPitch * int64_t(sizeof(float)));
   alignas(64) float sums[kTileRows * kTileColumns];
   tile_store<N>(sums, kTileBytes);
-  for (int64_t i = 0; i < count; ++i) __builtin_memcpy(c + i * c_pitch, sums + i * kTileColumns, size_t(kTileBytes));
+  for (int64_t i = 0; i < count; ++i) __builtin_memcpy(c + i * kPitch, sums + i * kTileColumns, size_t(kTileBytes));
 }
 
 // Storing a tile takes a thousand cycles where for two thousand no arithmetic on vectors of 64 bytes was done: a unit
@@ -106,14 +105,15 @@ void amx_ukernel(const AmxOperands& operands, const RowTile* rows, float* c_data
     pitch[r] = rows[r].pitch * int64_t(sizeof(BFloat16Block));
     if (pitch[r] == 0 && rows[r].count < kTileRows) fill_zero(copies[r], kTileRows);
   }
-  const int64_t c_pitch = operands.c_pitch, depth = operands.depth, a_pitch = operands.a_pitch;
+  constexpr int64_t kPitch = C * kTileColumns;
+  const int64_t depth = operands.depth, a_pitch = operands.a_pitch;
   const BFloat16Block *a = operands.a, *const b = operands.b;
   const int64_t* const k_offset = operands.k_offset;
   unroll(RowTiles(), [&](auto r) CONV2D_INLINE_LAMBDA {
     unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
       if (!operands.accumulate) return tile_zero<r() * C + c()>();
-      const float* const sums = c_data + r() * kTileRows * c_pitch + c() * kTileColumns;
-      load_sums<r() * C + c()>(sums, c_pitch, rows[r()].count);
+      const float* const sums = c_data + r() * kTileRows * kPitch + c() * kTileColumns;
+      load_sums<r() * C + c(), kPitch>(sums, rows[r()].count);
     });
   });
   Vec<float>::reg zero = Vec<float>::zero();
@@ -133,7 +133,7 @@ void amx_ukernel(const AmxOperands& operands, const RowTile* rows, float* c_data
   }
   unroll(RowTiles(), [&](auto r) CONV2D_INLINE_LAMBDA {
     unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
-      store_sums<r() * C + c()>(c_data + r() * kTileRows * c_pitch + c() * kTileColumns, c_pitch, rows[r()].count);
+      store_sums<r() * C + c(), kPitch>(c_data + r() * kTileRows * kPitch + c() * kTileColumns, rows[r()].count);
     });
   });
 }
@@ -151,7 +151,7 @@ inline void amx_panel(const RowTile* rows, int64_t tiles, int64_t vectors, const
   const int64_t most = amx_row_tiles(vectors);
   for (int64_t tile = 0; tile < tiles; tile += most) {
     const int64_t now = min64(most, tiles - tile);
-    ukernels[now - 1](operands, rows + tile, operands.c + tile * kTileRows * operands.c_pitch);
+    ukernels[now - 1](operands, rows + tile, operands.c + tile * kTileRows * vectors * kTileColumns);
   }
 }
 

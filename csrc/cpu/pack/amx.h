@@ -138,6 +138,33 @@ class BlockPatchPacker {
   int64_t first_, end_ = 0;
 };
 
+// Up to 32 words that are kStep apart.
+template <int kStep>
+class SpacedWords {
+ public:
+  explicit SpacedWords(int64_t count) {
+    const __m512i at = _mm512_mullo_epi16(word_iota(), _mm512_set1_epi16(kStep));
+    index_ = _mm512_and_si512(at, _mm512_set1_epi16(31));
+    for (int i = 0; i < kStep; ++i) {
+      read_[i] = mask_of_first((count - 1) * kStep + 1 - 32 * i);
+      from_[i] = _mm512_cmpeq_epi16_mask(_mm512_srli_epi16(at, 5), _mm512_set1_epi16(int16_t(i)));
+    }
+  }
+  CONV2D_INLINE __m512i load(const BFloat16* p, bool present) const {
+    if (kStep == 1) return load_words(p, present ? read_[0] : 0);
+    __m512i words = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int i = 0; i < kStep; ++i) {
+      words = _mm512_mask_permutexvar_epi16(words, from_[i], index_, load_words(p + 32 * i, present ? read_[i] : 0));
+    }
+    return words;
+  }
+
+ private:
+  __m512i index_;
+  __mmask32 read_[kStep], from_[kStep];  // words that are read, and lanes that a load gives
+};
+
 // The weights of up to 32 result channels, of a segment of whole blocks: a tile for each (block, i, j), whose row p
 // holds channels 2p and 2p + 1 of 16 result channels. The tiles of the next 16 are `pitch` blocks further.
 class BlockWeightPacker {
@@ -146,16 +173,26 @@ class BlockWeightPacker {
       : gemm_(gemm), from_(from), channels_(from.channels * kBlockChannels - missing) {}
 
   void pack(BFloat16Block* dst, int64_t pitch) const {
-    if (from_.lane_step == 1) return pack_rows(dst, pitch);
+    switch (from_.lane_step) {
+      case 1:
+        return pack_rows<1>(dst, pitch);
+      case 2:
+        return pack_rows<2>(dst, pitch);
+      case 3:
+        return pack_rows<3>(dst, pitch);
+      case 4:
+        return pack_rows<4>(dst, pitch);
+    }
     for (int64_t lane = 0; lane < from_.lanes; lane += kPairs, dst += pitch) pack_columns(lane, dst);
   }
 
  private:
   static constexpr int64_t kPairs = kBlockChannels / 2;
 
-  // Result channels lie side by side: two channels' as rows of pairs.
+  // Result channels lie side by side, or nearly: two channels' as rows of pairs.
+  template <int kStep>
   void pack_rows(BFloat16Block* dst, int64_t pitch) const {
-    const __mmask32 lanes = mask_of_first(from_.lanes);
+    const SpacedWords<kStep> lanes(from_.lanes);
     const int64_t step = gemm_.weight_c / gemm_.per_step, taps = from_.taps();
     for (int64_t t = 0; t < taps; ++t) {
       const BFloat16* const tap =
@@ -164,8 +201,7 @@ class BlockWeightPacker {
         // A channel that is not there has no address either.
         const BFloat16* const first = tap + min64(c, channels_ - 1) * step;
         const BFloat16* const second = tap + min64(c + 1, channels_ - 1) * step;
-        const ZippedWords zipped =
-            zip_words(load_words(first, c < channels_ ? lanes : 0), load_words(second, c + 1 < channels_ ? lanes : 0));
+        const ZippedWords zipped = zip_words(lanes.load(first, c < channels_), lanes.load(second, c + 1 < channels_));
         BFloat16Block* const to = dst + (c / kBlockChannels * taps + t) * kPairs + c % kBlockChannels / 2;
         _mm512_storeu_si512(to, zipped.low);
         if (from_.lanes > kPairs) _mm512_storeu_si512(to + pitch, zipped.high);

@@ -28,6 +28,10 @@ CONV2D_INLINE __m512i twice_iota() {
                             _mm512_set1_epi32(0x00010001));
 }
 
+// Word i: i.
+CONV2D_INLINE __m512i word_iota() {
+  return _mm512_add_epi32(_mm512_slli_epi16(twice_iota(), 1), _mm512_set1_epi32(0x00010000));
+}
 // The words of two vectors in turn: of the first 16 of each, and of the others.
 struct ZippedWords {
   __m512i low, high;
@@ -79,7 +83,7 @@ CONV2D_INLINE void copy_few_channels(const BFloat16* src, int64_t n, int64_t cou
   const int64_t pixels = 32 / words;
   // Word w is channel w % words of pixel w / words. (Computed: a table could be loaded only behind all stores before
   // it.)
-  const __m512i word = _mm512_add_epi32(_mm512_slli_epi16(twice_iota(), 1), _mm512_set1_epi32(0x00010000));
+  const __m512i word = word_iota();
   const __m512i pixel = _mm512_mulhi_epu16(word, _mm512_set1_epi16(int16_t(65535 / words + 1)));
   const __m512i channel = _mm512_sub_epi16(word, _mm512_mullo_epi16(pixel, _mm512_set1_epi16(int16_t(words))));
   const __m512i index = _mm512_add_epi16(_mm512_mullo_epi16(pixel, _mm512_set1_epi16(int16_t(n))), channel);

@@ -143,12 +143,12 @@ CONV2D_INLINE void store_lines(const TileSums<T>& sums, const TileTarget<S>& to,
   if constexpr (std::is_same_v<S, BFloat16>) {
     // The instruction flushes denormal numbers. They are so rare that whether there are any is asked once.
     __mmask16 denormal = 0;
-    const T* src = sums.data;
-    S* d = to.data;
-    for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
-      for (int64_t m = 0; m < channels; m += 2 * L) {
-        denormal |= narrow_flushed(d + m, V::add(V::load(src + m), sums.bias_from(m)),
-                                   V::add(V::load(src + m + L), sums.bias_from(m + L)));
+    for (int64_t m = 0; m < channels; m += 2 * L) {
+      const typename V::reg low = sums.bias_from(m), high = sums.bias_from(m + L);
+      const T* src = sums.data + m;
+      S* d = to.data + m;
+      for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
+        denormal |= narrow_flushed(d, V::add(V::load(src), low), V::add(V::load(src + L), high));
       }
     }
     if (__builtin_expect(denormal == 0, 1)) return;
@@ -189,7 +189,8 @@ CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to
 }
 
 // Pixels side by side (x_step 1). Channel blocks outside, so that each destination plane is written as one stream.
-template <class S, class T>
+// 16-bit types: or every other pixel (2).
+template <int kStep, class S, class T>
 CONV2D_INLINE void store_planes(const TileSums<T>& sums, const TileTarget<S>& to) {
   constexpr int L = Vec<T>::kLanes;
   for (int64_t m = 0; m < sums.channels; m += L) {
@@ -198,8 +199,13 @@ CONV2D_INLINE void store_planes(const TileSums<T>& sums, const TileTarget<S>& to
       const int64_t n = min64(sums.pixels - x, L);
       typename Vec<T>::reg r[L];
       sums.load_planes(x, n, m, r);
-      S* const d = to.data + m * to.m_step + x;
-      if (n == L && valid == L) {
+      S* const d = to.data + m * to.m_step + kStep * x;
+      if constexpr (kStep == 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) {
+          if (i < valid) narrow_every_other(d + i * to.m_step, r[i], int(n));
+        }
+      } else if (n == L && valid == L) {
 #pragma GCC unroll 16
         for (int i = 0; i < L; ++i) store_as(d + i * to.m_step, r[i]);
       } else {
@@ -275,8 +281,10 @@ void store_tile(const TileSums<T>& sums, const TileTarget<S>& to, [[maybe_unused
       if (between == Between::kOwned && to.x_step == 2 && to.m_step >= 2 * sums.pixels) {
         return store_every_other_pixel(sums, to);
       }
+    } else {
+      if (to.x_step == 2) return store_planes<2>(sums, to);
     }
-    if (to.x_step == 1) return store_planes(sums, to);
+    if (to.x_step == 1) return store_planes<1>(sums, to);
   }
   store_scattered(sums, to);
 }

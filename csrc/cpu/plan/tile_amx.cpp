@@ -39,13 +39,16 @@ struct AmxTiler {
     t.one_block = t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
   }
 
-  // Result channels of a work item: all of them while the C tile fits, fewer where threads would idle.
+  // Result channels of a work item: all of them while the C tile fits, or their bias where panels are stored one by
+  // one; fewer where threads would idle.
   void cut_result_channels(AmxTiling& t) const {
     const int64_t vectors = div_up(gemm.m, vector.lanes);
     // Of several chunks there are three tiles: a chunk's sum, the total, and what that lost.
     const int64_t tile_bytes = k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes;
     const int64_t vector_bytes = t.sums * vector.lanes * vector.element_size;
-    const int64_t fit = t.one_block ? vectors : max64(vector.max_vectors, tile_bytes / vector_bytes);
+    const int64_t most =
+        t.one_block ? limit::kBiasBytes / (vector.lanes * vector.element_size) : tile_bytes / vector_bytes;
+    const int64_t fit = max64(vector.max_vectors, most);
     const int64_t chunks = avoid_idle_threads(t.tiles() * gemm.groups, vectors, div_up(vectors, fit), num_threads);
     t.chunk_vectors = div_up(vectors, chunks);
     t.chunks_m = div_up(vectors, t.chunk_vectors);
@@ -58,13 +61,6 @@ struct AmxTiler {
                                             kBlockChannels / 2, vector.operand_size());
     const int64_t bytes = saturating_mul(gemm.groups, of_group);
     const bool streams = t.one_block && of_group <= limit::kStreamedWeightBytes;
-    // Results of a few pixels at a time, all channels of each: memory is written as one stream.
-    if (streams && gemm.destination_m == 1 && !k.has_chunks() && t.chunk_vectors > vector.max_vectors) {
-      t.whole_pixels = true;
-      t.sums_at_once = min64(t.sums, round_up(limit::kPixelsAtOnce, kAmxTileRows));
-      if (fits(t, bytes)) return;
-      t.whole_pixels = false;
-    }
     t.sums_at_once = streams ? min64(t.sums, round_up(limit::kSumsAtOnce, kAmxTileRows)) : t.sums;
     if (!fits(t, bytes)) t.sums_at_once = t.sums;
   }
@@ -111,16 +107,14 @@ AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& 
 AmxScratch lay_out_scratch(const AmxTiling& tiling, const KBlocking& k, const VectorShape& vector) {
   const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
   // One panel's C tile where each is finished at once, else the chunk's.
-  const int64_t tile_width = tiling.whole_pixels ? amx_sums_pitch(tiling, vector)
-                             : tiling.one_block  ? width
-                                                 : tiling.chunk_vectors * vector.lanes;
-  const int64_t tile_bytes = tiling.sums_at_once * tile_width * size;
+  const int64_t lanes = tiling.chunk_vectors * vector.lanes;
+  const int64_t tile_bytes = tiling.sums_at_once * (tiling.one_block ? width : lanes) * size;
   ScratchLayout layout;
   AmxScratch s{};
   s.row_tiles = layout.take(tiling.sums / kAmxTileRows * kRowTileBytes);
   s.position_offsets = layout.take_offsets(tiling.sums);
   s.tap_offsets = layout.take_offsets(k.max_depth());
-  s.bias = layout.take((tiling.whole_pixels ? tiling.chunk_vectors * vector.lanes : width) * size);
+  s.bias = layout.take(lanes * size);
   s.panel = layout.take(k.max_depth() * width * vector.operand_size());
   s.c_tile = layout.take(tile_bytes);
   s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;

@@ -15,7 +15,6 @@ struct AmxTiling : TileGrid {
   bool expands;  // each tap along a row has a copy of the tile's columns
   int64_t sums;  // of a tile, with those of no pixel; whole tiles of 16
   int64_t sums_at_once;
-  bool whole_pixels;                // of which all result channels are stored together
   int64_t block_channels;           // channels whose patch lies in scratch together (whole segments)
   int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
   int64_t patch_elements;
@@ -51,11 +50,6 @@ inline SumPitches amx_sum_pitches(const ConvGemm& gemm, const Tile& tile, int64_
 
 // Whether the source itself is a patch: of one tap, without padding, channels together and in whole blocks.
 bool reads_amx_source_in_place(const ConvGemm& gemm);
-
-// From pixel to pixel of a C tile of so many result channels that are stored together: an odd number of lines.
-inline int64_t amx_sums_pitch(const AmxTiling& tiling, const VectorShape& vector) {
-  return (tiling.chunk_vectors | 1) * vector.lanes;
-}
 
 // Blocks of a weight of result channels that make a tile's columns.
 inline int64_t shared_blocks(const ConvGemm& gemm) { return gemm.channels * gemm.taps() * (kBlockChannels / 2); }
