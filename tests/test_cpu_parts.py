@@ -96,8 +96,11 @@ _GENERAL = (
 _INTEGERS = _parts(f"{_GEMM}, pack_patch, store_tile, add_chunk", "int16") | {
     f"{part}, groups" for part in _parts(_GEMM, "int16")
 }
-_NATIVE = _parts("pixel_ukernel, depthwise_weight_panel, depthwise_ukernel", "float32, float64") | (
-    _parts(
+_NATIVE = (
+    _parts("pixel_ukernel, depthwise_weight_panel", "float32, float64")
+    | _parts("depthwise_ukernel", "float32, float64, bfloat16")
+    | {"depthwise_ukernel bfloat16, widened"}
+    | _parts(
         "plane_ukernel, row_ukernel, column_ukernel, strided_ukernel, pack_transposed, "
         "pack_planes, load_interleaved, store_interleaved, store_row",
         "float32, float64, bfloat16",

@@ -33,8 +33,8 @@ _ISA = {
             "-mamx-bf16", "-mavx512bf16", *_AVX512,
         ]
         for header in (
-            "isa/amx.h", "isa/run_steps.h", "kernels/amx.h", "pack/amx.h", "pack/amx_columns.h", "pack/amx_pixels.h",
-            "drivers/amx.h", "drivers/grad_weight_amx.h",
+            "isa/amx.h", "isa/run_steps.h", "kernels/amx.h", "pack/amx.h", "pack/amx_columns.h",
+            "pack/amx_pixels.h", "drivers/amx.h", "drivers/grad_weight_amx.h",
         )
     },
     "pack/pairs.h": [

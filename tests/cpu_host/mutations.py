@@ -458,8 +458,8 @@ MUTATIONS = (
     M(
         "kernels/depthwise.h",
         "no bias is added last",
-        "V::store(dst, V::add(acc[q], bias))",
-        "V::store(dst, acc[q])",
+        "store_as(dst, V::add(acc[q], bias))",
+        "store_as(dst, acc[q])",
     ),
     M(
         "kernels/depthwise_weight.h",
@@ -863,8 +863,8 @@ MUTATIONS = (
     M(
         "drivers/depthwise.h",
         "the last four pixels go beyond the row",
-        "pixels(ukernels.by_four, 4, row, r.cols - 4, 1);",
-        "pixels(ukernels.by_four, 4, row, r.cols - left, 1);",
+        "pixels(ukernels.by_four, row, r.cols - 4, 1);",
+        "pixels(ukernels.by_four, row, r.cols - left, 1);",
     ),
     M(
         "drivers/depthwise.h",
@@ -1239,11 +1239,9 @@ MUTATIONS = (
     ),
     M(
         "plan/tile_depthwise.cpp",
-        "room for one vector of a row's pixels",
-        "vector.lanes * vector.element_size, tiling.tile_cols * block));",
-        "vector.lanes * vector.element_size, block));",
-        dtype="bfloat16",
-        sanitizer="address",
+        "room for one row of pixels",
+        "layout.take(tiling.image_pixels() * vector.lanes",
+        "layout.take(tiling.tile_cols * vector.lanes",
     ),
     M(
         "plan/tile_depthwise.cpp",

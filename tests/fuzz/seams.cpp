@@ -281,6 +281,7 @@ int64_t* const kLimits[] = {
     &a::kWeightTileColumns,
     &a::kRowBlocks,
     &a::kBiasBytes,
+    &d::kWidenedRows,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -96,6 +96,8 @@ CONV2D_LIMIT kStagedChannels = 16;
 
 namespace depthwise {
 
+// 16-bit types are read in place by kernels of so many rows, each of which widens them anew.
+CONV2D_LIMIT kWidenedRows = 5;
 // Bytes of a pixel's groups that a work item takes: enough for hardware to stream them.
 CONV2D_LIMIT kBlockBytes = 256;
 // The rows of the source that the rows of taps meet stay in L1 from one row of pixels to the next.

@@ -3,8 +3,8 @@
 //   destination[n, p, q, g] = bias[g] + sum over (i, j) of weight[g, i, j] * source[n, row(p, i), col(q, j), g]
 //
 // Vectors run over groups, which lie side by side in both tensors. So pixels all of whose taps lie inside the source
-// are computed in place: no patch, no C tile. The others, and 16-bit types, which must be widened, read a zero-padded
-// patch [row][col][group].
+// are computed in place: no patch, no C tile. The others read a zero-padded patch [row][col][group], and so do 16-bit
+// types of kernels with many rows, each of which would widen the source anew.
 //
 // The order of summation is the canonical one (plan/summation_order.h): one chain of fused multiply-adds, taps
 // ascending. Problems of several chains, and those whose taps along a row are neither neighbours nor few, go through
@@ -23,24 +23,26 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // A rectangle of pixels as the micro-kernels read it, in the patch or in the source: element steps between positions
 // and between taps, from the first position's first tap.
-template <class T>
+template <class P>
 struct DepthwiseView {
-  const T* data;
+  const P* data;
   int64_t position_row, position_col, tap_row, tap_col;
 };
 
 template <class S, class T>
 struct DepthwiseCall {
   static constexpr int L = Vec<T>::kLanes;
-  static constexpr bool kInPlace = sizeof(S) == sizeof(T);
+  static constexpr bool kWidens = sizeof(S) != sizeof(T);
   const ConvGemm& gemm;
   const int64_t chain;
+  const bool in_place;  // pixels inside the source are
   const DepthwiseTiling tiling;
   const DepthwiseScratch layout;
 
   DepthwiseCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         chain(block_k(g, vector_shape<T>().limits).chain),
+        in_place(!kWidens || (g.taps_h <= limits::depthwise::kWidenedRows && has_ukernel(g.axis_w.step, g.axis_w.tap))),
         tiling(tile_depthwise(g, vector_shape<T>(), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())) {}
 
@@ -74,7 +76,7 @@ struct DepthwiseCall {
     const Rectangle inner{row_low, row_high - row_low, col_low, col_high - col_low};
     for (int64_t n = tile.image; n < tile.image + tile.images; ++n) {
       // Strips of the border cost a patch each; where they are most of the tile, one patch is cheaper.
-      if (!kInPlace || 4 * inner.area() < 3 * whole.area()) {
+      if (!in_place || 4 * inner.area() < 3 * whole.area()) {
         compute_packed(block, n, whole);
         continue;
       }
@@ -128,40 +130,48 @@ struct DepthwiseCall {
     pack_patch(patch, source, false, block.patch);
     const PatchAxis &rows = patch.rows, &cols = patch.cols;
     compute(block, image, r,
-            {block.patch + patch.tap_offset(0, 0, 0), saturating_mul(rows.position_pitch, patch.row_pitch),
-             saturating_mul(cols.position_pitch, patch.col_pitch), saturating_mul(rows.tap_pitch, patch.row_pitch),
-             saturating_mul(cols.tap_pitch, patch.col_pitch)});
+            DepthwiseView<T>{
+                block.patch + patch.tap_offset(0, 0, 0), saturating_mul(rows.position_pitch, patch.row_pitch),
+                saturating_mul(cols.position_pitch, patch.col_pitch), saturating_mul(rows.tap_pitch, patch.row_pitch),
+                saturating_mul(cols.tap_pitch, patch.col_pitch)});
   }
 
   void compute_in_place(const Block& block, int64_t image, const Rectangle& r) const {
-    if constexpr (kInPlace) {
-      if (r.area() == 0) return;
-      compute(block, image, r,
-              {source_of_image(block, image) + gemm.axis_h.source(r.row, 0) * gemm.source_row +
-                   gemm.axis_w.source(r.col, 0) * gemm.source_col,
-               saturating_mul(gemm.axis_h.step, gemm.source_row), saturating_mul(gemm.axis_w.step, gemm.source_col),
-               saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col)});
-    }
+    if (r.area() == 0) return;
+    compute(block, image, r,
+            DepthwiseView<S>{
+                source_of_image(block, image) + gemm.axis_h.source(r.row, 0) * gemm.source_row +
+                    gemm.axis_w.source(r.col, 0) * gemm.source_col,
+                saturating_mul(gemm.axis_h.step, gemm.source_row), saturating_mul(gemm.axis_w.step, gemm.source_col),
+                saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col)});
   }
 
-  void compute(const Block& block, int64_t image, const Rectangle& r, const DepthwiseView<T>& view) const {
+  // By steps between positions and between taps along a row.
+  bool has_ukernel(int64_t position, int64_t tap) const {
+    const int64_t step = gemm.taps_w == 1 ? 1 : depthwise_step(position, tap);
+    return gemm.taps() <= chain && has_depthwise_ukernel(gemm.taps_w, step);
+  }
+
+  template <class P>
+  void compute(const Block& block, int64_t image, const Rectangle& r, const DepthwiseView<P>& view) const {
     S* const dst = static_cast<S*>(gemm.destination) + image * gemm.destination_n + r.row * gemm.destination_row +
                    r.col * gemm.destination_col + block.group;
     const int64_t tap_col = gemm.taps_w == 1 ? view.position_col : view.tap_col;
-    const int64_t step = depthwise_step(view.position_col, tap_col);
-    if (gemm.taps() > chain || !has_depthwise_ukernel(gemm.taps_w, step)) {
-      compute_by_table(block, r, view, dst);
-      return;
+    // From a single column no step is taken.
+    const int64_t position_col = r.cols == 1 ? tap_col : view.position_col;
+    if constexpr (std::is_same_v<P, T>) {
+      if (!has_ukernel(position_col, tap_col)) return compute_by_table(block, r, view, dst);
     }
-    const DepthwiseUkernels<T>& ukernels = depthwise_ukernels<T>(gemm.taps_w, step);
+    const DepthwiseUkernels<P, S>& ukernels =
+        depthwise_ukernels<P, S>(gemm.taps_w, depthwise_step(position_col, tap_col));
     // Where taps run against the positions, so do the pixels, from the last one on.
     const bool backwards = tap_col < 0;
     // Micro-kernels advance once more after the last row and column; a step that is never taken may lead anywhere.
-    const int64_t position = gemm.cols == 1 ? 0 : backwards ? -view.position_col : view.position_col;
+    const int64_t position = r.cols == 1 ? 0 : backwards ? -position_col : position_col;
     const int64_t tap_row_step = gemm.taps_h == 1 ? 0 : view.tap_row;
     const int64_t tap_col_step = gemm.taps_w == 1 ? position : tap_col;
     const int64_t dst_step = backwards ? -gemm.destination_col : gemm.destination_col;
-    DepthwiseOperands<T> operands{};
+    DepthwiseOperands<P, S> operands{};
     operands.position = position;
     operands.tap_row = tap_row_step;
     operands.tap_col = tap_col_step;
@@ -171,40 +181,26 @@ struct DepthwiseCall {
     operands.bias = block.bias;
     operands.vectors = block.vectors();
     operands.last_lane = block.lane(block.vectors() - 1);
-    const auto pixels = [&](DepthwiseUkernel<T> ukernel, int64_t width, int64_t row, int64_t at, int64_t blocks) {
+    operands.dst_step = dst_step;
+    const auto pixels = [&](DepthwiseUkernel<P, S> ukernel, int64_t row, int64_t at, int64_t blocks) {
       const int64_t col = backwards ? r.cols - 1 - at : at;
       operands.source = view.data + row * view.position_row + col * view.position_col;
+      operands.dst = dst + row * gemm.destination_row + col * gemm.destination_col;
       operands.blocks = blocks;
-      S* const d = dst + row * gemm.destination_row + col * gemm.destination_col;
-      if constexpr (kInPlace) {
-        operands.dst = d;
-        operands.dst_step = dst_step;
-        ukernel(operands);
-      } else {
-        const int64_t count = width * blocks;
-        operands.dst = block.c_tile;
-        operands.dst_step = block.groups;
-        ukernel(operands);
-        for (int64_t q = 0; q < count; ++q) {
-          for (int64_t v = 0; v < block.vectors(); ++v) {
-            const int64_t lane = block.lane(v);
-            store_as(d + q * dst_step + lane, Vec<T>::load(block.c_tile + q * block.groups + lane));
-          }
-        }
-      }
+      ukernel(operands);
     };
     // What seven or four don't divide overlaps the pixels before: computed twice, to the same bits.
     constexpr int64_t kSeven = kDepthwisePixels;
     const int64_t sevens = r.cols / kSeven, left = r.cols % kSeven;
     for (int64_t row = 0; row < r.rows; ++row) {
-      if (sevens > 0) pixels(ukernels.by_seven, kSeven, row, 0, sevens);
+      if (sevens > 0) pixels(ukernels.by_seven, row, 0, sevens);
       if (left > 4 && sevens > 0) {
-        pixels(ukernels.by_seven, kSeven, row, r.cols - kSeven, 1);
+        pixels(ukernels.by_seven, row, r.cols - kSeven, 1);
       } else if (left > 1 && r.cols >= 4) {
-        if (left > 4) pixels(ukernels.by_four, 4, row, 0, 1);
-        pixels(ukernels.by_four, 4, row, r.cols - 4, 1);
+        if (left > 4) pixels(ukernels.by_four, row, 0, 1);
+        pixels(ukernels.by_four, row, r.cols - 4, 1);
       } else if (left > 0) {
-        pixels(ukernels.one, 1, row, r.cols - left, left);
+        pixels(ukernels.one, row, r.cols - left, left);
       }
     }
   }

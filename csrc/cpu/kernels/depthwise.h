@@ -5,17 +5,19 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// A micro-kernel's operands: `blocks` blocks of MR neighbouring pixels, in all vectors of a block of groups.
-template <class T>
+// A micro-kernel's operands: `blocks` blocks of MR neighbouring pixels, in all vectors of a block of groups. The source
+// is the tensor's own (S) or a widened patch; results are narrowed as they are stored.
+template <class P, class S>
 struct DepthwiseOperands {
-  const T* source;  // the first pixel's first tap, the first group
+  using T = ComputeType<S>;
+  const P* source;  // the first pixel's first tap, the first group
   int64_t position, tap_row, tap_col;
   int64_t taps_h;
   const T* weights;       // [vector][i][j][lane]
   const T *start, *bias;  // [vector][lane], added first and last
   int64_t vectors;
   int64_t last_lane;  // of the first group of the last vector; the others are whole vectors from zero on
-  T* dst;
+  S* dst;
   int64_t dst_step;
   int64_t blocks;
 };
@@ -25,15 +27,17 @@ struct DepthwiseOperands {
 // each pixel meets its taps in ascending order.
 //
 // Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16. Bound: MR * KW FMAs (2 a cycle)
-// against KW + (MR - 1) * STEP + KW loads (2 a cycle).
-template <class T, int MR, int KW, int STEP>
-void depthwise_ukernel(const DepthwiseOperands<T>& operands) {
+// against KW + (MR - 1) * STEP + KW loads (2 a cycle). A column of 16 bits takes one or two instructions more, where
+// FMAs go, for each row of taps that meets it.
+template <class P, class S, int MR, int KW, int STEP>
+void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
+  using T = ComputeType<S>;
   using V = Vec<T>;
   using reg = typename V::reg;
   const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col, dst_step = operands.dst_step;
   const int64_t depth = operands.taps_h * KW * V::kLanes, last = operands.vectors - 1;
-  const T* block_source = operands.source;
-  T* block_dst = operands.dst;
+  const P* block_source = operands.source;
+  S* block_dst = operands.dst;
   for (int64_t block = operands.blocks; block > 0; --block) {
     const T* weights = operands.weights;
     for (int64_t v = 0; v <= last; ++v) {
@@ -41,16 +45,16 @@ void depthwise_ukernel(const DepthwiseOperands<T>& operands) {
       reg acc[MR];
 #pragma GCC unroll 8
       for (int q = 0; q < MR; ++q) acc[q] = V::load(operands.start + v * V::kLanes);
-      const T* row = block_source + lane;
+      const P* row = block_source + lane;
       for (const T* const weights_end = weights + depth; weights != weights_end;
            row += tap_row, weights += KW * V::kLanes) {
         reg w[KW];
 #pragma GCC unroll 8
         for (int j = 0; j < KW; ++j) w[j] = V::load(weights + j * V::kLanes);
-        const T* column = row;
+        const P* column = row;
 #pragma GCC unroll 32
         for (int x = 0; x < (MR - 1) * STEP + KW; ++x) {
-          reg s = V::load(column);
+          reg s = load_as(column);
           load_once(s);  // compilers would rather make the load a part of each multiply-add
 #pragma GCC unroll 8
           for (int j = 0; j < KW; ++j) {
@@ -63,44 +67,44 @@ void depthwise_ukernel(const DepthwiseOperands<T>& operands) {
         }
       }
       const reg bias = V::load(operands.bias + v * V::kLanes);
-      T* dst = block_dst + lane;
+      S* dst = block_dst + lane;
 #pragma GCC unroll 8
-      for (int q = 0; q < MR; ++q, dst += dst_step) V::store(dst, V::add(acc[q], bias));
+      for (int q = 0; q < MR; ++q, dst += dst_step) store_as(dst, V::add(acc[q], bias));
     }
     block_source += MR * operands.position;
     block_dst += MR * dst_step;
   }
 }
 
-template <class T>
-using DepthwiseUkernel = void (*)(const DepthwiseOperands<T>&);
+template <class P, class S>
+using DepthwiseUkernel = void (*)(const DepthwiseOperands<P, S>&);
 
 // The micro-kernels of one kind of row: for 7, 4 and 1 pixels.
-template <class T>
+template <class P, class S>
 struct DepthwiseUkernels {
-  DepthwiseUkernel<T> by_seven, by_four, one;
+  DepthwiseUkernel<P, S> by_seven, by_four, one;
 };
-template <class T, int KW, int STEP>
-constexpr DepthwiseUkernels<T> kDepthwiseUkernels = {depthwise_ukernel<T, kDepthwisePixels, KW, STEP>,
-                                                     depthwise_ukernel<T, 4, KW, STEP>,
-                                                     depthwise_ukernel<T, 1, KW, STEP>};
+template <class P, class S, int KW, int STEP>
+constexpr DepthwiseUkernels<P, S> kDepthwiseUkernels = {depthwise_ukernel<P, S, kDepthwisePixels, KW, STEP>,
+                                                        depthwise_ukernel<P, S, 4, KW, STEP>,
+                                                        depthwise_ukernel<P, S, 1, KW, STEP>};
 
 // For rows that has_depthwise_ukernel (plan/tile_depthwise.h).
-template <class T>
-const DepthwiseUkernels<T>& depthwise_ukernels(int64_t taps_w, int64_t step) {
+template <class P, class S>
+const DepthwiseUkernels<P, S>& depthwise_ukernels(int64_t taps_w, int64_t step) {
   switch (taps_w) {
     case 1:
-      return kDepthwiseUkernels<T, 1, 1>;
+      return kDepthwiseUkernels<P, S, 1, 1>;
     case 2:
-      return kDepthwiseUkernels<T, 2, 1>;
+      return kDepthwiseUkernels<P, S, 2, 1>;
     case 3:
-      return step == 1 ? kDepthwiseUkernels<T, 3, 1> : kDepthwiseUkernels<T, 3, 2>;
+      return step == 1 ? kDepthwiseUkernels<P, S, 3, 1> : kDepthwiseUkernels<P, S, 3, 2>;
     case 4:
-      return kDepthwiseUkernels<T, 4, 1>;
+      return kDepthwiseUkernels<P, S, 4, 1>;
     case 5:
-      return step == 1 ? kDepthwiseUkernels<T, 5, 1> : kDepthwiseUkernels<T, 5, 2>;
+      return step == 1 ? kDepthwiseUkernels<P, S, 5, 1> : kDepthwiseUkernels<P, S, 5, 2>;
     default:
-      return step == 1 ? kDepthwiseUkernels<T, 7, 1> : kDepthwiseUkernels<T, 7, 2>;
+      return step == 1 ? kDepthwiseUkernels<P, S, 7, 1> : kDepthwiseUkernels<P, S, 7, 2>;
   }
 }
 

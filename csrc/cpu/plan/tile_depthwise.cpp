@@ -51,8 +51,7 @@ DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& 
   s.start = layout.take(block);
   s.bias = layout.take(block);
   s.weights = layout.take(gemm.taps() * block);
-  // One vector of all pixels, or all vectors of a row's.
-  s.c_tile = layout.take(max64(tiling.image_pixels() * vector.lanes * vector.element_size, tiling.tile_cols * block));
+  s.c_tile = layout.take(tiling.image_pixels() * vector.lanes * vector.element_size);
   s.patch = layout.take(tiling.patch_elements * vector.element_size);
   s.bytes = layout.bytes();
   return s;

@@ -7,19 +7,20 @@
 
 namespace parts {
 
-template <class T>
+template <class P, class S>
 void check_depthwise() {
-  begin_part(std::string("depthwise_ukernel ") + kNameOf<T>);
+  using T = ComputeType<S>;
+  begin_part(std::string("depthwise_ukernel ") + kNameOf<S> + (std::is_same_v<P, S> ? "" : ", widened"));
   constexpr int L = Vec<T>::kLanes;
   Random random(20);
   for (const int64_t taps_w : {1, 2, 3, 4, 5, 6, 7}) {
     for (const int64_t step : {1, 2}) {
       if (!has_depthwise_ukernel(taps_w, step)) continue;
-      const DepthwiseUkernels<T>& ukernels = depthwise_ukernels<T>(taps_w, step);
+      const DepthwiseUkernels<P, S>& ukernels = depthwise_ukernels<P, S>(taps_w, step);
       for (const int64_t width : {7, 4, 1}) {
-        const DepthwiseUkernel<T> ukernel = width == 7   ? ukernels.by_seven
-                                            : width == 4 ? ukernels.by_four
-                                                         : ukernels.one;
+        const DepthwiseUkernel<P, S> ukernel = width == 7   ? ukernels.by_seven
+                                               : width == 4 ? ukernels.by_four
+                                                            : ukernels.one;
         for (int64_t taps_h = 1; taps_h <= 4; ++taps_h) {
           const int64_t blocks = random.between(1, 3), vectors = random.between(1, 3);
           // The last vector overlaps the one before it where groups are no whole vectors.
@@ -38,8 +39,9 @@ void check_depthwise() {
           int64_t before = 0, elements = 0, dst_before = 0, dst_elements = 0;
           span_of(from, before, elements);
           span_of(to, dst_before, dst_elements);
-          Buffer<T> source(elements), weights(vectors * taps_h * taps_w * L), start(vectors * L), bias(vectors * L);
-          Result<T> dst(dst_elements);
+          Buffer<P> source(elements);
+          Buffer<T> weights(vectors * taps_h * taps_w * L), start(vectors * L), bias(vectors * L);
+          Result<S> dst(dst_elements);
           fill(source, random);
           for (int64_t v = 0; v < vectors; ++v) {
             const int64_t lane = v + 1 < vectors ? v * L : last_lane;
@@ -63,10 +65,11 @@ void check_depthwise() {
                 for (int64_t i = 0; i < taps_h; ++i) {
                   for (int64_t j = 0; j < taps_w; ++j) {
                     sum = multiply_add(weights[((v * taps_h + i) * taps_w + j) * L + l],
-                                       source[before + q * position + i * tap_row + j * tap_col + lane + l], sum);
+                                       widened(source[before + q * position + i * tap_row + j * tap_col + lane + l]),
+                                       sum);
                   }
                 }
-                dst.expected[size_t(dst_before + q * dst_step + lane + l)] = add(sum, bias[v * L + l]);
+                dst.expected[size_t(dst_before + q * dst_step + lane + l)] = narrowed<S>(add(sum, bias[v * L + l]));
               }
             }
           }

@@ -96,8 +96,10 @@ void check_native_parts() {
     check_columns<Float, Float>();
     check_columns<double, double>();
     check_columns<BFloat16, Float>();
-    check_depthwise<Float>();
-    check_depthwise<double>();
+    check_depthwise<Float, Float>();
+    check_depthwise<double, double>();
+    check_depthwise<BFloat16, BFloat16>();
+    check_depthwise<Float, BFloat16>();
     check_strided<Float>();
     check_strided<double>();
     check_strided<BFloat16>();
