@@ -29,8 +29,8 @@ _UKERNEL = re.compile(
 )
 # Of depthwise problems: 'rows' pixels by 'columns' taps, and 'rows' by 'columns' taps.
 _DEPTHWISE = re.compile(
-    r"cpu::(?P<isa>\w+)::depthwise_(?P<weight>weight_)?ukernel<(?P<dtype>\w+), (?P<rows>\d+), "
-    r"(?P<columns>\d+)(?:, (?P<step>\d+))?>\("
+    r"cpu::(?P<isa>\w+)::depthwise_(?P<weight>weight_)?ukernel<(?P<dtype>[\w:]+)"
+    r"(?:, (?P<result>[\w:]+))?, (?P<rows>\d+), (?P<columns>\d+)(?:, (?P<step>\d+))?>\("
 )
 # Of depthwise input gradients with a stride of 2: 'rows' by 'vectors' in each of two phases.
 _STRIDED = re.compile(
@@ -274,8 +274,14 @@ def test_inner_loops_hold_their_accumulators_in_registers(isa, dtype, form, kern
 
 
 @pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
-@pytest.mark.parametrize("weight", [False, True], ids=["pixels", "taps"])
-@pytest.mark.parametrize("dtype", ["float", "double"])
+@pytest.mark.parametrize(
+    ("dtype", "weight"),
+    [
+        ("float", False), ("double", False), ("BFloat16", False), ("Float16", False),
+        ("float", True), ("double", True),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "taps" if value else "pixels",
+)  # fmt: skip
 @pytest.mark.parametrize("isa", [isa for isa in ("avx2", "avx512") if isa in COMPILED])
 def test_depthwise_inner_loops_hold_their_accumulators_in_registers(isa, dtype, weight, report):
     """The same for the micro-kernels of depthwise problems: no spills, each operand loaded once."""
@@ -283,7 +289,11 @@ def test_depthwise_inner_loops_hold_their_accumulators_in_registers(isa, dtype, 
     for line in objdump("--syms", "--demangle").splitlines():
         symbol = _SYMBOL.match(line)
         match = symbol and _DEPTHWISE.search(symbol[3])
-        if match and (match["isa"], match["dtype"], bool(match["weight"])) == (isa, dtype, weight):
+        if match and (match["isa"], bool(match["weight"])) == (isa, weight):
+            # Those that read the source as it lies.
+            source, result = match["dtype"], match["result"] or match["dtype"]
+            if source != result or source.rpartition("::")[2] != dtype:
+                continue
             rows, columns = int(match["rows"]), int(match["columns"])
             found[rows, columns, int(match["step"] or 1)] = int(symbol[1], 16), int(symbol[2], 16)
     assert found, "the module lacks this family of micro-kernels"

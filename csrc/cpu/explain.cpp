@@ -277,9 +277,12 @@ class TaskExplainer {
   void explain_depthwise(const ConvGemm& g) {
     const DepthwiseTiling t = tile_depthwise(g, vector_, threads_);
     name_gemm_kernel(1, vector_.max_vectors);
-    const int64_t step = g.taps_w == 1 ? 1 : depthwise_step(g.axis_w.step, g.axis_w.tap);
+    const int64_t step = depthwise_step(g);
     if (g.taps() <= blocking(g).chain && has_depthwise_ukernel(g.taps_w, step)) {
       e_.micro_kernel = ukernel("depthwise_ukernel", kDepthwisePixels, g.taps_w, "s" + std::to_string(step));
+    }
+    if (is_floating(dtype_) && size_of(dtype_) == 2 && reads_depthwise_in_place(g, blocking(g).chain, true)) {
+      e_.refused = why_widened(dtype_, "as loaded, beside the padding in the packers");
     }
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
     set_work(t.items(), lay_out_scratch(t, g, vector_).bytes);

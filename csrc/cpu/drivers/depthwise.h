@@ -32,7 +32,6 @@ struct DepthwiseView {
 template <class S, class T>
 struct DepthwiseCall {
   static constexpr int L = Vec<T>::kLanes;
-  static constexpr bool kWidens = sizeof(S) != sizeof(T);
   const ConvGemm& gemm;
   const int64_t chain;
   const bool in_place;  // pixels inside the source are
@@ -42,7 +41,7 @@ struct DepthwiseCall {
   DepthwiseCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         chain(block_k(g, vector_shape<T>().limits).chain),
-        in_place(!kWidens || (g.taps_h <= limits::depthwise::kWidenedRows && has_ukernel(g.axis_w.step, g.axis_w.tap))),
+        in_place(reads_depthwise_in_place(g, chain, sizeof(S) != sizeof(T))),
         tiling(tile_depthwise(g, vector_shape<T>(), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())) {}
 
@@ -146,28 +145,23 @@ struct DepthwiseCall {
                 saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col)});
   }
 
-  // By steps between positions and between taps along a row.
-  bool has_ukernel(int64_t position, int64_t tap) const {
-    const int64_t step = gemm.taps_w == 1 ? 1 : depthwise_step(position, tap);
-    return gemm.taps() <= chain && has_depthwise_ukernel(gemm.taps_w, step);
-  }
-
   template <class P>
   void compute(const Block& block, int64_t image, const Rectangle& r, const DepthwiseView<P>& view) const {
     S* const dst = static_cast<S*>(gemm.destination) + image * gemm.destination_n + r.row * gemm.destination_row +
                    r.col * gemm.destination_col + block.group;
     const int64_t tap_col = gemm.taps_w == 1 ? view.position_col : view.tap_col;
-    // From a single column no step is taken.
-    const int64_t position_col = r.cols == 1 ? tap_col : view.position_col;
+    // A patch may have other steps than the source.
+    const int64_t step = std::is_same_v<P, T> ? depthwise_step(view.position_col, tap_col) : depthwise_step(gemm);
     if constexpr (std::is_same_v<P, T>) {
-      if (!has_ukernel(position_col, tap_col)) return compute_by_table(block, r, view, dst);
+      if (gemm.taps() > chain || !has_depthwise_ukernel(gemm.taps_w, step)) {
+        return compute_by_table(block, r, view, dst);
+      }
     }
-    const DepthwiseUkernels<P, S>& ukernels =
-        depthwise_ukernels<P, S>(gemm.taps_w, depthwise_step(position_col, tap_col));
+    const DepthwiseUkernels<P, S>& ukernels = depthwise_ukernels<P, S>(gemm.taps_w, step);
     // Where taps run against the positions, so do the pixels, from the last one on.
     const bool backwards = tap_col < 0;
     // Micro-kernels advance once more after the last row and column; a step that is never taken may lead anywhere.
-    const int64_t position = r.cols == 1 ? 0 : backwards ? -position_col : position_col;
+    const int64_t position = r.cols == 1 ? 0 : backwards ? -view.position_col : view.position_col;
     const int64_t tap_row_step = gemm.taps_h == 1 ? 0 : view.tap_row;
     const int64_t tap_col_step = gemm.taps_w == 1 ? position : tap_col;
     const int64_t dst_step = backwards ? -gemm.destination_col : gemm.destination_col;

@@ -6,6 +6,11 @@ namespace conv2d_ext::cpu {
 
 namespace limit = limits::depthwise;
 
+bool reads_depthwise_in_place(const ConvGemm& gemm, int64_t chain, bool widens) {
+  return !widens || (gemm.taps_h <= limit::kWidenedRows && gemm.taps() <= chain &&
+                     has_depthwise_ukernel(gemm.taps_w, depthwise_step(gemm)));
+}
+
 DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads) {
   DepthwiseTiling t{};
   const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them

@@ -19,12 +19,19 @@ inline int64_t depthwise_step(int64_t position, int64_t tap) {
   const int64_t distance = tap < 0 ? -tap : tap;
   return distance > 0 && position % distance == 0 ? position / distance : 0;
 }
+inline int64_t depthwise_step(const ConvGemm& gemm) {
+  return gemm.taps_w == 1 ? 1 : depthwise_step(gemm.axis_w.step, gemm.axis_w.tap);
+}
 // The rows of taps that depthwise_ukernel is compiled for; others go through gemm_ukernel.
 inline bool has_depthwise_ukernel(int64_t taps_w, int64_t step) {
   if (taps_w == 3 || taps_w == 5 || taps_w == 7) return step == 1 || step == 2;
   return step == 1 && (taps_w == 1 || taps_w == 2 || taps_w == 4);
 }
-// The same for depthwise_weight_ukernel, and the rows of taps it takes at once where accumulators allow `vectors`
+// Whether pixels all of whose taps lie inside the source read it as it lies. A type that is widened does so for each
+// row of taps anew.
+bool reads_depthwise_in_place(const ConvGemm& gemm, int64_t chain, bool widens);
+
+// The same rows for depthwise_weight_ukernel, and the rows of taps it takes at once where accumulators allow `vectors`
 // vectors of gemm_ukernel's kMR rows.
 inline bool has_depthwise_weight_ukernel(int64_t taps_w) { return taps_w == 3 || taps_w == 5 || taps_w == 7; }
 constexpr int64_t depthwise_weight_rows(int64_t taps_w, int64_t accumulators) {
