@@ -24,10 +24,9 @@ namespace {
 std::string why_widened(DType dtype, const char* where) {
   const char* const reason =
       dtype == DType::kBFloat16 && engine().amx != nullptr
-          ? "AMX tiles take bfloat16 from 4 channels on, or fewer times columns of the kernel for 6 results (with "
-            "groups "
-            "16 of each, source and result; in grad_weight 16 results), and neither images of one pixel nor input "
-            "gradients of patch layers"
+          ? "AMX tiles take bfloat16 from 4 channels on (for 6 results and more from 4 channels times neighbouring "
+            "columns of the kernel on; with groups 16 channels of each, source and result; in grad_weight 16 "
+            "results), and neither images of one pixel nor input gradients of patch layers"
       : dtype == DType::kBFloat16 && engine().pairs != nullptr
           ? "bfloat16 products are taken in pairs only in forward and grad_input, and there neither with few channels "
             "a group nor by the kernels for groups, for images of one pixel and for gradients of patch layers"
@@ -282,7 +281,7 @@ class TaskExplainer {
       e_.micro_kernel = ukernel("depthwise_ukernel", kDepthwisePixels, g.taps_w, "s" + std::to_string(step));
     }
     if (is_floating(dtype_) && size_of(dtype_) == 2 && reads_depthwise_in_place(g, blocking(g).chain, true)) {
-      e_.refused = why_widened(dtype_, "as loaded, beside the padding in the packers");
+      e_.refused = why_widened(dtype_, "as loaded or in the packers");
     }
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
     set_work(t.items(), lay_out_scratch(t, g, vector_).bytes);

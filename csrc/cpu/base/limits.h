@@ -96,7 +96,7 @@ CONV2D_LIMIT kStagedChannels = 16;
 
 namespace depthwise {
 
-// 16-bit types are read in place by kernels of so many rows, each of which widens them anew.
+// 16-bit types are read in place for kernels of up to so many rows, each of which widens them anew.
 CONV2D_LIMIT kWidenedRows = 5;
 // Bytes of a pixel's groups that a work item takes: enough for hardware to stream them.
 CONV2D_LIMIT kBlockBytes = 256;

@@ -33,7 +33,8 @@ CONV2D_INLINE void zip_planes(const __m512i (&planes)[kPlanes], __m512i (&zipped
   }
 }
 
-// `count` pixels of up to kWords planes, of which a row lies together, as kWords words each.
+// `count` pixels of up to kWords planes, of which a row lies together, as kWords words each. (columns_per_step folds up
+// to 8 channels.)
 template <int kWords>
 inline void interleave_words(const BFloat16* src, int64_t plane, int64_t channels, int64_t count, BFloat16* dst) {
   for (int64_t x = 0; x < count; x += 32) {
@@ -78,7 +79,7 @@ class ColumnPatchPacker {
       for (int64_t run = 0; run < cols.runs; ++run, to += patch_.rows.size * cols.run_length) {
         const int64_t columns = columns_of_step(gemm_, first_step_ + run);
         // Positions whose columns fit the strips.
-        const int64_t most = (limits::amx::kRowBlocks * gemm_.columns - columns) / cols.run_step + 1;
+        const int64_t most = (limits::amx::kRowBlocks * gemm_.columns - columns) / min64(cols.run_step, columns) + 1;
         for (int64_t x = 0; x < cols.run_length; x += most) {
           const int64_t count = min64(most, cols.run_length - x), step = count > 1 ? cols.run_step : 0;
           pack_rows(from, {cols.first + run * cols.run_shift + x * cols.run_step, columns, count, step}, to + x);
@@ -94,10 +95,13 @@ class ColumnPatchPacker {
   };
 
   // All rows at these positions. As many strips as there is room for are filled before the first of them is read: a
-  // load that takes from several stores waits for all stores before it.
+  // load that takes from several stores waits for all stores before it. Columns between those of positions are left
+  // out.
   void pack_rows(const BFloat16* from, const Positions& at, BFloat16Block* to) const {
     const PatchAxis& rows = patch_.rows;
-    const int64_t strip = (at.count - 1) * at.step + at.columns, pitch = strip * words_;
+    const bool apart = at.step > at.columns;
+    const int64_t pieces = apart ? at.count : 1, piece = apart ? at.columns : (at.count - 1) * at.step + at.columns;
+    const int64_t strip = pieces * piece, pitch = strip * words_, block_step = min64(at.step, at.columns) * words_;
     const int64_t most = limits::amx::kRowBlocks * gemm_.columns / strip;
     const __mmask32 mask = mask_of_first(at.columns * words_);
     for (int64_t row0 = 0; row0 < rows.size; row0 += most) {
@@ -107,14 +111,16 @@ class ColumnPatchPacker {
         BFloat16* const dst = strips_ + (row - row0) * pitch;
         if (y < 0 || y >= source_.height) {
           fill_zero(dst, pitch);
-        } else {
-          fill_strip(from + y * source_.row, at.first, strip, dst);
+          continue;
+        }
+        for (int64_t i = 0; i < pieces; ++i) {
+          fill_strip(from + y * source_.row, at.first + i * at.step, piece, dst + i * piece * words_);
         }
       }
       for (int64_t row = row0; row < end; ++row) {
         const BFloat16* block = strips_ + (row - row0) * pitch;
         BFloat16Block* const dst = to + row * patch_.row_pitch;
-        for (int64_t i = 0; i < at.count; ++i, block += at.step * words_) {
+        for (int64_t i = 0; i < at.count; ++i, block += block_step) {
           _mm512_storeu_si512(dst + i, load_words(block, mask));
         }
       }
@@ -136,8 +142,7 @@ class ColumnPatchPacker {
     if (source_.col == 1) {
       return words_ == 2   ? interleave_words<2>(src, plane_, channels_, count, dst)
              : words_ == 4 ? interleave_words<4>(src, plane_, channels_, count, dst)
-             : words_ == 8 ? interleave_words<8>(src, plane_, channels_, count, dst)
-                           : interleave_words<16>(src, plane_, channels_, count, dst);
+                           : interleave_words<8>(src, plane_, channels_, count, dst);
     }
     fill_zero(dst, count * words_);
     for (int64_t x = 0; x < count; ++x) {

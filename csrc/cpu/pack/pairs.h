@@ -77,7 +77,7 @@ CONV2D_INLINE void copy_channels(const BFloat16* src, int64_t n, BFloat16Pair* d
   }
 }
 
-// `count` pixels of n channels that lie together, each filled up with zeros to `words` <= 32 of them: as many as a
+// `count` pixels of n channels that lie together, each filled up with zeros to `words` of them, 2 to 32: as many as a
 // vector takes at a time.
 CONV2D_INLINE void copy_few_channels(const BFloat16* src, int64_t n, int64_t count, int64_t words, BFloat16* dst) {
   const int64_t pixels = 32 / words;

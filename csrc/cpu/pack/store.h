@@ -143,12 +143,14 @@ CONV2D_INLINE void store_lines(const TileSums<T>& sums, const TileTarget<S>& to,
   if constexpr (std::is_same_v<S, BFloat16>) {
     // The instruction flushes denormal numbers. They are so rare that whether there are any is asked once.
     __mmask16 denormal = 0;
-    for (int64_t m = 0; m < channels; m += 2 * L) {
-      const typename V::reg low = sums.bias_from(m), high = sums.bias_from(m + L);
-      const T* src = sums.data + m;
-      S* d = to.data + m;
-      for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
-        denormal |= narrow_flushed(d, V::add(V::load(src), low), V::add(V::load(src + L), high));
+    const typename V::reg low = sums.bias_from(0), high = sums.bias_from(L);
+    const T* src = sums.data;
+    S* d = to.data;
+    for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
+      denormal |= narrow_flushed(d, V::add(V::load(src), low), V::add(V::load(src + L), high));
+      for (int64_t m = 2 * L; m < channels; m += 2 * L) {
+        denormal |= narrow_flushed(d + m, V::add(V::load(src + m), sums.bias_from(m)),
+                                   V::add(V::load(src + m + L), sums.bias_from(m + L)));
       }
     }
     if (__builtin_expect(denormal == 0, 1)) return;

@@ -10,12 +10,13 @@ namespace conv2d_ext::cpu {
 //   coordinate = position * position_pitch + tap * tap_pitch + shift,
 // and which source coordinates the patch holds: `runs` runs of run_length coordinates; run r starts at source
 // coordinate first + r * run_shift and advances by run_step. Where the taps of neighbouring positions overlap the
-// patch is one dense run; where dilation or stride would leave holes it is expanded, a run for each tap. A size that
-// doesn't fit 64 bits is the largest that does.
+// patch is one dense run; where dilation or stride would leave holes it is expanded, a run for each tap. Where tap_runs
+// is not 0, taps go through so many runs in turn, and in each from coordinate to coordinate: tap() says where a tap is.
+// A size that doesn't fit 64 bits is the largest that does.
 struct PatchAxis {
   int64_t size, position_pitch, tap_pitch, shift;
   int64_t runs, run_length, run_step, run_shift, first;
-  int64_t tap_runs;  // where not 0, taps so far apart are in one run, one coordinate after the other
+  int64_t tap_runs;
   int64_t tap(int64_t number) const {
     return (tap_runs == 0 ? number * tap_pitch : number % tap_runs * tap_pitch + number / tap_runs) + shift;
   }

@@ -8,8 +8,8 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-// Result channels that vectors over them should have, for bfloat16 pairs to pay, and tiles of very few source channels.
-constexpr int64_t kLeastPairsChannels = 6;
+// Results that vectors over them should have, for bfloat16 pairs to pay, and tiles of very few source channels.
+constexpr int64_t kLeastResults = 6;
 // Channels of a group, source and result, that fill enough of a tile. Without groups there is no better kernel for any
 // number of result channels, nor for as few source channels as these.
 constexpr int64_t kLeastAmxChannels = 16, kFewestAmxChannels = 4;
@@ -106,8 +106,7 @@ bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector) {
   // kernels of their own, which don't take pairs.
   if (gemm.is_matmul) return gemm.channels > 1;
   const bool over_groups = lanes_are_groups(gemm, vector);
-  return gemm.channels > 1 && gemm.pixels() > 1 && gemm.m >= kLeastPairsChannels && gemm.result_taps() == 1 &&
-         !over_groups;
+  return gemm.channels > 1 && gemm.pixels() > 1 && gemm.m >= kLeastResults && gemm.result_taps() == 1 && !over_groups;
 }
 
 int64_t columns_per_step(const ImageGemm& gemm, const GatherAxis& axis_w) {
@@ -121,7 +120,7 @@ int64_t columns_per_step(const ImageGemm& gemm, const GatherAxis& axis_w) {
 bool takes_amx(const ImageGemm& gemm, const GatherAxis& axis_w) {
   if (gemm.is_matmul) return gemm.channels >= kLeastAmxChannels;
   const int64_t columns = min64(columns_per_step(gemm, axis_w), gemm.taps_w);
-  const bool together = gemm.channels * columns >= kFewestAmxChannels && gemm.m >= kLeastPairsChannels;
+  const bool together = gemm.channels * columns >= kFewestAmxChannels && gemm.m >= kLeastResults;
   const bool enough = gemm.groups == 1 ? gemm.channels >= kFewestAmxChannels || together
                                        : gemm.channels >= kLeastAmxChannels && gemm.m >= kLeastAmxChannels;
   return enough && gemm.pixels() > 1 && gemm.taps() > 0 && gemm.result_taps() == 1;

@@ -60,10 +60,10 @@ constexpr ChainLimits pair_limits() {
   limits.products = limits.short_gradient = limits.segment = 144;
   return limits;
 }
-// AMX tiles of bfloat16, of which a step of a sum takes 32 channels at one tap. A step is a chain of its own for even
-// and for odd channels. The sum goes on in the tile from segment to segment of a chunk, so that only chunks show in
-// bits; a segment of up to 72 steps is all of K in most layers. In grad_weight a step is 32 pixels of a segment, in
-// their order there, even and odd ones apart.
+// AMX tiles of bfloat16, of which a step of a sum takes 32 channels at one tap (or columns_per_step). A step is a chain
+// of its own for even and for odd channels. The sum goes on in the tile from segment to segment of a chunk, so that
+// only chunks show in bits; a segment of up to 72 steps is all of K in most layers. In grad_weight a step is 32 pixels
+// of a segment, in their order there, even and odd ones apart.
 constexpr ChainLimits amx_limits() {
   ChainLimits limits;
   limits.products = limits.short_gradient = 1;

@@ -25,9 +25,10 @@ struct AmxTiling : TileGrid {
 AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int num_threads);
 
 // The axes of a patch. Where neighbouring columns of the result are neighbours in the source the columns are those of
-// the source, and all taps of a row share them; the sums between the end of one row and the begin of the next one are
-// of no pixel. Else, and where these would be too many, each tap has columns of its own. In either case a row follows
-// the one before at a distance of run_length.
+// the source, and all taps of a row share them; with a stride there is such a run for each of its phases, if taps are
+// neighbours. The sums between the end of one row and the begin of the next one are of no pixel. Else, and where these
+// would be too many, each tap has columns of its own. In either case a row follows the one before at a distance of
+// run_length.
 inline PatchAxis amx_patch_axis(const GatherAxis& axis, int64_t position0, int64_t positions, int64_t tap0,
                                 int64_t taps) {
   if (axis.step == 1) return make_patch_axis(axis, position0, positions, tap0, taps);
@@ -42,7 +43,7 @@ inline PatchAxis amx_patch_cols(const ConvGemm& gemm, bool expands, const Tile& 
                  : amx_patch_axis(gemm.axis_w, tile.col, tile.cols, tap0, taps);
 }
 // How the sums of a tile are numbered whose rows follow one another at this distance. Images begin with a tile of sums,
-// but for those of 1 x 1 kernels, which have no border.
+// but for those of a single tap, which have no border.
 inline SumPitches amx_sum_pitches(const ConvGemm& gemm, const Tile& tile, int64_t row) {
   const int64_t sums = (tile.rows - 1) * row + tile.cols;
   return {row, gemm.taps() == 1 ? sums : round_up(sums, kAmxTileRows)};

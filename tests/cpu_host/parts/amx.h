@@ -183,7 +183,7 @@ inline void check_columns() {
     GatherAxis w = any_axis(random, random.once_in(4) ? 120 : 12, q, unused, d[kCol].size);
     d[kImage].size = random.between(1, 2);
     d[kGroup].size = 1;
-    d[kChannel].size = random.between(1, 16);
+    d[kChannel].size = random.between(1, 8);
     const int64_t gaps[5] = {random.once_in(4) ? 2 : 1, 1, random.once_in(4) ? 2 : 1, 1, random.once_in(4) ? 2 : 1};
     lay_out(d, kOrders[random.between(0, 5)], gaps);
     int64_t before = 0, span = 0;
@@ -198,6 +198,7 @@ inline void check_columns() {
     gemm.taps_w = div_up(kernel, gemm.columns);
     gemm.missing_columns = gemm.taps_w * gemm.columns - kernel;
     w.tap = gemm.columns;
+    if (random.once_in(4)) w.step = random.between(4, 40);
     // Steps from any of a row on, as segments have them.
     const int64_t first_step = random.between(0, gemm.taps_w - 1), steps = gemm.taps_w - first_step;
     const Patch patch =
@@ -235,7 +236,7 @@ inline void check_columns() {
   }
   begin_part("pack_weight_columns");
   for (int n = 0; n < 600; ++n) {
-    const int64_t lanes = random.between(1, 32), channels = random.between(1, 16), rows = random.between(1, 4);
+    const int64_t lanes = random.between(1, 32), channels = random.between(1, 8), rows = random.between(1, 4);
     const int64_t cols = random.between(1, random.once_in(4) ? 40 : 9);
     const AnyWeight<BFloat16> from(lanes, channels, rows, cols, random);
     int64_t words = 2;

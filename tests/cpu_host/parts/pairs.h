@@ -46,7 +46,7 @@ inline void check_pair_copies() {
   begin_part("copy_few_channels");
   for (int64_t n = 1; n <= 32; ++n) {
     for (int64_t count = 1; count <= 40; count += random.between(1, 3)) {
-      const int64_t words = random.once_in(2) ? (n + 1) / 2 * 2 : random.between(n, 32);
+      const int64_t words = random.once_in(2) ? (n + 1) / 2 * 2 : random.between(std::max<int64_t>(n, 2), 32);
       describe("%d pixels of %d channels as %d words", int(count), int(n), int(words));
       Buffer<BFloat16> src(count * n);
       Result<BFloat16> dst(count * words);
