@@ -182,8 +182,9 @@ class BlockWeightPacker {
         return pack_rows<3>(dst, pitch);
       case 4:
         return pack_rows<4>(dst, pitch);
+      default:
+        for (int64_t lane = 0; lane < from_.lanes; lane += kPairs, dst += pitch) pack_columns(lane, dst);
     }
-    for (int64_t lane = 0; lane < from_.lanes; lane += kPairs, dst += pitch) pack_columns(lane, dst);
   }
 
  private:
