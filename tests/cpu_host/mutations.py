@@ -314,8 +314,8 @@ MUTATIONS = (
     M(
         "drivers/amx.h",
         "shared weights of a kernel in pieces lie one upon the other",
-        " + segment.tap_rows * segment.tap_col) * L",
-        ") * L",
+        " + segment.tap_rows * segment.tap_col;",
+        ";",
         **AMX,
     ),
     M(

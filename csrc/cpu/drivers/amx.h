@@ -96,15 +96,16 @@ struct AmxCall {
     const AmxCall& call = *static_cast<const AmxCall*>(context);
     const ConvGemm& gemm = call.gemm;
     const int64_t panels = div_up(gemm.m, 2 * L), group = number / panels, m = number % panels * 2 * L;
-    const int64_t pitch = shared_blocks(gemm);
-    BFloat16Block* const to = call.shared + (group * div_up(gemm.m, L) + m / L) * pitch;
     const BFloat16* const weight = static_cast<const BFloat16*>(gemm.weight) + group * gemm.weight_g;
     for_each_block(gemm, call.k, call.k.segment_channels, [&](const KBlock& segment) {
-      call.pack(weight, segment, m, min64(2 * L, gemm.m - m), to + call.blocks_before(segment), pitch);
+      call.pack(weight, segment, m, min64(2 * L, gemm.m - m), call.shared_at(group, m, segment), shared_blocks(gemm));
     });
   }
-  int64_t blocks_before(const KBlock& segment) const {
-    return (segment.channel * gemm.taps() + segment.tap_row * gemm.taps_w + segment.tap_rows * segment.tap_col) * L;
+  // Where a segment's weights lie among them, of L result channels from m on.
+  BFloat16Block* shared_at(int64_t group, int64_t m, const KBlock& segment) const {
+    const int64_t steps_before =
+        segment.channel * gemm.taps() + segment.tap_row * gemm.taps_w + segment.tap_rows * segment.tap_col;
+    return shared + (group * div_up(gemm.m, L) + m / L) * shared_blocks(gemm) + steps_before * L;
   }
   // A segment of up to 2 * L result channels from m on.
   void pack(const BFloat16* weight, const KBlock& segment, int64_t m, int64_t channels_m, BFloat16Block* dst,
@@ -125,10 +126,7 @@ struct AmxCall {
     int64_t pitch;
   };
   PackedPanel packed_panel(const Item& item, const KBlock& segment, int64_t m, int64_t vectors) const {
-    if (shared != nullptr) {
-      const int64_t pitch = shared_blocks(gemm);
-      return {shared + (item.piece.group * div_up(gemm.m, L) + m / L) * pitch + blocks_before(segment), pitch};
-    }
+    if (shared != nullptr) return {shared_at(item.piece.group, m, segment), shared_blocks(gemm)};
     const int64_t pitch = segment.channels * segment.taps() * L, end = item.m0 + item.channels_m;
     pack(item.weight, segment, m, min64(end - m, vectors * L), item.panel, pitch);
     return {item.panel, pitch};

@@ -7,7 +7,7 @@
 #if defined(__clang__) ? __clang_major__ >= 11 : __GNUC__ >= 11
 #define CONV2D_ISA amx
 #define CONV2D_NATIVE_VEC "vec_avx512.h"
-#define CONV2D_TARGET "amx-tile,amx-bf16,prfchw,avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#define CONV2D_TARGET "amx-tile,amx-bf16,avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #define CONV2D_AMX
 #define CONV2D_NARROWS_BFLOAT16
 #include "target_begin.h"

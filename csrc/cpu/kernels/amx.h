@@ -3,9 +3,9 @@
 //   C[j][0:NR]  =  (C[j][0:NR] if accumulate) + sum over steps s and channels c of a step of
 //                      B[row(j) + k_offset[s]].channel[c] * A(s, c)[0:NR]
 //
-// for the rows j of up to four tiles, NR = 16 or 32. A step is 32 channels (columns_per_step: of
-// one tap or of several), and one multiplication of tiles: isa/amx.h has its order of summation. Steps are added to C
-// one after the other; the sums stay in their tiles meanwhile.
+// for the rows j of up to four tiles, NR = 16 or 32. A step is 32 channels (columns_per_step: of one tap or of
+// several), and one multiplication of tiles: isa/amx.h has its order of summation. Steps are added to C one after the
+// other; the sums stay in their tiles meanwhile.
 //
 // A: packed weights (pack/amx.h): for each 16 columns `depth` steps of 16 blocks, a_pitch blocks from columns to
 //    columns. Row p of a step's tile holds channels 2p and 2p + 1 of its columns, in pairs. They stream from L2.

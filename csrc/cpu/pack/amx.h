@@ -61,6 +61,11 @@ inline void transpose_planes(const BFloat16* src, int64_t step, int64_t count, i
   }
 }
 
+// The source's coordinate of a patch's.
+CONV2D_INLINE int64_t source_coordinate(const PatchAxis& axis, int64_t number) {
+  return axis.first + number / axis.run_length * axis.run_shift + number % axis.run_length * axis.run_step;
+}
+
 // A patch of blocks (PatchOrder::kBlocks). `row`: room for kRowBlocks blocks.
 class BlockPatchPacker {
  public:

@@ -107,7 +107,7 @@ class ColumnPatchPacker {
     for (int64_t row0 = 0; row0 < rows.size; row0 += most) {
       const int64_t end = min64(row0 + most, rows.size);
       for (int64_t row = row0; row < end; ++row) {
-        const int64_t y = rows.first + row / rows.run_length * rows.run_shift + row % rows.run_length * rows.run_step;
+        const int64_t y = source_coordinate(rows, row);
         BFloat16* const dst = strips_ + (row - row0) * pitch;
         if (y < 0 || y >= source_.height) {
           fill_zero(dst, pitch);

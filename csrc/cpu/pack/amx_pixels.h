@@ -67,8 +67,7 @@ inline void pack_pixel_patch(const PixelPatch& patch, const PixelSource& source,
   for (int64_t image = 0; image < patch.images; ++image) {
     BFloat16* to = dst + image * patch.image_pitch;
     for (int64_t number = 0; number < rows.size; ++number, to += patch.row_pitch) {
-      const int64_t run_of_rows = number / rows.run_length;
-      const int64_t y = rows.first + run_of_rows * rows.run_shift + number % rows.run_length * rows.run_step;
+      const int64_t y = source_coordinate(rows, number);
       if (y < 0 || y >= source.height) {
         clear(to, patch.row_pitch);
         continue;

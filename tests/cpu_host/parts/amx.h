@@ -172,6 +172,16 @@ inline void check_block_weights() {
   }
 }
 
+// What in_blocks gives a GEMM of few channels and kernels of so many columns; the words of a column.
+inline int64_t take_columns(ConvGemm& gemm, int64_t channels, int64_t kernel) {
+  int64_t words = 2;
+  while (words < channels) words *= 2;
+  gemm.columns = kBlockChannels / words;
+  gemm.taps_w = div_up(kernel, gemm.columns);
+  gemm.missing_columns = gemm.taps_w * gemm.columns - kernel;
+  return words;
+}
+
 // Blocks of [column][channel]: patches whose columns are expanded, and weights.
 inline void check_columns() {
   begin_part("ColumnPatchPacker");
@@ -191,12 +201,8 @@ inline void check_columns() {
     Buffer<BFloat16> memory(span);
     fill(memory, random);
     const int64_t channels = d[kChannel].size, kernel = random.between(1, random.once_in(3) ? 40 : 9);
-    int64_t words = 2;
-    while (words < channels) words *= 2;
     ConvGemm gemm{};
-    gemm.columns = kBlockChannels / words;
-    gemm.taps_w = div_up(kernel, gemm.columns);
-    gemm.missing_columns = gemm.taps_w * gemm.columns - kernel;
+    const int64_t words = take_columns(gemm, channels, kernel);
     w.tap = gemm.columns;
     if (random.once_in(4)) w.step = random.between(4, 40);
     // Steps from any of a row on, as segments have them.
@@ -239,15 +245,11 @@ inline void check_columns() {
     const int64_t lanes = random.between(1, 32), channels = random.between(1, 8), rows = random.between(1, 4);
     const int64_t cols = random.between(1, random.once_in(4) ? 40 : 9);
     const AnyWeight<BFloat16> from(lanes, channels, rows, cols, random);
-    int64_t words = 2;
-    while (words < channels) words *= 2;
     ConvGemm gemm{};
+    const int64_t words = take_columns(gemm, channels, cols);
     gemm.per_step = kBlockChannels;
     gemm.channels = 1;
     gemm.missing = kBlockChannels - channels;
-    gemm.columns = kBlockChannels / words;
-    gemm.taps_w = div_up(cols, gemm.columns);
-    gemm.missing_columns = gemm.taps_w * gemm.columns - cols;
     gemm.weight_c = kBlockChannels * from.d[kReduced].stride;
     gemm.weight_i = from.d[kTapRow].stride;
     gemm.weight_j = gemm.columns * from.d[kTapCol].stride;
