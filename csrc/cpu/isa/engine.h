@@ -21,12 +21,18 @@ struct Engine {
   const Engine* pairs;
   const Engine* amx;
 };
+// Whoever chooses an engine asks for all of them. So these functions run on CPUs that lack the instruction set: they are
+// compiled for any CPU, as is all that they call.
 const Engine* portable_engine();
 const Engine* avx2_engine();
 const Engine* avx512_engine();
 const Engine* avx512_bf16_engine();
 const Engine* amx_engine();
 const Engine* amx_emulated_engine();
+
+// `base`, which has the engine of all other tasks, with that of pairs or of tiles.
+Engine with_pairs(const Engine& base, const Engine& pairs);
+Engine with_amx(const Engine& base, const Engine& amx);
 
 // Whether this machine runs an instruction set.
 bool machine_has(const char* isa);

@@ -18,7 +18,8 @@
 
 namespace conv2d_ext::cpu {
 const Engine* amx_engine() {
-  static const Engine engine = amx::make_engine(*avx512_engine());
+  static constexpr Engine kSteps = amx::make_engine();
+  static const Engine engine = with_amx(*avx512_engine(), kSteps);
   return &engine;
 }
 }  // namespace conv2d_ext::cpu

@@ -16,7 +16,8 @@
 
 namespace conv2d_ext::cpu {
 const Engine* amx_emulated_engine() {
-  static const Engine engine = amx_emulated::make_engine(*avx512_engine());
+  static constexpr Engine kSteps = amx_emulated::make_engine();
+  static const Engine engine = with_amx(*avx512_engine(), kSteps);
   return &engine;
 }
 }  // namespace conv2d_ext::cpu

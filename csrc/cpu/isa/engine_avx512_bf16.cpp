@@ -16,7 +16,8 @@
 
 namespace conv2d_ext::cpu {
 const Engine* avx512_bf16_engine() {
-  static const Engine engine = avx512_bf16::make_engine(*avx512_engine());
+  static constexpr Engine kSteps = avx512_bf16::make_engine();
+  static const Engine engine = with_pairs(*avx512_engine(), kSteps);
   return &engine;
 }
 }  // namespace conv2d_ext::cpu

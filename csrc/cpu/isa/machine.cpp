@@ -9,6 +9,20 @@
 
 namespace conv2d_ext::cpu {
 
+Engine with_pairs(const Engine& base, const Engine& pairs) {
+  Engine engine = base;
+  engine.isa = pairs.isa;
+  engine.pairs = &pairs;
+  return engine;
+}
+
+Engine with_amx(const Engine& base, const Engine& amx) {
+  Engine engine = base;
+  engine.isa = amx.isa;
+  engine.amx = &amx;
+  return engine;
+}
+
 bool machine_has(const char* isa) {
 #if defined(__x86_64__)
   if (std::strcmp(isa, "amx") == 0) return machine_has("avx512_bf16") && why_no_amx() == nullptr;

@@ -47,21 +47,13 @@ inline IsaShape shape_of(DType) {
   return shape;
 }
 
-constexpr Engine make_steps() {
+// Made while compiling, as every engine.
+constexpr Engine make_engine() {
   Engine engine{};
   engine.isa = engine.kernels = kIsaName;
   engine.run = run_task;
   engine.shape = shape_of;
   engine.rows = rows_of;
-  return engine;
-}
-
-// `base` with them: it has the engine of all other tasks.
-inline Engine make_engine(const Engine& base) {
-  static constexpr Engine kSteps = make_steps();
-  Engine engine = base;
-  engine.isa = kIsaName;
-  (kTakesBlocks<float> ? engine.amx : engine.pairs) = &kSteps;
   return engine;
 }
 

@@ -1,0 +1,137 @@
+"""Nothing compiled for an instruction set runs on a CPU that lacks it, whichever CPU the tests run on.
+
+Each engine lies in a namespace of its own, and its tables of pointers are all that others see of it
+before a CPU was asked whether it has the instruction set. The machine code of the built library
+shows both: who has wide instructions, and who calls or jumps to whom. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+
+import pytest
+from child import LIBRARY
+
+import conv2d_ext
+
+OBJDUMP = shutil.which("objdump")
+COMPILED = conv2d_ext.build_config()["compiled_isas"]
+
+pytestmark = [
+    pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils"),
+    pytest.mark.skipif(
+        platform.machine() not in ("x86_64", "AMD64"), reason="instruction sets of x86-64"
+    ),
+]
+
+# What each instruction set includes, beside itself.
+INCLUDES = {
+    "": (),
+    "avx2": ("",),
+    "avx512": ("", "avx2"),
+    "avx512_bf16": ("", "avx2", "avx512"),
+    "amx_emulated": ("", "avx2", "avx512"),
+    "amx": ("", "avx2", "avx512", "avx512_bf16"),
+}
+# A mangled name has the namespace's length before it, so that none is the start of another.
+_NAMESPACE = re.compile(r"3cpu(?:4(avx2)|6(avx512)|11(avx512_bf16)|3(amx)|12(amx_emulated))")
+_FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
+_INSTRUCTION = re.compile(r"^\s*[0-9a-f]+:\t(\S+)\s*(.*)$")
+# A direct call or jump, to the start of a function or into it.
+_TARGET = re.compile(r"^[0-9a-f]+ <([^>+]+)(\+0x[0-9a-f]+)?>")
+# Registers that only AVX-512 has; only vectors of AVX and later have names of three operands with v.
+_AVX512 = re.compile(r"%zmm|%[xy]mm(?:1[6-9]|2\d|3[01])|%k[0-7]|\{1to")
+_TILES = re.compile(r"^(?:tile|ldtilecfg|sttilecfg|tdp)")
+_OF_ANY_CPU = {"verr", "verw"}
+
+
+def isa_of_function(name: str) -> str:
+    """The instruction set that a function is compiled for, by its (mangled) name; '' for any CPU."""
+    found = {next(filter(None, groups)) for groups in _NAMESPACE.findall(name)}
+    if len(found) > 1:
+        # A template of one with an argument of another: as wide as the widest.
+        return max(found, key=lambda isa: len(INCLUDES[isa]))
+    return found.pop() if found else ""
+
+
+def isa_of_instruction(mnemonic: str, operands: str) -> str:
+    """The least instruction set that has an instruction."""
+    if _TILES.match(mnemonic):
+        return "amx"
+    if mnemonic.startswith("vdpbf16") or mnemonic.startswith("vcvtne"):
+        return "avx512_bf16"
+    if _AVX512.search(operands):
+        return "avx512"
+    return "avx2" if mnemonic.startswith("v") and mnemonic not in _OF_ANY_CPU else ""
+
+
+def faults(disassembly: Iterable[str]) -> Iterator[str]:
+    """What would run, or could be reached, on a CPU that lacks it."""
+    function, isa = "", ""
+    for line in disassembly:
+        if begin := _FUNCTION.match(line):
+            function = begin[1]
+            isa = isa_of_function(function)
+            continue
+        instruction = _INSTRUCTION.match(line)
+        if instruction is None:
+            continue
+        mnemonic, operands = instruction.groups()
+        has = (isa, *INCLUDES[isa])
+        needed = isa_of_instruction(mnemonic, operands)
+        if needed not in has:
+            yield f"{function} has {mnemonic} {operands}, of {needed}"
+        if target := _TARGET.match(operands):
+            reached = isa_of_function(target[1])
+            if reached not in has:
+                yield f"{function} calls {target[1]}, of {reached}"
+
+
+def test_no_code_is_reached_that_the_cpu_may_lack():
+    command = [OBJDUMP, "--disassemble", "--no-show-raw-insn", LIBRARY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        lines = list(process.stdout)
+    assert process.returncode == 0
+    seen = {isa_of_function(match[1]) for match in map(_FUNCTION.match, lines) if match}
+    # Namespaces' names have not changed, and the library is not stripped.
+    assert seen == {"", *COMPILED} - {"portable"}
+    assert sorted(set(faults(lines))) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "fault"),
+    [
+        ("_ZN3cpu6engineEv", "call   10 <_ZN3cpu6avx51211make_engineEv>", "calls"),
+        ("_ZN3cpu6engineEv", "jmp    10 <_ZN3cpu4avx23runEv+0x8>", "calls"),
+        ("_ZN3cpu4avx23runEv", "call   10 <_ZN3cpu6avx5123runEv>", "calls"),
+        ("_ZN3cpu6avx5123runEv", "call   10 <_ZN3cpu11avx512_bf163runEv>", "calls"),
+        ("_ZNSt6vectorIfE4sizeEv", "vmovups (%rsi),%xmm0", "has vmovups"),
+        ("_ZN3cpu4avx23runEv", "vmovdqu64 (%rsi),%zmm0", "has vmovdqu64"),
+        ("_ZN3cpu4avx23runEv", "vmovaps %ymm17,%ymm0", "has vmovaps"),
+        ("_ZN3cpu6avx5123runEv", "vdpbf16ps %zmm1,%zmm2,%zmm3", "has vdpbf16ps"),
+        ("_ZN3cpu12amx_emulated3runEv", "tilezero %tmm0", "has tilezero"),
+    ],
+)
+def test_what_a_cpu_may_lack_is_found(function, line, fault):
+    found = list(faults([f"0000000000000010 <{function}>:", f"  10:\t{line}"]))
+    assert len(found) == 1
+    assert found[0].startswith(f"{function} {fault}")
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        ("_ZN3cpu6engineEv", "movups (%rsi),%xmm0"),
+        ("_ZN3cpu6engineEv", "call   10 <_ZN3cpu8portable3runEv>"),
+        ("_ZN3cpu4avx23runEv", "vmovups (%rsi),%ymm0"),
+        ("_ZN3cpu6avx5123runEv", "call   10 <_ZN3cpu4avx23runEv>"),
+        ("_ZN3cpu3amx3runEv", "tdpbf16ps %tmm1,%tmm2,%tmm0"),
+        ("_ZN3cpu6avx5123runEv", "call   10 <_Znwm@plt>"),
+    ],
+)
+def test_what_every_such_cpu_has_is_no_fault(function, line):
+    assert list(faults([f"0000000000000010 <{function}>:", f"  10:\t{line}"])) == []
