@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/MemoryFormat.h>
 #include <c10/util/SmallVector.h>
 
 #include "conv2d_checks.h"
@@ -14,6 +16,22 @@ inline bool has_no_elements(const at::Tensor& tensor) {
   return numel.has_value() && *numel == 0;
 }
 
+// suggest_memory_format(), but that an unbatched tensor counts as a batch of one. An operator that makes it one would
+// cost a tiny call a tenth of its time.
+inline bool suggests_channels_last(const at::Tensor& tensor) {
+  if (tensor.dim() != 3) {
+    return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  }
+  const auto* const impl = tensor.unsafeGetTensorImpl();
+  if (impl->has_symbolic_sizes_strides() || impl->is_python_dispatch()) {
+    return tensor.unsqueeze(0).suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  }
+  const auto size = tensor.sizes(), stride = tensor.strides();
+  return tensor.layout() == at::kStrided &&
+         c10::is_channels_last_strides_2d<int64_t>({1, size[0], size[1], size[2]},
+                                                   {size[0] * stride[0], stride[0], stride[1], stride[2]});
+}
+
 // The format of F.conv2d's output: channels_last where input or weight suggests it; never for float64 on CUDA, nor for
 // complex128 there, which PyTorch takes apart into float64, and for empty inputs. An unbatched input counts as a batch
 // of one.
@@ -22,10 +40,7 @@ inline bool output_is_channels_last(const at::Tensor& input, const at::Tensor& w
   if ((is_double && is_cuda_or_fake(input)) || has_no_elements(input)) {
     return false;
   }
-  const auto suggests = [](const at::Tensor& tensor) {
-    return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-  };
-  return suggests(weight) || suggests(input.dim() == 3 ? input.unsqueeze(0) : input);
+  return suggests_channels_last(weight) || suggests_channels_last(input);
 }
 
 // F.conv2d's grad_input has the output's format, but for complex types, whose gradients PyTorch assembles.
@@ -49,13 +64,16 @@ at::Tensor empty_activation(const Int& batch, const Int& channels, const Int& he
   }
   const auto format = channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   const Int size[] = {batch, channels, height, width};
-  at::Tensor result;
   if constexpr (std::is_same_v<Int, int64_t>) {
-    result = at::empty(size, options.memory_format(format));
+    if (!unbatched) {
+      return at::empty(size, options.memory_format(format));
+    }
+    return channels_last ? at::empty_strided({channels, height, width}, {1, width * channels, channels}, options)
+                         : at::empty({channels, height, width}, options);
   } else {
-    result = at::empty_symint(size, options.memory_format(format));
+    const at::Tensor result = at::empty_symint(size, options.memory_format(format));
+    return unbatched ? result.squeeze(0) : result;
   }
-  return unbatched ? result.squeeze(0) : result;
 }
 
 // What the gradient of a weight should have: the weight's own strides where they are non-overlapping and dense,
