@@ -178,25 +178,18 @@ TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCUDA, m) {
   m.impl("matmul", matmul_autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);
 }
 
-c10::SymInt product_of(c10::SymIntArrayRef sizes) {
-  c10::SymInt product = 1;
-  for (const c10::SymInt& size : sizes) {
-    product *= size;
-  }
-  return product;
-}
-
 // (..., K) as one matrix where that is a view, else as a batch of matrices where that is one (permuted images), else as
 // a copied matrix. By reshape, which a trace records for inputs of any strides.
 Tensor as_matrices(const Tensor& input) {
   const auto sizes = input.sym_sizes();
   const auto above = sizes.slice(0, sizes.size() - 1);
-  const c10::SymDimVector rows{product_of(above), sizes.back()};
+  const c10::SymDimVector rows{c10::multiply_integers(above), sizes.back()};
   const auto is_view = [&](const c10::SymDimVector& wanted) {
     return at::detail::computeStride(sizes, input.sym_strides(), wanted).has_value();
   };
   for (size_t batch = 1; batch < above.size() && !is_view(rows); ++batch) {
-    const c10::SymDimVector matrices{product_of(above.slice(0, batch)), product_of(above.slice(batch)), sizes.back()};
+    const c10::SymDimVector matrices{c10::multiply_integers(above.slice(0, batch)),
+                                     c10::multiply_integers(above.slice(batch)), sizes.back()};
     if (is_view(matrices)) {
       return input.reshape_symint(matrices);
     }

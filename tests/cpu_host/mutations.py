@@ -584,7 +584,7 @@ MUTATIONS = (
     M(
         "pack/pairs.h",
         "a lone channel's weight has a second",
-        "copy_pairs(src, alone ? nullptr : src + second, 1, lanes, dst);",
+        "copy_pairs(src, p.is_lone(c) ? nullptr : src + second, 1, lanes, dst);",
         "copy_pairs(src, src + second, 1, lanes, dst);",
         **PAIRS,
     ),
@@ -1359,8 +1359,8 @@ MUTATIONS = (
     M(
         "reduce/softmax.h",
         "lanes beyond a row count",
-        "const Lanes<T> powers = Lanes<T>::load(x + whole, rest, -kInfinity<T>).map(power);",
-        "const Lanes<T> powers = Lanes<T>::load(x + whole, rest, T(0)).map(power);",
+        "const Row powers = Row::load(x + i, n, -kInfinity<T>).map(power);",
+        "const Row powers = Row::load(x + i, n, T(0)).map(power);",
     ),
     M(
         "reduce/softmax.h",

@@ -11,6 +11,7 @@
 #include "../kernels/dot.h"
 #include "../kernels/vector_shape.h"
 #include "../pack/store.h"
+#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -50,10 +51,10 @@ struct DotCall {
     const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
 
     char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
-    T* const bias = reinterpret_cast<T*>(memory + layout.bias);
-    T* const lanes = reinterpret_cast<T*>(memory + layout.lanes);
-    T* const patches = reinterpret_cast<T*>(memory + layout.patches);
-    S* const packed_rows = reinterpret_cast<S*>(memory + layout.rows);
+    T* const bias = part<T>(memory, layout.bias);
+    T* const lanes = part<T>(memory, layout.lanes);
+    T* const patches = part<T>(memory, layout.patches);
+    S* const packed_rows = part<S>(memory, layout.rows);
     const int64_t lane_pitch = tiling.padded_rows * W;
 
     for (int64_t k0 = 0; k0 < k.products; k0 += tiling.depth) {
@@ -103,7 +104,8 @@ struct DotCall {
       }
     }
 
-    load_bias(group * gemm.m + m0, rows, bias);
+    load_bias<S>(gemm, group, m0, rows, bias);
+    fill_zero(bias + rows, tiling.padded_rows - rows);
     S* const destination =
         static_cast<S*>(gemm.destination) + image0 * gemm.destination_n + (group * gemm.m + m0) * gemm.destination_m;
     for (int64_t n = 0; n < images; ++n) {
@@ -113,12 +115,6 @@ struct DotCall {
         store(sums, int(min64(rows - r, L)), destination + n * gemm.destination_n + r * gemm.destination_m);
       }
     }
-  }
-
-  void load_bias(int64_t m, int64_t rows, T* bias) const {
-    fill_zero(bias, tiling.padded_rows);
-    if (gemm.bias == nullptr) return;
-    copy_run(static_cast<const S*>(gemm.bias) + m * gemm.bias_stride, gemm.bias_stride, rows, bias, false);
   }
 
   void store(typename Vec<T>::reg sums, int n, S* destination) const {

@@ -60,6 +60,9 @@ CONV2D_INLINE void store_vector(S* p, VectorOf<T> v, int n) {
   }
 }
 
+// A count of elements that is kSumLanes: whole vectors.
+struct AllLanes {};
+
 template <class T>
 struct Lanes {
   using Vector = VectorOf<T>;
@@ -127,11 +130,28 @@ struct Lanes {
     return result;
   }
 
+  template <class S>
+  static CONV2D_INLINE Lanes load(const S* p, AllLanes, T) {
+    return load(p);
+  }
+  template <class S>
+  CONV2D_INLINE void store(S* p, AllLanes) const {
+    store(p);
+  }
+
  private:
   static CONV2D_INLINE int rest(int64_t n, int i) {
     const int64_t left = n - i * kLength;
     return int(left < 0 ? 0 : left > kLength ? kLength : left);
   }
 };
+
+// visit(i, count) for each kSumLanes elements of a row from i on: AllLanes, or how many there are at the row's end.
+template <class Visit>
+CONV2D_INLINE void for_each_lanes(int64_t length, const Visit& visit) {
+  const int64_t whole = length / kSumLanes * kSumLanes;
+  for (int64_t i = 0; i < whole; i += kSumLanes) visit(i, AllLanes());
+  if (whole < length) visit(whole, length - whole);
+}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

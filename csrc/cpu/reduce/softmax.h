@@ -25,11 +25,11 @@ template <class S, bool log>
 void softmax_row(const S* x, S* y, int64_t length) {
   using T = ComputeType<S>;
   using Vector = VectorOf<T>;
-  const int64_t whole = length / kSumLanes * kSumLanes, rest = length - whole;
-  Lanes<T> maxima(-kInfinity<T>);
-  const Larger<T> larger;
-  for (int64_t i = 0; i < whole; i += kSumLanes) maxima = Lanes<T>::load(x + i).with(maxima, larger);
-  if (rest > 0) maxima = Lanes<T>::load(x + whole, rest, -kInfinity<T>).with(maxima, larger);
+  using Row = Lanes<T>;
+  Row maxima(-kInfinity<T>);
+  for_each_lanes(length, [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA {
+    maxima = Row::load(x + i, n, -kInfinity<T>).with(maxima, Larger<T>());
+  });
   const T largest = maxima.largest();
 
   // Powers are kept where the result goes, unless it would round them: those of a short row are then kept here, and
@@ -39,68 +39,51 @@ void softmax_row(const S* x, S* y, int64_t length) {
   T kept[!log && !kKeeps ? kShort : 1];
   const bool is_kept = !log && !kKeeps && length + kSumLanes <= kShort;
   const auto power = [=](Vector v) CONV2D_INLINE_LAMBDA { return exp_of_any<VectorOf<T>>(v - largest); };
-  Lanes<T> sums(T(0));
-  for (int64_t i = 0; i < whole; i += kSumLanes) {
-    const Lanes<T> powers = Lanes<T>::load(x + i).map(power);
+  Row sums(T(0));
+  for_each_lanes(length, [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA {
+    const Row powers = Row::load(x + i, n, -kInfinity<T>).map(power);
     sums.add(powers);
     if constexpr (kKeeps) {
-      powers.store(y + i);
+      powers.store(y + i, n);
     } else if (is_kept) {
       powers.store(kept + i);
     }
-  }
-  if (rest > 0) {
-    const Lanes<T> powers = Lanes<T>::load(x + whole, rest, -kInfinity<T>).map(power);
-    sums.add(powers);
-    if constexpr (kKeeps) {
-      powers.store(y + whole, rest);
-    } else if (is_kept) {
-      powers.store(kept + whole);
-    }
-  }
+  });
   const T sum = sums.total(), logarithm = log ? log_of_sum(sum) : T(0);
 
+  if (is_kept) {
+    const auto share = [=](Vector v) CONV2D_INLINE_LAMBDA { return v / sum; };
+    for_each_lanes(length,
+                   [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA { Row::load(kept + i).map(share).store(y + i, n); });
+    return;
+  }
   const auto result = [=](Vector v) CONV2D_INLINE_LAMBDA {
     if constexpr (log) return (v - largest) - logarithm;
     return (kKeeps ? v : power(v)) / sum;
   };
-  if (is_kept) {
-    const auto share = [=](Vector v) CONV2D_INLINE_LAMBDA { return v / sum; };
-    for (int64_t i = 0; i < whole; i += kSumLanes) Lanes<T>::load(kept + i).map(share).store(y + i);
-    if (rest > 0) Lanes<T>::load(kept + whole).map(share).store(y + whole, rest);
-    return;
-  }
   const S* const from = kKeeps ? y : x;
-  for (int64_t i = 0; i < whole; i += kSumLanes) Lanes<T>::load(from + i).map(result).store(y + i);
-  if (rest > 0) Lanes<T>::load(from + whole, rest, T(0)).map(result).store(y + whole, rest);
+  for_each_lanes(length, [&](int64_t i, auto n)
+                             CONV2D_INLINE_LAMBDA { Row::load(from + i, n, T(0)).map(result).store(y + i, n); });
 }
 
 template <class S, bool log>
 void softmax_grad_row(const S* gy, const S* y, S* gx, int64_t length) {
   using T = ComputeType<S>;
   using Vector = VectorOf<T>;
-  const int64_t whole = length / kSumLanes * kSumLanes, rest = length - whole;
-  const Product<T> product;
-  Lanes<T> sums(T(0));
-  for (int64_t i = 0; i < whole; i += kSumLanes) {
-    const Lanes<T> g = Lanes<T>::load(gy + i);
-    sums.add(log ? g : g.with(Lanes<T>::load(y + i), product));
-  }
-  if (rest > 0) {
-    const Lanes<T> g = Lanes<T>::load(gy + whole, rest, T(0));
-    sums.add(log ? g : g.with(Lanes<T>::load(y + whole, rest, T(0)), product));
-  }
+  using Row = Lanes<T>;
+  Row sums(T(0));
+  for_each_lanes(length, [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA {
+    const Row g = Row::load(gy + i, n, T(0));
+    sums.add(log ? g : g.with(Row::load(y + i, n, T(0)), Product<T>()));
+  });
   const T sum = sums.total() + T(0);
   const auto result = [=](Vector g, Vector v) CONV2D_INLINE_LAMBDA {
     if constexpr (log) return g - exp_of_any<VectorOf<T>>(v) * sum;
     return v * (g - sum);
   };
-  for (int64_t i = 0; i < whole; i += kSumLanes) {
-    Lanes<T>::load(gy + i).with(Lanes<T>::load(y + i), result).store(gx + i);
-  }
-  if (rest > 0) {
-    Lanes<T>::load(gy + whole, rest, T(0)).with(Lanes<T>::load(y + whole, rest, T(0)), result).store(gx + whole, rest);
-  }
+  for_each_lanes(length, [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA {
+    Row::load(gy + i, n, T(0)).with(Row::load(y + i, n, T(0)), result).store(gx + i, n);
+  });
 }
 
 // ---- columns

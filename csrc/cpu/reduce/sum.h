@@ -67,10 +67,8 @@ class DimsWalk {
 
 template <class S, class T = ComputeType<S>>
 T sum_of_run(const S* p, int64_t n) {
-  const int64_t whole = n / kSumLanes * kSumLanes;
   Lanes<T> sums(T(0));
-  for (int64_t i = 0; i < whole; i += kSumLanes) sums.add(Lanes<T>::load(p + i));
-  if (whole < n) sums.add(Lanes<T>::load(p + whole, n - whole, T(0)));
+  for_each_lanes(n, [&](int64_t i, auto count) CONV2D_INLINE_LAMBDA { sums.add(Lanes<T>::load(p + i, count, T(0))); });
   return sums.total();
 }
 
