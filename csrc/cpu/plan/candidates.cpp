@@ -109,6 +109,9 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
     const double here = double(g.m) / (over_pixels * 0.85) + transposition / double(g.taps());
     return here < double(g.m) / over_channels ? nullptr : kDearer;
   }
+  // Pixels whose result channels lie together are stored by transposition here, and as they are there. From many source
+  // channels that is no more than what it costs to store them (above); from one it takes most of the time.
+  if (g.channels == 1 && g.destination_m == 1 && g.m >= vector.lanes) return kDearer;
   // Vectors over pixels pack no weights and transpose no results, which counts where sums are short. In longer ones of
   // a 1x1 kernel it does where the source is read in place, or where its planes are a multiple of 4 KiB apart, so that
   // they fall into one set of L1 whoever copies them; else the copy costs as much. With several taps vectors over
