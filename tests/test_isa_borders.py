@@ -1,4 +1,4 @@
-"""Nothing compiled for an instruction set runs on a CPU that lacks it, whichever CPU the tests run on.
+"""Nothing compiled for an instruction set runs on a CPU that lacks it, wherever the tests run.
 
 Each engine lies in a namespace of its own, and its tables of pointers are all that others see of it
 before a CPU was asked whether it has the instruction set. The machine code of the built library
@@ -43,14 +43,14 @@ _FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 _INSTRUCTION = re.compile(r"^\s*[0-9a-f]+:\t(\S+)\s*(.*)$")
 # A direct call or jump, to the start of a function or into it.
 _TARGET = re.compile(r"^[0-9a-f]+ <([^>+]+)(\+0x[0-9a-f]+)?>")
-# Registers that only AVX-512 has; only vectors of AVX and later have names of three operands with v.
+# Registers that only AVX-512 has. Names with v are those of AVX and later.
 _AVX512 = re.compile(r"%zmm|%[xy]mm(?:1[6-9]|2\d|3[01])|%k[0-7]|\{1to")
 _TILES = re.compile(r"^(?:tile|ldtilecfg|sttilecfg|tdp)")
 _OF_ANY_CPU = {"verr", "verw"}
 
 
 def isa_of_function(name: str) -> str:
-    """The instruction set that a function is compiled for, by its (mangled) name; '' for any CPU."""
+    """What a function is compiled for, by its (mangled) name; '' is any CPU."""
     found = {next(filter(None, groups)) for groups in _NAMESPACE.findall(name)}
     if len(found) > 1:
         # A template of one with an argument of another: as wide as the widest.
@@ -62,7 +62,7 @@ def isa_of_instruction(mnemonic: str, operands: str) -> str:
     """The least instruction set that has an instruction."""
     if _TILES.match(mnemonic):
         return "amx"
-    if mnemonic.startswith("vdpbf16") or mnemonic.startswith("vcvtne"):
+    if mnemonic.startswith(("vdpbf16", "vcvtne")):
         return "avx512_bf16"
     if _AVX512.search(operands):
         return "avx512"

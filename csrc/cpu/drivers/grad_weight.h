@@ -179,10 +179,9 @@ struct GradWeightCall {
     const int64_t below = min64(min64(tiling.patch_segments, last - number),
                                 pixels.blocks_h - number / pixels.blocks_w % pixels.blocks_h);
     const int64_t rows = min64(below * pixels.rows, problem.out_h - segment.row);
-    const PatchOrder order =
-        kInner ? PatchOrder::kChannelInner
-        : transposes_patch(t) ? PatchOrder::kPlanar
-                               : patch_order(G, t.channels, in[1], in[3], problem.in_w);
+    const PatchOrder order = kInner                ? PatchOrder::kChannelInner
+                             : transposes_patch(t) ? PatchOrder::kPlanar
+                                                   : patch_order(G, t.channels, in[1], in[3], problem.in_w);
     const Patch patch = lay_out_patch(order, make_patch_axis(problem.rows(), segment.row, rows, t.i0, t.tap_rows),
                                       make_patch_axis(problem.cols(), segment.col, segment.cols, t.j0, t.tap_cols),
                                       segment.images, kInner ? t.groups : t.channels, L, sizeof(T));

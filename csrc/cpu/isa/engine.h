@@ -21,8 +21,8 @@ struct Engine {
   const Engine* pairs;
   const Engine* amx;
 };
-// Whoever chooses an engine asks for all of them. So these functions run on CPUs that lack the instruction set: they are
-// compiled for any CPU, as is all that they call.
+// Whoever chooses an engine asks for all of them. So these functions run on CPUs that lack the instruction set: they
+// are compiled for any CPU, as is all that they call.
 const Engine* portable_engine();
 const Engine* avx2_engine();
 const Engine* avx512_engine();
