@@ -188,6 +188,25 @@ def test_depthwise_follows_the_memory_format(kernel, stride):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("filters", [16, 21, 64])
+def test_one_channel_is_stored_as_it_is_summed(filters, dtype):
+    """From one channel to many, results of channels_last need vectors over channels: vectors over
+    pixels would transpose each of them for a few products."""
+    if conv2d_ext.build_config()["isa"] == "portable":
+        pytest.skip("portable code has no vectors over pixels")
+    problem = Problem("one channel", 1, 1, (40, 48), filters, (3, 3), padding=(1, 1))
+    turned = Problem("to one channel", 1, filters, (40, 48), 1, (3, 3), padding=(1, 1))
+    for name, chosen in (("forward", problem), ("grad_input", turned)):
+        input, weight, bias, _ = make_tensors(chosen, dtype)
+        planar = conv2d_ext.explain(input, weight, bias, **chosen.call_args())
+        input = input.to(memory_format=torch.channels_last)
+        weight = weight.to(memory_format=torch.channels_last)
+        inner = conv2d_ext.explain(input, weight, bias, **chosen.call_args())
+        assert getattr(inner, name).engine == "implicit GEMM, vectors over result channels"
+        assert getattr(planar, name).engine == "implicit GEMM, vectors over pixels"
+
+
 @pytest.mark.parametrize("problem", testing.FEW_PLANES, ids=str)
 def test_few_planes(problem):
     """Many planes to few, forward or backward; where 16 bits would be widened, smaller ones too.
