@@ -584,7 +584,7 @@ MUTATIONS = (
     M(
         "pack/pairs.h",
         "a lone channel's weight has a second",
-        "copy_pairs(src, p.is_lone(c) ? nullptr : src + second, 1, lanes, dst);",
+        "copy_pairs(src, alone ? nullptr : src + second, 1, lanes, dst);",
         "copy_pairs(src, src + second, 1, lanes, dst);",
         **PAIRS,
     ),

@@ -149,88 +149,81 @@ CONV2D_INLINE void pack_transposed_pairs(int64_t lanes, int64_t depth, const Pan
   }
 }
 
-// Where pack_weight_pairs reads and writes: k = (block of pairs of channels, i, j, pair of the block).
-struct PairPacking {
-  const ConvGemm& gemm;
-  const WeightSegment<BFloat16>& from;
-  const Panel<BFloat16Pair>& to;
-  int64_t pairs_per_block;
-  bool lone;  // the last pair has one channel
-
-  int64_t second() const { return gemm.weight_c / gemm.per_step; }  // from a pair's first channel to its other one
-  int64_t tap_offset(int64_t t) const { return t / from.tap_cols * gemm.weight_i + t % from.tap_cols * gemm.weight_j; }
-  bool is_lone(int64_t pair) const { return lone && pair == from.channels - 1; }
+// pack_weight for k = (block of pairs of channels, i, j, pair of the block). `lone`: the last pair has one channel.
+inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
+                              const Panel<BFloat16Pair>& to, int64_t pairs_per_block = 1) {
+  const int64_t lane_step = from.lane_step, lanes = from.lanes, pairs = from.channels, width = to.width;
+  const int64_t second = gemm.weight_c / gemm.per_step, pair_step = 2 * second, taps = from.taps();
+  const BFloat16* const weight = from.data;
+  const auto tap_offset = [&](int64_t t) {
+    return t / from.tap_cols * gemm.weight_i + t % from.tap_cols * gemm.weight_j;
+  };
   // From the row of pair c and tap t on, every so many rows.
-  Panel<BFloat16Pair> rows(int64_t c, int64_t t, int64_t step) const {
-    const int64_t row = (c / pairs_per_block * from.taps() + t) * pairs_per_block + c % pairs_per_block;
-    return {to.data + row * to.pitch, step * to.pitch, to.width};
-  }
-};
+  const auto rows = [&](int64_t c, int64_t t, int64_t step) {
+    const int64_t row = (c / pairs_per_block * taps + t) * pairs_per_block + c % pairs_per_block;
+    return Panel<BFloat16Pair>{to.data + row * to.pitch, step * to.pitch, width};
+  };
 
-// Lanes lie together.
-inline void pack_pairs_of_lanes(const PairPacking& p) {
-  const int64_t second = p.second(), lanes = p.from.lanes;
-  for (int64_t c = 0; c < p.from.channels; ++c) {
-    for (int64_t t = 0; t < p.from.taps(); ++t) {
-      const BFloat16* const src = p.from.data + c * 2 * second + p.tap_offset(t);
-      BFloat16Pair* const dst = p.rows(c, t, 1).data;
-      copy_pairs(src, p.is_lone(c) ? nullptr : src + second, 1, lanes, dst);
-      fill_zero(dst + lanes, p.to.width - lanes);
+  if (lane_step == 1) {
+    for (int64_t c = 0; c < pairs; ++c) {
+      const bool alone = lone && c == pairs - 1;
+      for (int64_t t = 0; t < taps; ++t) {
+        const BFloat16* const src = weight + c * pair_step + tap_offset(t);
+        BFloat16Pair* const dst = rows(c, t, 1).data;
+        copy_pairs(src, alone ? nullptr : src + second, 1, lanes, dst);
+        fill_zero(dst + lanes, width - lanes);
+      }
     }
+    return;
   }
-}
-
-// Channels lie together, and so do pairs: one tap after the other, its pairs a row for each tap apart in the panel, or
-// side by side in a block.
-inline void pack_pairs_of_channels(const PairPacking& p) {
-  const int64_t pairs = p.from.channels;
-  const bool in_blocks = p.pairs_per_block > 1;
-  const int64_t run = in_blocks ? p.pairs_per_block : pairs, step = in_blocks ? 1 : p.from.taps();
-  for (int64_t t = 0; t < p.from.taps(); ++t) {
-    for (int64_t c = 0; c < pairs; c += run) {
-      const BFloat16* const src = p.from.data + p.tap_offset(t) + 2 * c;
-      const int64_t words = 2 * (pairs - c) - (p.lone ? 1 : 0);
-      pack_transposed_pairs(p.from.lanes, min64(run, pairs - c), p.rows(c, t, step), [&](int64_t lane, int64_t k) {
-        return load_words(src + lane * p.from.lane_step + 2 * k, mask_of_first(words - 2 * k));
-      });
+  if (second == 1) {
+    // Channels lie together, and so do pairs: one tap after the other, its pairs `taps` rows of the panel apart, or
+    // side by side in a block.
+    const bool in_blocks = pairs_per_block > 1;
+    const int64_t run = in_blocks ? pairs_per_block : pairs, step = in_blocks ? 1 : taps;
+    for (int64_t t = 0; t < taps; ++t) {
+      for (int64_t c = 0; c < pairs; c += run) {
+        const BFloat16* const src = weight + tap_offset(t) + 2 * c;
+        const int64_t words = 2 * (pairs - c) - (lone ? 1 : 0);
+        pack_transposed_pairs(lanes, min64(run, pairs - c), rows(c, t, step), [&](int64_t lane, int64_t k) {
+          return load_words(src + lane * lane_step + 2 * k, mask_of_first(words - 2 * k));
+        });
+      }
     }
+    return;
   }
-}
-
-// Taps lie together, or nearly: as many of a channel at a time, up to 16, as lie within one vector.
-inline void pack_pairs_of_taps(const PairPacking& p) {
-  const int64_t second = p.second(), pair_step = 2 * second, lane_step = p.from.lane_step, taps = p.from.taps();
+  // Up to 16 taps of a channel at a time, as many as lie within one vector.
   for (int64_t t0 = 0, n = 0; t0 < taps; t0 += n) {
     uint32_t words[16] = {};
     int64_t span = 0;
     for (n = 0; n < 16 && t0 + n < taps; ++n) {
-      const int64_t offset = p.tap_offset(t0 + n) - p.tap_offset(t0);
+      const int64_t offset = tap_offset(t0 + n) - tap_offset(t0);
       if (offset < 0 || offset >= 32) break;
       words[n] = uint32_t(offset) * 0x00010001u;
       span = max64(span, offset + 1);
     }
     __m512i index = _mm512_loadu_si512(words);
+    const BFloat16* const block = weight + tap_offset(t0);
     const bool adjacent = second > 0 && second + span <= 32;
     // As in pack_weight: the lines of later channels, which lie far apart.
-    const int64_t last_ahead = pair_step >= 32 ? p.from.channels - kStepsAhead / 2 : 0;
+    const int64_t last_ahead = pair_step >= 32 ? pairs - kStepsAhead / 2 : 0;
     if (adjacent) index = _mm512_add_epi32(index, _mm512_set1_epi32(int(second << 16)));
-    for (int64_t c = 0; c < p.from.channels; ++c) {
-      const BFloat16* const src = p.from.data + p.tap_offset(t0) + c * pair_step;
+    for (int64_t c = 0; c < pairs; ++c) {
+      const BFloat16* const src = block + c * pair_step;
       if (c < last_ahead) {
         const BFloat16* const ahead = src + kStepsAhead / 2 * pair_step;
-        prefetch_lanes(ahead, lane_step, p.from.lanes);
-        if (!adjacent) prefetch_lanes(ahead + second, lane_step, p.from.lanes);
+        prefetch_lanes(ahead, lane_step, lanes);
+        if (!adjacent) prefetch_lanes(ahead + second, lane_step, lanes);
       }
-      const bool alone = p.is_lone(c);
-      const Panel<BFloat16Pair> rows = p.rows(c, t0, p.pairs_per_block);
+      const bool alone = lone && c == pairs - 1;
       if (adjacent || alone) {
         const __mmask32 mask = mask_of_first(alone ? span : second + span), halves = alone ? 0x55555555u : ~0u;
-        pack_transposed_pairs(p.from.lanes, n, rows, [&](int64_t lane, int64_t) {
+        pack_transposed_pairs(lanes, n, rows(c, t0, pairs_per_block), [&](int64_t lane, int64_t) {
           return _mm512_maskz_permutexvar_epi16(halves, index, load_words(src + lane * lane_step, mask));
         });
       } else {
         const __mmask32 mask = mask_of_first(span);
-        pack_transposed_pairs(p.from.lanes, n, rows, [&](int64_t lane, int64_t) {
+        pack_transposed_pairs(lanes, n, rows(c, t0, pairs_per_block), [&](int64_t lane, int64_t) {
           const BFloat16* const s = src + lane * lane_step;
           const __m512i a = _mm512_permutexvar_epi16(index, load_words(s, mask));
           return _mm512_mask_permutexvar_epi16(a, 0xaaaaaaaau, index, load_words(s + second, mask));
@@ -238,15 +231,6 @@ inline void pack_pairs_of_taps(const PairPacking& p) {
       }
     }
   }
-}
-
-// pack_weight for pairs. `lone`: the last pair has one channel.
-inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
-                              const Panel<BFloat16Pair>& to, int64_t pairs_per_block = 1) {
-  const PairPacking packing{gemm, from, to, pairs_per_block, lone};
-  if (from.lane_step == 1) return pack_pairs_of_lanes(packing);
-  if (packing.second() == 1) return pack_pairs_of_channels(packing);
-  pack_pairs_of_taps(packing);
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
