@@ -141,6 +141,7 @@ class TaskExplainer {
       case Driver::kWeightGroups:
         return explain_weight(WeightLanes::kGroups);
       case Driver::kWeightAmx:
+      case Driver::kWeightTransposed:
       case Driver::kWeightGemm:
         return explain_weight(WeightLanes::kChannels);
       case Driver::kPadding:

@@ -478,6 +478,7 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       return check_weight_tiling(p, vector, WeightLanes::kInnerGroups, threads);
     case Driver::kWeightGroups:
       return check_weight_tiling(p, vector, WeightLanes::kGroups, threads);
+    case Driver::kWeightTransposed:
     case Driver::kWeightGemm:
       return check_weight_tiling(p, vector, WeightLanes::kChannels, threads);
     case Driver::kPadding:

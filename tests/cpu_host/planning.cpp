@@ -330,8 +330,9 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
       return plan_weight(p, d, vector, WeightLanes::kInnerGroups);
     case Driver::kWeightGroups:
       return plan_weight(p, d, vector, WeightLanes::kGroups);
+    case Driver::kWeightTransposed:
     case Driver::kWeightGemm:
-      return plan_weight(p, d, vector, WeightLanes::kChannels);
+      return plan_weight(task.call->problem, d, vector, WeightLanes::kChannels);
     case Driver::kPadding:
       return;
   }

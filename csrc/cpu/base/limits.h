@@ -40,14 +40,21 @@ CONV2D_LIMIT kPatchBytes = 300 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
+// Rows of the weight that lie apart (input gradients in channels_last), in a block of source channels. Each panel reads
+// a line of every one: of so few rows the pages stay in the TLB for the next panel, and lines that the hardware fetched
+// along with them in L2.
+CONV2D_LIMIT kWeightRows = 1024;
+CONV2D_LIMIT kFarWeightBytes = 1024;
 // Packed weights that stay in scratch for the next tiles.
 CONV2D_LIMIT kKeptWeightBytes = 3 * 1024 * 1024;
 // Sums of a work item with vectors over pixels stay in L2 from segment to segment.
 CONV2D_LIMIT kSumBytes = 384 * 1024;
-// The same for grad_weight, whose C tile is a piece of the weight; columns it should at least have, so that packing
-// grad_output for it pays; and a thread's share of the partials that are in flight.
+// The same for grad_weight, whose C tile is a piece of the weight; columns it should have, so that packing grad_output
+// for it pays and the rows of the weight are stored in long runs, and at least has where threads would idle; and a
+// thread's share of the partials that are in flight.
 CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
-CONV2D_LIMIT kWeightTileColumns = 144;
+CONV2D_LIMIT kWeightTileColumns = 288;
+CONV2D_LIMIT kLeastWeightTileColumns = 64;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
 // Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
 CONV2D_LIMIT kInnerGroupsBytes = 256;

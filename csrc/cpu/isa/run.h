@@ -122,6 +122,7 @@ void run_task_of(const Task& task, const Executor& executor) {
     case Driver::kWeightGroups:
       GradWeightCall<S, T, WeightLanes::kGroups>(*task.call, threads).run(executor);
       return;
+    case Driver::kWeightTransposed:
     case Driver::kWeightGemm:
       GradWeightCall<S, T, WeightLanes::kChannels>(*task.call, threads).run(executor);
       return;

@@ -60,6 +60,9 @@ CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Panel<T>& to
 // Steps of k ahead of which the packers ask for lanes that hardware prefetchers don't see coming.
 constexpr int64_t kStepsAhead = 8;
 
+// The same for steps that are copied, which take a few instructions each.
+constexpr int64_t kCopiesAhead = 32;
+
 // Asks for the lines of `lanes` elements that are lane_step apart.
 template <class S>
 CONV2D_INLINE void prefetch_lanes(const S* src, int64_t lane_step, int64_t lanes) {
@@ -76,8 +79,11 @@ CONV2D_INLINE void pack_lanes(const LaneSource<S>& from, const Panel<T>& to, boo
   const S* src = from.data;
   T* dst = to.data;
   if constexpr (kHasTranspose<T>) {
+    const bool far_apart = k_step >= int64_t(64 / sizeof(S));
     if (lane_step == 1) {
+      const int64_t last_ahead = far_apart ? depth - kCopiesAhead : 0;
       for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
+        if (k < last_ahead) prefetch_lanes(src + kCopiesAhead * k_step, 1, lanes);
         copy_run(src, 1, lanes, dst, false);
         fill_zero(dst + lanes, width - lanes);
       }
@@ -87,11 +93,9 @@ CONV2D_INLINE void pack_lanes(const LaneSource<S>& from, const Panel<T>& to, boo
       pack_transposed(from, to);
       return;
     }
-  }
-  if constexpr (kHasTranspose<T>) {
     // Steps of k that lie pages apart: what is needed is asked for early, so that the page tables are searched
     // meanwhile.
-    const int64_t whole = lanes / L * L, last_ahead = k_step >= int64_t(64 / sizeof(S)) ? depth - kStepsAhead : 0;
+    const int64_t whole = lanes / L * L, last_ahead = far_apart ? depth - kStepsAhead : 0;
     for (int64_t k = 0; k < depth; ++k, dst += dst_pitch, src += k_step) {
       if (k < last_ahead) prefetch_lanes(src + kStepsAhead * k_step, lane_step, lanes);
       const S* s = src;

@@ -1,5 +1,7 @@
 #include "call.h"
 
+#include <utility>
+
 #include "../base/integers.h"
 
 namespace conv2d_ext::cpu {
@@ -43,6 +45,21 @@ void drop_unused_strides(int64_t (&stride)[4], const TensorSizes& size) {
 void drop_unused_step(int64_t size, int64_t& step, int64_t harmless) {
   constexpr int64_t kLongest = int64_t{1} << 40;
   if (size <= 1 && (step > kLongest || step < -kLongest)) step = harmless;
+}
+
+Call transposed(const Call& call) {
+  Call other = call;
+  Conv2dProblem& p = other.problem;
+  std::swap(p.in_channels, p.out_channels);
+  std::swap(other.a, other.b);
+  std::swap(other.result.stride[0], other.result.stride[1]);
+  // Of the input only the pixels that the tap meets are left.
+  other.a.stride[2] = saturating_mul(other.a.stride[2], p.stride_h);
+  other.a.stride[3] = saturating_mul(other.a.stride[3], p.stride_w);
+  p.in_h = p.out_h;
+  p.in_w = p.out_w;
+  p.stride_h = p.stride_w = 1;
+  return other;
 }
 
 bool is_empty(const Call& call) {

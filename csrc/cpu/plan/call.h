@@ -29,6 +29,10 @@ inline bool shares_products(const MatmulSizes& size, const ConstMatrixView& mat2
   return size.batch > 1 && mat2.batch_stride != 0 && size.batch >= num_threads;
 }
 
+// A weight gradient of one group and tap without padding, with input and grad_output in each other's place: the same
+// products, summed in the same order, and the result's transpose.
+Call transposed(const Call& call);
+
 // Whether there is nothing to write.
 bool is_empty(const Call& call);
 

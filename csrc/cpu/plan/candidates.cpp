@@ -301,6 +301,23 @@ const char* refuse_weight_groups(const Call& call, const VectorShape& vector) {
                                                                                                    : kFewerLanesAtWork;
 }
 
+const char* refuse_weight_transposed(const Call& call, const VectorShape& vector) {
+  const Conv2dProblem& p = call.problem;
+  const int64_t m = p.out_channels_per_group(), channels = p.in_channels_per_group();
+  if (!vector.interleaves || (call.dtype != DType::kFloat32 && call.dtype != DType::kFloat64)) return kNotCompiled;
+  if (p.groups != 1 || p.taps() != 1 || p.pad_top != 0 || p.pad_bottom != 0 || p.pad_left != 0 || p.pad_right != 0) {
+    return "several groups or taps, or padding";
+  }
+  if (call.result.stride[1] != 1) return "the weight's input channels don't lie side by side";
+  if (2 * channels < vector.max_vectors * vector.lanes) return "too few input channels for vectors";
+  // Of each pixel m - channels elements less are packed. A row of the weight, on the other hand, is stored in pieces,
+  // and planes are dearer to transpose where each belongs to another pixel.
+  const bool side_by_side = call.a.stride[1] == 1 && call.b.stride[1] == 1;
+  const int64_t pixels = saturating_mul(p.batch, p.out_pixels()), least = side_by_side ? 1 : 8;
+  const bool pays = m > channels && saturating_mul(pixels, m - channels) >= saturating_mul(least, channels, m);
+  return pays ? nullptr : "packing the gradient's channels costs no more than packing the input's";
+}
+
 void visit_grad_weight(const Tasks& tasks) {
   const Call& call = tasks.call;
   const VectorShape& vector = tasks.isa.vector;
@@ -321,6 +338,10 @@ void visit_grad_weight(const Tasks& tasks) {
   }
   if (tasks.takes(Driver::kWeightGroups, refuse_weight_groups(call, vector))) {
     return tasks.visit(Driver::kWeightGroups);
+  }
+  if (tasks.takes(Driver::kWeightTransposed, refuse_weight_transposed(call, vector))) {
+    const Call other = transposed(call);
+    return tasks.visitor(Task{Driver::kWeightTransposed, &other});
   }
   tasks.visit(Driver::kWeightGemm);
 }
@@ -359,6 +380,8 @@ const char* name_of(Driver driver) {
     case Driver::kGemm:
     case Driver::kWeightGemm:
       return "implicit GEMM, vectors over result channels";
+    case Driver::kWeightTransposed:
+      return "implicit GEMM, vectors over input channels";
     case Driver::kPadding:
       return "products with the padding";
   }

@@ -18,24 +18,25 @@
 namespace conv2d_ext::cpu {
 
 enum class Driver : int {
-  kDot,              // drivers/dot.h: forward of one pixel
-  kRows,             // drivers/rows.h: gradients of one pixel, products of few rows
-  kColumns,          // drivers/rows.h: products of few rows, the other factor's elements along k
-  kStrided,          // drivers/strided.h: depthwise grad_input, the phases of a stride of 2 together
-  kPhases,           // drivers/phases.h: grad_input, the phases of a stride together
-  kAmx,              // drivers/amx.h, tiles of bfloat16
-  kPairs,            // drivers/gemm.h with products of bfloat16 pairs
-  kWinograd,         // drivers/winograd.h, where it is asked for
-  kDepthwise,        // drivers/depthwise.h
-  kGroups,           // drivers/gemm.h, vectors over groups
-  kPlanes,           // drivers/planes.h: 1x1 from many planes to few
-  kPixels,           // drivers/pixels.h: vectors over pixels
-  kGemm,             // drivers/gemm.h, vectors over result channels
-  kWeightAmx,        // drivers/grad_weight.h with AMX tiles of bfloat16
-  kWeightDepthwise,  // drivers/grad_weight.h: vectors over groups as they lie in memory
-  kWeightGroups,     // vectors over groups
-  kWeightGemm,       // vectors over output channels
-  kPadding,          // plan/padding_products.h: after a forward that leaves out taps in the padding
+  kDot,               // drivers/dot.h: forward of one pixel
+  kRows,              // drivers/rows.h: gradients of one pixel, products of few rows
+  kColumns,           // drivers/rows.h: products of few rows, the other factor's elements along k
+  kStrided,           // drivers/strided.h: depthwise grad_input, the phases of a stride of 2 together
+  kPhases,            // drivers/phases.h: grad_input, the phases of a stride together
+  kAmx,               // drivers/amx.h, tiles of bfloat16
+  kPairs,             // drivers/gemm.h with products of bfloat16 pairs
+  kWinograd,          // drivers/winograd.h, where it is asked for
+  kDepthwise,         // drivers/depthwise.h
+  kGroups,            // drivers/gemm.h, vectors over groups
+  kPlanes,            // drivers/planes.h: 1x1 from many planes to few
+  kPixels,            // drivers/pixels.h: vectors over pixels
+  kGemm,              // drivers/gemm.h, vectors over result channels
+  kWeightAmx,         // drivers/grad_weight.h with AMX tiles of bfloat16
+  kWeightDepthwise,   // drivers/grad_weight.h: vectors over groups as they lie in memory
+  kWeightGroups,      // vectors over groups
+  kWeightTransposed,  // the same for the transposed product of a 1x1 kernel: vectors over input channels
+  kWeightGemm,        // vectors over output channels
+  kPadding,           // plan/padding_products.h: after a forward that leaves out taps in the padding
 };
 
 // What planning knows of an instruction set, for one dtype.

@@ -26,6 +26,12 @@ struct ConvTiler {
   int64_t group_lanes() const { return lanes_are_groups ? vector.lanes : 1; }
   int64_t groups() const { return div_up(gemm.groups, group_lanes()); }
 
+  // Whether a panel's lanes lie side by side, and its rows far from one another.
+  bool weight_rows_lie_apart() const {
+    const int64_t step = gemm.taps_w > 1 ? gemm.weight_j : gemm.taps_h > 1 ? gemm.weight_i : gemm.weight_c;
+    return gemm.weight_m == 1 && saturating_mul(step, vector.element_size) >= limit::kFarWeightBytes;
+  }
+
   void cut_source_channels(ConvTiling& t) const {
     // A GEMM without products, which writes zeros, needs no patch.
     int64_t plane = 0;
@@ -36,6 +42,10 @@ struct ConvTiler {
       plane = saturating_mul(odd_lines(elements, vector.operand_size()), t.tile_images);
     }
     t.block_channels = channels_of_block(k, plane, vector.operand_size(), limit::kPatchBytes);
+    if (weight_rows_lie_apart()) {
+      const int64_t segments = limit::kWeightRows / max64(gemm.taps(), 1) / k.segment_channels;
+      t.block_channels = min64(t.block_channels, k.segment_channels * max64(segments, 1));
+    }
     t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.operand_size());
   }
 
@@ -136,7 +146,7 @@ struct WeightTiler {
         div_up(problem.out_channels_per_group(), lanes == WeightLanes::kChannels ? vector.lanes : 1);
     const int64_t tile_taps = t.tap_rows * t.tap_cols;
     const int64_t elements = tile_bytes / (vector.lanes * vector.element_size);
-    const int64_t columns = max64(tile_taps, least_columns);
+    const int64_t columns = max64(tile_taps, min64(least_columns, channels * taps));
     t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / columns));
     t.chunks_m = div_up(vectors, t.chunk_vectors);
     t.block_channels = 1;
@@ -145,11 +155,11 @@ struct WeightTiler {
       const int64_t bytes = lanes == WeightLanes::kGroups ? limit::kMaxPatchBytes : limit::kPatchBytes;
       const int64_t fit_patch = bytes / vector.element_size / max64(plane(t), 1);
       const int64_t fit_tile = min64(elements / t.chunk_vectors, most_rows()) / tile_taps;
-      t.block_channels = even_piece(channels, max64(1, min64(fit_patch, fit_tile)));
+      t.block_channels = whole_lines(channels, max64(1, min64(fit_patch, fit_tile)));
     }
     t.blocks_c = div_up(channels, t.block_channels);
     // Finer blocks of input channels where threads would idle.
-    const int64_t most_blocks = max64(t.blocks_c, min64(channels, channels * taps / limit::kWeightTileColumns));
+    const int64_t most_blocks = max64(t.blocks_c, min64(channels, channels * taps / limit::kLeastWeightTileColumns));
     while (threads_would_idle(t.items(), num_threads) && t.blocks_c < most_blocks) {
       t.block_channels = div_up(channels, t.blocks_c + 1);
       const int64_t blocks = div_up(channels, t.block_channels);
@@ -170,6 +180,14 @@ struct WeightTiler {
   }
 
  private:
+  // Pieces of at most `most` channels, of whole cache lines in a weight in channels_last where they can be: a line that
+  // two items write costs both.
+  int64_t whole_lines(int64_t channels, int64_t most) const {
+    const int64_t line = 64 / vector.element_size;
+    if (most >= channels || most < line) return even_piece(channels, most);
+    return line * even_piece(div_up(channels, line), most / line);
+  }
+
   // Weight elements of a tile whose pixels AMX takes as rows, which lie in scratch beside the patch.
   int64_t most_rows() const {
     return in_tiles() ? limits::amx::kRowBytes / max64(row_bytes(pixels), 1) : std::numeric_limits<int64_t>::max();
