@@ -207,6 +207,34 @@ def test_one_channel_is_stored_as_it_is_summed(filters, dtype):
         assert getattr(planar, name).engine == "implicit GEMM, vectors over pixels"
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_smaller_operand_of_a_weight_gradient_is_packed(dtype, stride):
+    """From few channels to many the weight gradient's transpose is computed, of the same bits."""
+    if conv2d_ext.build_config()["isa"] == "portable":
+        pytest.skip("portable code reads no operand in place")
+    few, many = 48, 160
+    size = 17 * stride, 15 * stride
+    for channels, filters in ((few, many), (many, few)):
+        problem = Problem("1x1", 2, channels, size, filters, (1, 1), stride=(stride, stride))
+        planar = make_tensors(problem, dtype)
+        results = []
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            input, weight = (t.to(memory_format=memory_format) for t in planar[:2])
+            plan = conv2d_ext.explain(input, weight, None, **problem.call_args()).grad_weight
+            # Planes of few pixels cost more to transpose.
+            vectors_over = (
+                "input" if memory_format == torch.channels_last and filters == many else "result"
+            )
+            assert plan.engine == f"implicit GEMM, vectors over {vectors_over} channels"
+            assert {plan.gemm_m, plan.gemm_n} == {few, many}
+            weight.requires_grad_()
+            output = conv2d_ext.conv2d(input, weight, None, **problem.call_args())
+            grad_output = planar.grad_output.to(memory_format=memory_format)
+            results += torch.autograd.grad(output, weight, grad_output)
+        assert torch.equal(*results)
+
+
 @pytest.mark.parametrize("problem", testing.FEW_PLANES, ids=str)
 def test_few_planes(problem):
     """Many planes to few, forward or backward; where 16 bits would be widened, smaller ones too.

@@ -1173,8 +1173,8 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.cpp",
         "no room in the patch for the vector that overlaps",
-        ": (t.group_vectors + 1) * vector.lanes;",
-        ": t.group_vectors * vector.lanes;",
+        "odd_lines_of_channels((t.group_vectors + 1) * vector.lanes,",
+        "odd_lines_of_channels(t.group_vectors * vector.lanes,",
         sanitizer="address",
     ),
     M(

@@ -368,6 +368,7 @@ std::string kind_of_explanation(const cpu::Explanation& e, Op op) {
   if (has("pixels of two phases")) return "strided";
   if (has("phases of the stride together")) return "phases";
   if (has("vectors over groups")) return op == Op::kGradWeight ? "weight, groups" : "groups";
+  if (has("vectors over input channels")) return "weight, channels";
   if (has("vectors over result channels")) return op == Op::kGradWeight ? "weight, channels" : "channels";
   return "";
 }

@@ -282,6 +282,10 @@ int64_t* const kLimits[] = {
     &a::kRowBlocks,
     &a::kBiasBytes,
     &d::kWidenedRows,
+    &t::kWeightRows,
+    &t::kFarWeightBytes,
+    &t::kLeastWeightTileColumns,
+    &t::kStridedGroupsBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -20,6 +20,7 @@ inline int64_t even_piece(int64_t whole, int64_t target) {
 struct Interval {
   int64_t begin, end;
   int64_t count() const { return end - begin; }
+  bool contains(int64_t index) const { return begin <= index && index < end; }
 };
 // Of `count` coordinates first, first + step, ... those that lie in [0, size), by their indices; 0 < step, 0 <= size.
 inline Interval indices_inside(int64_t first, int64_t step, int64_t count, int64_t size) {

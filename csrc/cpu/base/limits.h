@@ -56,8 +56,10 @@ CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 288;
 CONV2D_LIMIT kLeastWeightTileColumns = 64;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
-// Bytes of neighbouring groups in a work item of grad_weight that reads them in place.
+// Bytes of neighbouring groups in a work item of grad_weight that reads them in place; and where the stride is more
+// than 1, so that most rows are not even copied.
 CONV2D_LIMIT kInnerGroupsBytes = 256;
+CONV2D_LIMIT kStridedGroupsBytes = 1024;
 CONV2D_LIMIT kInnerPatchBytes = 256 * 1024;
 
 }  // namespace tiling

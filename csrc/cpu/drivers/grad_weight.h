@@ -97,12 +97,18 @@ struct GradWeightCall {
 
   // Where a thread's operands lie in scratch.
   struct Scratch {
-    int64_t *element_offsets, *pixel_offsets;
-    T *zeros, *panel, *patch;
+    int64_t *element_offsets, *pixel_offsets, *columns, *edges;
+    T *zeros, *panel, *patch, *pieces;
   };
   Scratch scratch_in(char* memory) const {
-    return {part<int64_t>(memory, layout.element_offsets), part<int64_t>(memory, layout.pixel_offsets),
-            part<T>(memory, layout.zeros), part<T>(memory, layout.panel), part<T>(memory, layout.patch)};
+    return {part<int64_t>(memory, layout.element_offsets),
+            part<int64_t>(memory, layout.pixel_offsets),
+            part<int64_t>(memory, layout.columns),
+            part<int64_t>(memory, layout.edges),
+            part<T>(memory, layout.zeros),
+            part<T>(memory, layout.panel),
+            part<T>(memory, layout.patch),
+            part<T>(memory, layout.pieces)};
   }
 
   // The pixels of a segment.
@@ -134,13 +140,20 @@ struct GradWeightCall {
     const int64_t last = min64(first + kPixelSegmentsPerChunk, pixels.segments());
     const Scratch scratch = scratch_in(memory);
     fill_zero(scratch.zeros, Vec<T>::kMaxVectors * L);
+    if constexpr (kInner) fill_columns(t, scratch);
     PatchView view{};
     view.end = first;
     for (int64_t number = first; number < last; ++number) {
       const Tile segment = segment_at(number);
+      if constexpr (kInner) {
+        if (reads_rows_in_place(t, segment)) {
+          multiply_rows_in_place(t, segment, scratch, number != first, c_tile);
+          continue;
+        }
+      }
       if (in_place) {
         view = input_in_place(t, segment);
-      } else if (number == view.end) {
+      } else if (number >= view.end) {
         view = pack_input(t, segment, number, last, scratch.patch);
       }
       fill_taps(view.patch, t.channels, t.tap_rows, t.tap_cols, scratch.element_offsets);
@@ -247,6 +260,96 @@ struct GradWeightCall {
                    false);
       }
       multiply_vector(v, scratch.panel, L);
+    }
+  }
+
+  // The output columns of a segment whose taps all lie in the input.
+  Interval columns_inside(const Tile& segment) const {
+    const Interval all = positions_inside(problem.cols(), problem.kernel_w, problem.out_w, problem.in_w);
+    const int64_t begin = max64(all.begin, segment.col), end = min64(all.end, segment.col + segment.cols);
+    return {min64(begin, end), end};
+  }
+
+  // Whether a segment of neighbouring groups reads the input where it lies. Of a stride of 1 each copied element serves
+  // all taps, of others few. Pixels at the edges, some of whose taps lie in the padding, have a patch each, all of
+  // which should be smaller than what is not copied.
+  bool reads_rows_in_place(const WeightTile& t, const Tile& segment) const {
+    if (!std::is_same_v<S, T> || !has_depthwise_weight_ukernel(t.tap_cols) || t.tap_cols != problem.kernel_w)
+      return false;
+    const GatherAxis rows = problem.rows();
+    if (segment.images != 1 || rows.source(segment.row, t.i0) < 0 ||
+        rows.source(segment.row + segment.rows - 1, t.i0 + t.tap_rows - 1) >= problem.in_h) {
+      return false;
+    }
+    const int64_t inside = columns_inside(segment).count(), edges = segment.cols - inside;
+    const int64_t copied_rows = min64(problem.stride_h, t.tap_rows), cols = min64(problem.stride_w, t.tap_cols);
+    return inside > 1 && copied_rows * cols > 1 && 2 * edges * t.tap_rows * t.tap_cols <= inside * copied_rows * cols;
+  }
+
+  // The same sums as multiply_inner's. A chain's pixels inside and at the edges are pieces of it.
+  CONV2D_INLINE void multiply_rows_in_place(const WeightTile& t, const Tile& segment, const Scratch& scratch,
+                                            bool accumulate, T* c_tile) const {
+    const int64_t *const in = input.stride, *const go = grad_output.stride;
+    const int64_t depth = segment.pixels(), end_col = segment.col + segment.cols;
+    const Interval inside = columns_inside(segment);
+    const GatherAxis rows = problem.rows(), cols = problem.cols();
+    const S* const image = static_cast<const S*>(input.data) + segment.image * in[0] + t.group * in[1];
+    for (int64_t k = 0, count = 0; k < depth; k += count) {
+      const int64_t r = k / segment.cols, col = segment.col + k % segment.cols;
+      const bool is_inside = inside.contains(col);
+      const int64_t change = is_inside ? inside.end : col < inside.begin ? inside.begin : end_col;
+      count = min64(change - col, pixels.chain - k % pixels.chain);
+      const S* const row = image + rows.source(segment.row + r, t.i0) * in[2];
+      const S* const output = grad_output_at(segment, t.group) + r * go[2] + (col - segment.col) * go[3];
+      DepthwiseWeightOperands<T> operands{};
+      operands.depth = operands.chain = count;
+      operands.a_pitch = go[3];
+      operands.resumes = k % pixels.chain != 0;
+      operands.pauses = (k + count) % pixels.chain != 0 && k + count < depth;
+      operands.accumulate = accumulate || k >= pixels.chain;
+      if (is_inside) {
+        operands.b = reinterpret_cast<const T*>(row + cols.source(col, 0) * in[3]);
+        operands.k_offset = scratch.columns;
+        operands.tap_row = in[2] * problem.dilation_h;
+        operands.tap_col = in[3] * problem.dilation_w;
+      } else {
+        for (int64_t x = 0; x < count; ++x) pack_edge(t, row, col + x, scratch.patch + scratch.edges[x]);
+        operands.b = scratch.patch;
+        operands.k_offset = scratch.edges;
+        operands.tap_row = t.tap_cols * t.groups;
+        operands.tap_col = t.groups;
+      }
+      for (int64_t v = 0; v * L < t.groups; ++v) {
+        DepthwiseWeightOperands<T> vector = operands;
+        vector.a = reinterpret_cast<const T*>(output) + inner_lane(t, v);
+        vector.b += inner_lane(t, v);
+        vector.c = c_tile + v * t.elements() * L;
+        vector.pieces = scratch.pieces + v * t.elements() * L;
+        depthwise_weight_panel<T>(t.tap_rows, t.tap_cols, nullptr, scratch.zeros, vector);
+      }
+    }
+  }
+
+  // Offsets of columns inside from the first one, and of the patches of columns at the edges.
+  void fill_columns(const WeightTile& t, const Scratch& scratch) const {
+    for (int64_t q = 0; q < pixels.cols; ++q) {
+      scratch.columns[q] = q * problem.stride_w * input.stride[3];
+      scratch.edges[q] = q * t.tap_rows * t.tap_cols * t.groups;
+    }
+  }
+
+  // The taps of one output column, those in the padding as zeros.
+  CONV2D_INLINE void pack_edge(const WeightTile& t, const S* row, int64_t col, T* patch) const {
+    const int64_t* const in = input.stride;
+    for (int64_t i = 0; i < t.tap_rows; ++i, row += in[2] * problem.dilation_h) {
+      for (int64_t j = 0; j < t.tap_cols; ++j, patch += t.groups) {
+        const int64_t source = problem.cols().source(col, j);
+        if (source < 0 || source >= problem.in_w) {
+          fill_zero(patch, t.groups);
+        } else {
+          copy_run(row + source * in[3], 1, t.groups, patch, false);
+        }
+      }
     }
   }
 

@@ -4,6 +4,8 @@
 //
 // The sums and their order are gemm_ukernel's (chains of pixels, each from zero). Its rows are one or more rows of
 // taps: their addresses follow from one table entry, and TI * TJ chains keep the FMA units busy.
+//
+// A chain whose pixels lie in several places is taken in pieces: between them its sums wait in `pieces`.
 #pragma once
 
 #include "gemm.h"
@@ -20,6 +22,9 @@ struct DepthwiseWeightOperands {
   int64_t tap_row, tap_col;
   T* c;
   bool accumulate;
+  // C's size. The pixels are part of one chain, which goes on from there (resumes) or to there (pauses).
+  T* pieces = nullptr;
+  bool resumes = false, pauses = false;
 };
 
 template <class T, int TI, int TJ>
@@ -37,7 +42,9 @@ void depthwise_weight_ukernel(const DepthwiseWeightOperands<T>& operands) {
 #pragma GCC unroll 8
     for (int i = 0; i < TI; ++i) {
 #pragma GCC unroll 8
-      for (int j = 0; j < TJ; ++j) acc[i][j] = V::zero();
+      for (int j = 0; j < TJ; ++j) {
+        acc[i][j] = operands.resumes ? V::load(operands.pieces + (i * TJ + j) * V::kLanes) : V::zero();
+      }
     }
     for (const int64_t a_pitch = operands.a_pitch; k_offset != chain_end; ++k_offset, a += a_pitch) {
       const reg av = V::load(a);
@@ -53,11 +60,12 @@ void depthwise_weight_ukernel(const DepthwiseWeightOperands<T>& operands) {
         }
       }
     }
-    T* c = operands.c;
+    const bool adds = accumulate && !operands.pauses;
+    T* c = operands.pauses ? operands.pieces : operands.c;
 #pragma GCC unroll 8
     for (int i = 0; i < TI; ++i) {
 #pragma GCC unroll 8
-      for (int j = 0; j < TJ; ++j, c += V::kLanes) V::store(c, accumulate ? V::add(V::load(c), acc[i][j]) : acc[i][j]);
+      for (int j = 0; j < TJ; ++j, c += V::kLanes) V::store(c, adds ? V::add(V::load(c), acc[i][j]) : acc[i][j]);
     }
     accumulate = true;
   }
@@ -105,6 +113,7 @@ void depthwise_weight_panel(int64_t tap_rows, int64_t tap_cols, const int64_t* e
     ukernel(operands);
     operands.b += rows * operands.tap_row;
     operands.c += rows * tap_cols * L;
+    if (operands.pieces != nullptr) operands.pieces += rows * tap_cols * L;
     i += rows;
   }
 }

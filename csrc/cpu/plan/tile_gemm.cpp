@@ -108,10 +108,13 @@ struct WeightTiler {
 
   void cut_groups(WeightTiling& t) const {
     if (lanes == WeightLanes::kInnerGroups) {
-      // The rest of the groups overlaps the last whole vector. A few vectors together read whole cache lines.
-      const int64_t whole = problem.groups / vector.lanes;
-      const int64_t most = max64(1, limit::kInnerGroupsBytes / (vector.lanes * vector.element_size));
-      t.group_vectors = even_piece(whole, min64(most, max64(1, whole / num_threads)));
+      // The rest of the groups overlaps the last whole vector. A few vectors together read whole cache lines, which
+      // threads that took one vector each would both read.
+      const int64_t whole = problem.groups / vector.lanes, bytes = vector.lanes * vector.element_size;
+      const bool is_strided = problem.stride_h * problem.stride_w > 1;
+      const int64_t most = max64(1, (is_strided ? limit::kStridedGroupsBytes : limit::kInnerGroupsBytes) / bytes);
+      const int64_t least = max64(1, 64 / bytes);
+      t.group_vectors = even_piece(whole, min64(most, max64(least, whole / num_threads)));
       t.group_blocks = div_up(whole, t.group_vectors);
     } else {
       t.group_blocks = div_up(problem.groups, lanes == WeightLanes::kGroups ? vector.lanes : 1);
@@ -193,11 +196,16 @@ struct WeightTiler {
     return in_tiles() ? limits::amx::kRowBytes / max64(row_bytes(pixels), 1) : std::numeric_limits<int64_t>::max();
   }
 
+  // Of a pixel of the patch.
+  int64_t inner_lanes(const WeightTiling& t) const {
+    return odd_lines_of_channels((t.group_vectors + 1) * vector.lanes, vector.element_size);
+  }
+
   // Elements of a channel's patch, of all images of a segment.
   int64_t plane(const WeightTiling& t) const {
     const int64_t patch_lanes = lanes == WeightLanes::kChannels ? 1
                                 : lanes == WeightLanes::kGroups ? vector.lanes
-                                                                : (t.group_vectors + 1) * vector.lanes;
+                                                                : inner_lanes(t);
     const int64_t image = saturating_mul(patch_size(problem.rows(), t.patch_segments * pixels.rows, t.tap_rows),
                                          patch_size(problem.cols(), pixels.cols, t.tap_cols), patch_lanes);
     return saturating_mul(odd_lines(image, vector.element_size), pixels.images);
@@ -280,6 +288,8 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   WeightScratch s{};
   s.element_offsets = layout.take_offsets(tiling.max_elements());
   s.pixel_offsets = layout.take_offsets(segment_pixels);
+  s.columns = layout.take_offsets(tiling.group_vectors > 0 ? pixels.cols : 0);
+  s.edges = layout.take_offsets(tiling.group_vectors > 0 ? pixels.cols : 0);
   s.zeros = layout.take(vector.max_vectors * vector.lanes * size);
   if (vector.operand_size() == size) {
     s.panel = layout.take(segment_pixels * width * size);
@@ -291,6 +301,7 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
     // The last tile reads 16 rows, whether they are there or not.
     s.rows = layout.take(row_bytes(pixels) * round_up(tiling.max_elements(), 16));
   }
+  s.pieces = layout.take(tiling.group_vectors > 0 ? tile_bytes : 0);
   if (tiling.slots == 1) {
     s.tile = layout.take(tile_bytes);
     s.total = pixels.chunks() > 1 ? layout.take(tile_bytes) : s.tile;

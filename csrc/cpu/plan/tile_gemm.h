@@ -59,7 +59,7 @@ struct ConvScratch {
 };
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
 struct WeightScratch {
-  int64_t element_offsets, pixel_offsets, zeros, panel, patch, rows, tile, total, lost, bytes;
+  int64_t element_offsets, pixel_offsets, columns, edges, zeros, panel, patch, rows, pieces, tile, total, lost, bytes;
 };
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
 

@@ -221,6 +221,20 @@ void check_depthwise_weight() {
       operands.tap_col = tap_col;
       operands.c = c.data();
       operands.accumulate = sum.accumulate;
+      if (sum.depth > 1 && sum.chain >= sum.depth && has_depthwise_weight_ukernel(tap_cols) && random.once_in(2)) {
+        // A chain of two pieces.
+        Buffer<T> pieces(tap_rows * tap_cols * L);
+        operands.pieces = pieces.data();
+        const int64_t first = random.between(1, sum.depth - 1);
+        operands.depth = first;
+        operands.pauses = true;
+        depthwise_weight_panel<T>(tap_rows, tap_cols, element_offsets.data(), zeros.data(), operands);
+        operands.depth = sum.depth - first;
+        operands.a += first * pitch;
+        operands.k_offset += first;
+        operands.pauses = false;
+        operands.resumes = true;
+      }
       depthwise_weight_panel<T>(tap_rows, tap_cols, element_offsets.data(), zeros.data(), operands);
       for (int64_t e = 0; e < tap_rows * tap_cols; ++e) {
         const T* const at = b.data() + before + lane + e / tap_cols * tap_row + e % tap_cols * tap_col;
