@@ -132,7 +132,7 @@ RULES = {
         for driver in (
             "dot", "rows", "columns", "strided", "phases", "amx", "pairs", "winograd", "depthwise",
             "groups", "planes", "pixels", "gemm", "weight_amx", "weight_depthwise",
-            "weight_groups", "weight_gemm", "padding",
+            "weight_groups", "weight_transposed", "weight_gemm", "padding",
         )
     ),
 }  # fmt: skip

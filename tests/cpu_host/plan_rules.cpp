@@ -364,10 +364,25 @@ void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, Weig
 }
 
 const char* short_name(Driver driver) {
-  static const char* const kNames[] = {"dot",           "rows",        "columns",  "strided",    "phases",
-                                       "amx",           "pairs",       "winograd", "depthwise",  "groups",
-                                       "planes",        "pixels",      "gemm",     "weight_amx", "weight_depthwise",
-                                       "weight_groups", "weight_gemm", "padding"};
+  static const char* const kNames[] = {"dot",
+                                       "rows",
+                                       "columns",
+                                       "strided",
+                                       "phases",
+                                       "amx",
+                                       "pairs",
+                                       "winograd",
+                                       "depthwise",
+                                       "groups",
+                                       "planes",
+                                       "pixels",
+                                       "gemm",
+                                       "weight_amx",
+                                       "weight_depthwise",
+                                       "weight_groups",
+                                       "weight_transposed",
+                                       "weight_gemm",
+                                       "padding"};
   return kNames[int(driver)];
 }
 

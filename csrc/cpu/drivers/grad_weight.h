@@ -333,7 +333,7 @@ struct GradWeightCall {
   // Offsets of columns inside from the first one, and of the patches of columns at the edges.
   void fill_columns(const WeightTile& t, const Scratch& scratch) const {
     for (int64_t q = 0; q < pixels.cols; ++q) {
-      scratch.columns[q] = q * problem.stride_w * input.stride[3];
+      scratch.columns[q] = saturating_mul(q, problem.stride_w, input.stride[3]);
       scratch.edges[q] = q * t.tap_rows * t.tap_cols * t.groups;
     }
   }

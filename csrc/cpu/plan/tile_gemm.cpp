@@ -111,7 +111,7 @@ struct WeightTiler {
       // The rest of the groups overlaps the last whole vector. A few vectors together read whole cache lines, which
       // threads that took one vector each would both read.
       const int64_t whole = problem.groups / vector.lanes, bytes = vector.lanes * vector.element_size;
-      const bool is_strided = problem.stride_h * problem.stride_w > 1;
+      const bool is_strided = problem.stride_h > 1 || problem.stride_w > 1;
       const int64_t most = max64(1, (is_strided ? limit::kStridedGroupsBytes : limit::kInnerGroupsBytes) / bytes);
       const int64_t least = max64(1, 64 / bytes);
       t.group_vectors = even_piece(whole, min64(most, max64(least, whole / num_threads)));
