@@ -35,6 +35,41 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("channels", [8, 9, 12, 40])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding", "dilation"),
+    [
+        # Rows at the top and at the bottom meet the padding, one between them at its edges alone.
+        ((27, 129), (9, 3), (10, 1), (1, 1, 15, 0), (1, 1)),
+        ((24, 145), (8, 3), (9, 1), (1, 1, 15, 0), (1, 1)),
+        ((40, 200), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1)),
+        ((21, 260), (5, 5), (1, 3), (2, 1, 0, 4), (2, 2)),
+        ((19, 131), (7, 7), (4, 2), (0, 3, 3, 3), (1, 3)),
+    ],
+)
+def test_depthwise_weight_gradients_of_strides(channels, size, kernel, stride, padding, dilation):
+    """Inputs in channels_last are read in place but for edges: the bits are those of planes."""
+    generator = torch.Generator().manual_seed(1)
+    top, bottom, left, right = padding
+    for dtype, bound in ((torch.float32, 1e-3), (torch.float64, 1e-11)):
+        input = torch.randn(2, channels, *size, dtype=dtype, generator=generator)
+        padded = F.pad(input.double(), (left, right, top, bottom))
+        weight = torch.zeros(channels, 1, *kernel, dtype=torch.float64, requires_grad=True)
+        output = F.conv2d(padded, weight, None, stride, 0, dilation, channels)
+        grad_output = torch.randn(output.shape, dtype=dtype, generator=generator)
+        (expected,) = torch.autograd.grad(output, weight, grad_output.double())
+        found = [
+            torch.ops.conv2d_ext.conv2d_grad_weight(
+                grad_output.contiguous(memory_format=memory_format),
+                input.contiguous(memory_format=memory_format),
+                weight.shape, weight.stride(), stride, padding, dilation, channels,
+            )
+            for memory_format in (torch.contiguous_format, torch.channels_last)
+        ]  # fmt: skip
+        assert torch.equal(*found)
+        assert (found[1] - expected).abs().max() < bound
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("problem", testing.SMALL_PROBLEMS, ids=str)
 def test_floats(problem, dtype, device):

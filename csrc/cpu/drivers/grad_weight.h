@@ -148,6 +148,7 @@ struct GradWeightCall {
       if constexpr (kInner) {
         if (reads_rows_in_place(t, segment)) {
           multiply_rows_in_place(t, segment, scratch, number != first, c_tile);
+          view.end = number + 1;  // the patches of its edges lie where the view's patch was
           continue;
         }
       }
@@ -310,7 +311,7 @@ struct GradWeightCall {
       if (is_inside) {
         operands.b = reinterpret_cast<const T*>(row + cols.source(col, 0) * in[3]);
         operands.k_offset = scratch.columns;
-        operands.tap_row = in[2] * problem.dilation_h;
+        operands.tap_row = t.tap_rows == 1 ? 0 : in[2] * problem.dilation_h;  // as above
         operands.tap_col = in[3] * problem.dilation_w;
       } else {
         for (int64_t x = 0; x < count; ++x) pack_edge(t, row, col + x, scratch.patch + scratch.edges[x]);
@@ -341,13 +342,14 @@ struct GradWeightCall {
   // The taps of one output column, those in the padding as zeros.
   CONV2D_INLINE void pack_edge(const WeightTile& t, const S* row, int64_t col, T* patch) const {
     const int64_t* const in = input.stride;
-    for (int64_t i = 0; i < t.tap_rows; ++i, row += in[2] * problem.dilation_h) {
+    for (int64_t i = 0; i < t.tap_rows; ++i) {
+      const S* const taps = row + i * in[2] * problem.dilation_h;
       for (int64_t j = 0; j < t.tap_cols; ++j, patch += t.groups) {
         const int64_t source = problem.cols().source(col, j);
         if (source < 0 || source >= problem.in_w) {
           fill_zero(patch, t.groups);
         } else {
-          copy_run(row + source * in[3], 1, t.groups, patch, false);
+          copy_run(taps + source * in[3], 1, t.groups, patch, false);
         }
       }
     }
