@@ -42,7 +42,7 @@ CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
 // Rows of the weight that lie apart (input gradients in channels_last), in a block of source channels. Each panel reads
 // a line of every one: of so few rows the pages stay in the TLB for the next panel, and lines that the hardware fetched
-// along with them in L2.
+// along with them in L2. They lie apart from kFarWeightBytes on.
 CONV2D_LIMIT kWeightRows = 1024;
 CONV2D_LIMIT kFarWeightBytes = 1024;
 // Packed weights that stay in scratch for the next tiles.

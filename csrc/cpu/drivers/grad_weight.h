@@ -154,7 +154,7 @@ struct GradWeightCall {
       }
       if (in_place) {
         view = input_in_place(t, segment);
-      } else if (number >= view.end) {
+      } else if (number == view.end) {
         view = pack_input(t, segment, number, last, scratch.patch);
       }
       fill_taps(view.patch, t.channels, t.tap_rows, t.tap_cols, scratch.element_offsets);
@@ -311,7 +311,7 @@ struct GradWeightCall {
       if (is_inside) {
         operands.b = reinterpret_cast<const T*>(row + cols.source(col, 0) * in[3]);
         operands.k_offset = scratch.columns;
-        operands.tap_row = t.tap_rows == 1 ? 0 : in[2] * problem.dilation_h;  // as above
+        operands.tap_row = t.tap_rows == 1 ? 0 : in[2] * problem.dilation_h;  // of any length
         operands.tap_col = in[3] * problem.dilation_w;
       } else {
         for (int64_t x = 0; x < count; ++x) pack_edge(t, row, col + x, scratch.patch + scratch.edges[x]);
