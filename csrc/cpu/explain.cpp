@@ -277,9 +277,9 @@ class TaskExplainer {
   void explain_depthwise(const ConvGemm& g) {
     const DepthwiseTiling t = tile_depthwise(g, vector_, threads_);
     name_gemm_kernel(1, vector_.max_vectors);
-    const int64_t step = depthwise_step(g);
-    if (g.taps() <= blocking(g).chain && has_depthwise_ukernel(g.taps_w, step)) {
-      e_.micro_kernel = ukernel("depthwise_ukernel", kDepthwisePixels, g.taps_w, "s" + std::to_string(step));
+    const DepthwiseRow row = depthwise_row(g);
+    if (g.taps() <= blocking(g).chain && has_depthwise_ukernel(g.taps_w, row, t.tile_cols)) {
+      e_.micro_kernel = ukernel("depthwise_ukernel", kDepthwisePixels, g.taps_w, "s" + std::to_string(row.step));
     }
     if (is_floating(dtype_) && size_of(dtype_) == 2 && reads_depthwise_in_place(g, blocking(g).chain, true)) {
       e_.refused = why_widened(dtype_, "as loaded or in the packers");

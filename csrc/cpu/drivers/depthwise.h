@@ -23,11 +23,12 @@
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // A rectangle of pixels as the micro-kernels read it, in the patch or in the source: element steps between positions
-// and between taps, from the first position's first tap.
+// and between taps, from the first position's first tap. A patch may have other runs than the source.
 template <class P>
 struct DepthwiseView {
   const P* data;
   int64_t position_row, position_col, tap_row, tap_col;
+  DepthwiseRow row;
 };
 
 template <class S, class T>
@@ -133,7 +134,8 @@ struct DepthwiseCall {
             DepthwiseView<T>{
                 block.patch + patch.tap_offset(0, 0, 0), saturating_mul(rows.position_pitch, patch.row_pitch),
                 saturating_mul(cols.position_pitch, patch.col_pitch), saturating_mul(rows.tap_pitch, patch.row_pitch),
-                saturating_mul(cols.tap_pitch, patch.col_pitch)});
+                saturating_mul(cols.tap_pitch, patch.col_pitch),
+                depthwise_row(gemm.taps_w, cols.position_pitch, cols.tap_pitch)});
   }
 
   void compute_in_place(const Block& block, int64_t image, const Rectangle& r) const {
@@ -143,29 +145,29 @@ struct DepthwiseCall {
                 source_of_image(block, image) + gemm.axis_h.source(r.row, 0) * gemm.source_row +
                     gemm.axis_w.source(r.col, 0) * gemm.source_col,
                 saturating_mul(gemm.axis_h.step, gemm.source_row), saturating_mul(gemm.axis_w.step, gemm.source_col),
-                saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col)});
+                saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col),
+                depthwise_row(gemm)});
   }
 
   template <class P>
   void compute(const Block& block, int64_t image, const Rectangle& r, const DepthwiseView<P>& view) const {
     S* const dst = static_cast<S*>(gemm.destination) + image * gemm.destination_n + r.row * gemm.destination_row +
                    r.col * gemm.destination_col + block.group;
-    const int64_t tap_col = gemm.taps_w == 1 ? view.position_col : view.tap_col;
-    // A patch may have other steps than the source.
-    const int64_t step = std::is_same_v<P, T> ? depthwise_step(view.position_col, tap_col) : depthwise_step(gemm);
+    const int64_t runs = view.row.runs;
     if constexpr (std::is_same_v<P, T>) {
-      if (gemm.taps() > chain || !has_depthwise_ukernel(gemm.taps_w, step)) {
+      if (gemm.taps() > chain || !has_depthwise_ukernel(gemm.taps_w, view.row, r.cols)) {
         return compute_by_table(block, r, view, dst);
       }
     }
-    const DepthwiseUkernels<P, S>& ukernels = depthwise_ukernels<P, S>(gemm.taps_w, step);
+    const DepthwiseUkernels<P, S>& ukernels = depthwise_ukernels<P, S>(gemm.taps_w, view.row.step);
     // Where taps run against the positions, so do the pixels, from the last one on.
-    const bool backwards = tap_col < 0;
+    const bool backwards = gemm.taps_w > 1 && view.tap_col < 0;
+    const int64_t direction = backwards ? -runs : runs;
     // Micro-kernels advance once more after the last row and column; a step that is never taken may lead anywhere.
-    const int64_t position = r.cols == 1 ? 0 : backwards ? -view.position_col : view.position_col;
+    const int64_t position = r.cols <= runs ? 0 : direction * view.position_col;
     const int64_t tap_row_step = gemm.taps_h == 1 ? 0 : view.tap_row;
-    const int64_t tap_col_step = gemm.taps_w == 1 ? position : tap_col;
-    const int64_t dst_step = backwards ? -gemm.destination_col : gemm.destination_col;
+    const int64_t tap_col_step = gemm.taps_w == 1 ? position : view.tap_col;
+    const int64_t dst_step = r.cols <= runs ? 0 : direction * gemm.destination_col;
     DepthwiseOperands<P, S> operands{};
     operands.position = position;
     operands.tap_row = tap_row_step;
@@ -177,26 +179,34 @@ struct DepthwiseCall {
     operands.vectors = block.vectors();
     operands.last_lane = block.lane(block.vectors() - 1);
     operands.dst_step = dst_step;
-    const auto pixels = [&](DepthwiseUkernel<P, S> ukernel, int64_t row, int64_t at, int64_t blocks) {
-      const int64_t col = backwards ? r.cols - 1 - at : at;
-      operands.source = view.data + row * view.position_row + col * view.position_col;
-      operands.dst = dst + row * gemm.destination_row + col * gemm.destination_col;
-      operands.blocks = blocks;
-      ukernel(operands);
-    };
-    // What seven or four don't divide overlaps the pixels before: computed twice, to the same bits.
-    constexpr int64_t kSeven = kDepthwisePixels;
-    const int64_t sevens = r.cols / kSeven, left = r.cols % kSeven;
     for (int64_t row = 0; row < r.rows; ++row) {
-      if (sevens > 0) pixels(ukernels.by_seven, row, 0, sevens);
-      if (left > 4 && sevens > 0) {
-        pixels(ukernels.by_seven, row, r.cols - kSeven, 1);
-      } else if (left > 1 && r.cols >= 4) {
-        if (left > 4) pixels(ukernels.by_four, row, 0, 1);
-        pixels(ukernels.by_four, row, r.cols - 4, 1);
-      } else if (left > 0) {
-        pixels(ukernels.one, row, r.cols - left, left);
+      for (int64_t run = 0; run < min64(runs, r.cols); ++run) {
+        const int64_t count = div_up(r.cols - run, runs);
+        const auto pixels = [&](DepthwiseUkernel<P, S> ukernel, int64_t at, int64_t blocks) {
+          const int64_t col = run + (backwards ? count - 1 - at : at) * runs;
+          operands.source = view.data + row * view.position_row + col * view.position_col;
+          operands.dst = dst + row * gemm.destination_row + col * gemm.destination_col;
+          operands.blocks = blocks;
+          ukernel(operands);
+        };
+        compute_run(ukernels, count, pixels);
       }
+    }
+  }
+
+  // What seven or four don't divide overlaps the pixels before: computed twice, to the same bits.
+  template <class P, class Pixels>
+  static void compute_run(const DepthwiseUkernels<P, S>& ukernels, int64_t count, const Pixels& pixels) {
+    constexpr int64_t kSeven = kDepthwisePixels;
+    const int64_t sevens = count / kSeven, left = count % kSeven;
+    if (sevens > 0) pixels(ukernels.by_seven, 0, sevens);
+    if (left > 4 && sevens > 0) {
+      pixels(ukernels.by_seven, count - kSeven, 1);
+    } else if (left > 1 && count >= 4) {
+      if (left > 4) pixels(ukernels.by_four, 0, 1);
+      pixels(ukernels.by_four, count - 4, 1);
+    } else if (left > 0) {
+      pixels(ukernels.one, count - left, left);
     }
   }
 

@@ -8,7 +8,7 @@ namespace limit = limits::depthwise;
 
 bool reads_depthwise_in_place(const ConvGemm& gemm, int64_t chain, bool widens) {
   return !widens || (gemm.taps_h <= limit::kWidenedRows && gemm.taps() <= chain &&
-                     has_depthwise_ukernel(gemm.taps_w, depthwise_step(gemm)));
+                     has_depthwise_ukernel(gemm.taps_w, depthwise_row(gemm), gemm.cols));
 }
 
 DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads) {

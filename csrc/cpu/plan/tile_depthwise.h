@@ -2,6 +2,8 @@
 // drivers/strided.h (planes, stride 2). plan/candidates.cpp says which problems they take.
 #pragma once
 
+#include <numeric>
+
 #include "../base/scratch.h"
 #include "conv_gemm.h"
 #include "patch_axis.h"
@@ -14,18 +16,29 @@ namespace conv2d_ext::cpu {
 // AVX2's 16 registers room for the weights of a row of 7 taps.
 constexpr int kDepthwisePixels = 7;
 
-// How many taps neighbouring positions are apart along a row, by the distances of positions and of taps; 0: unevenly.
-inline int64_t depthwise_step(int64_t position, int64_t tap) {
-  const int64_t distance = tap < 0 ? -tap : tap;
-  return distance > 0 && position % distance == 0 ? position / distance : 0;
+// How a row of pixels goes through a micro-kernel whose columns of the source are one tap apart: in `runs` runs in turn,
+// each of every runs-th pixel (dilation spreads the taps of neighbours, not those of a run's), which are `step` taps
+// apart.
+struct DepthwiseRow {
+  int64_t step, runs;
+};
+// By the distances of positions and of taps, of which there are taps_w.
+inline DepthwiseRow depthwise_row(int64_t taps_w, int64_t position, int64_t tap) {
+  if (taps_w == 1) return {1, 1};
+  const int64_t distance = tap < 0 ? -tap : tap, common = std::gcd(position, distance);
+  return {position / common, distance / common};
 }
-inline int64_t depthwise_step(const ConvGemm& gemm) {
-  return gemm.taps_w == 1 ? 1 : depthwise_step(gemm.axis_w.step, gemm.axis_w.tap);
+inline DepthwiseRow depthwise_row(const ConvGemm& gemm) {
+  return depthwise_row(gemm.taps_w, gemm.axis_w.step, gemm.axis_w.tap);
 }
-// The rows of taps that depthwise_ukernel is compiled for; others go through gemm_ukernel.
+// The rows of taps that depthwise_ukernel is compiled for. Others go through gemm_ukernel, as do rows whose runs have
+// too few of the `cols` pixels for accumulators that don't wait for one another.
 inline bool has_depthwise_ukernel(int64_t taps_w, int64_t step) {
   if (taps_w == 3 || taps_w == 5 || taps_w == 7) return step == 1 || step == 2;
   return step == 1 && (taps_w == 1 || taps_w == 2 || taps_w == 4);
+}
+inline bool has_depthwise_ukernel(int64_t taps_w, const DepthwiseRow& row, int64_t cols) {
+  return has_depthwise_ukernel(taps_w, row.step) && (row.runs == 1 || cols / row.runs >= 4);
 }
 // Whether pixels all of whose taps lie inside the source read it as it lies. A type that is widened does so for each
 // row of taps anew.
