@@ -23,8 +23,15 @@ using at::Tensor;
 
 int available_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
-// Items may be uneven: each worker takes the next one when it is free. at::parallel_for carries a worker's
-// exception to the caller.
+// Neighbouring items, which a worker takes one by one.
+struct alignas(64) ItemRange {
+  std::atomic<int64_t> next;
+  int64_t end;
+};
+
+// Each worker takes the items of a range of its own, which a repeated call and the calls before and after it find in its
+// core's caches, and whose neighbours share operands. Items may be uneven: who is done helps with the other ranges.
+// at::parallel_for carries a worker's exception to the caller.
 void run_items(int64_t items, void* context, void (*body)(void* context, int64_t item)) {
   const int64_t workers = std::min<int64_t>(items, available_threads());
   if (workers <= 1) {
@@ -35,14 +42,23 @@ void run_items(int64_t items, void* context, void (*body)(void* context, int64_t
   }
   std::fenv_t environment;
   std::fegetenv(&environment);
-  std::atomic<int64_t> next{0};
+  constexpr int64_t kMostRanges = 64;  // more workers share them
+  ItemRange ranges[kMostRanges];
+  const int64_t count = std::min(workers, kMostRanges);
+  for (int64_t r = 0; r < count; ++r) {
+    ranges[r].next.store(r * items / count, std::memory_order_relaxed);
+    ranges[r].end = (r + 1) * items / count;
+  }
   const std::thread::id caller = std::this_thread::get_id();
-  at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+  at::parallel_for(0, workers, 1, [&](int64_t worker, int64_t) {
     // The caller, which works as well, keeps the exceptions that it raises.
     std::optional<FloatEnvironmentScope> scope;
     if (std::this_thread::get_id() != caller) scope.emplace(environment);
-    for (int64_t item = next++; item < items; item = next++) {
-      body(context, item);
+    for (int64_t r = 0; r < count; ++r) {
+      ItemRange& range = ranges[(worker + r) % count];
+      for (int64_t item = range.next++; item < range.end; item = range.next++) {
+        body(context, item);
+      }
     }
   });
 }

@@ -275,7 +275,7 @@ class TaskExplainer {
   }
 
   void explain_depthwise(const ConvGemm& g) {
-    const DepthwiseTiling t = tile_depthwise(g, vector_, threads_);
+    const DepthwiseTiling t = tile_depthwise(g, vector_, size_of(dtype_), threads_);
     name_gemm_kernel(1, vector_.max_vectors);
     const DepthwiseRow row = depthwise_row(g);
     if (g.taps() <= blocking(g).chain && has_depthwise_ukernel(g.taps_w, row, t.tile_cols)) {

@@ -466,7 +466,7 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
     case Driver::kGemm:
       return check_conv_tiling(*g, vector, false, threads);
     case Driver::kDepthwise: {
-      const DepthwiseTiling t = tile_depthwise(*g, vector, threads);
+      const DepthwiseTiling t = tile_depthwise(*g, vector, size_of(task.call->dtype), threads);
       expect_cut(g->groups / vector.lanes, t.block_vectors, t.blocks, "vectors of groups");
       expect_cut(g->batch, t.tile_images, t.tiles_n, "images");
       expect_cut(g->rows, t.tile_rows, t.tiles_h, "rows");

@@ -308,7 +308,7 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
       return check_scratch("winograd", lay_out_scratch(t, *task.gemm, vector).bytes);
     }
     case Driver::kDepthwise: {
-      const DepthwiseTiling t = tile_depthwise(*task.gemm, vector, d.threads);
+      const DepthwiseTiling t = tile_depthwise(*task.gemm, vector, size_of(d.dtype), d.threads);
       return check_scratch("depthwise", lay_out_scratch(t, *task.gemm, vector).bytes);
     }
     case Driver::kGroups:

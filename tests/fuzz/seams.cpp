@@ -238,7 +238,7 @@ int64_t* const kLimits[] = {
     &t::kInnerGroupsBytes,
     &t::kInnerPatchBytes,
     &d::kBlockBytes,
-    &d::kRowsBytes,
+    &d::kPackedBytes,
     &d::kTileBytes,
     &d::kTilePixels,
     &d::kStridedPairs,

@@ -109,17 +109,15 @@ namespace depthwise {
 CONV2D_LIMIT kWidenedRows = 5;
 // Bytes of a pixel's groups that a work item takes: enough for hardware to stream them.
 CONV2D_LIMIT kBlockBytes = 256;
-// The rows of the source that the rows of taps meet stay in L1 from one row of pixels to the next.
-CONV2D_LIMIT kRowsBytes = 24 * 1024;
-// A tile's patch stays in L2, also where nothing of it is read in place.
-CONV2D_LIMIT kTileBytes = 128 * 1024;
+// What a tile meets of the source stays in L2; where all of it is packed, beside what it is packed from.
+CONV2D_LIMIT kTileBytes = 512 * 1024;
+CONV2D_LIMIT kPackedBytes = 128 * 1024;
 // Small images share a tile of about this many pixels, so that packing its weights pays.
 CONV2D_LIMIT kTilePixels = 256;
 // Pairs of columns, and pixels, of a tile with strided phases.
 CONV2D_LIMIT kStridedPairs = 512;
 CONV2D_LIMIT kStridedPixels = 16 * 1024;
-// What a patch may take: large dilations spread it.
-CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
+// What a patch may take there.
 CONV2D_LIMIT kMaxStridedPatchBytes = 1024 * 1024;
 
 }  // namespace depthwise

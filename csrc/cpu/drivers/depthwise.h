@@ -44,7 +44,7 @@ struct DepthwiseCall {
       : gemm(g),
         chain(block_k(g, vector_shape<T>().limits).chain),
         in_place(reads_depthwise_in_place(g, chain, sizeof(S) != sizeof(T))),
-        tiling(tile_depthwise(g, vector_shape<T>(), num_threads)),
+        tiling(tile_depthwise(g, vector_shape<T>(), sizeof(S), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())) {}
 
   // A work item's block of groups, and where its operands lie in scratch.

@@ -11,7 +11,8 @@ bool reads_depthwise_in_place(const ConvGemm& gemm, int64_t chain, bool widens) 
                      has_depthwise_ukernel(gemm.taps_w, depthwise_row(gemm), gemm.cols));
 }
 
-DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads) {
+DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size,
+                               int num_threads) {
   DepthwiseTiling t{};
   const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them
   const int64_t block_bytes = vector.lanes * vector.element_size;
@@ -19,18 +20,18 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   t.blocks = div_up(vectors, t.block_vectors);
 
   const int64_t pixel_bytes = (t.block_vectors + 1) * block_bytes;
-  // Columns in whole micro-kernels; rows until the patch is full.
-  const int64_t cols = max64(2 * kDepthwisePixels, limit::kRowsBytes / (gemm.taps_h * pixel_bytes));
-  t.tile_cols = min64(gemm.cols, round_up(even_piece(gemm.cols, cols), kDepthwisePixels));
+  t.tile_cols = gemm.cols;
   const auto patch_bytes = [&](int64_t rows) {
     return saturating_mul(patch_size(gemm.axis_h, rows, gemm.taps_h), patch_size(gemm.axis_w, t.tile_cols, gemm.taps_w),
                           pixel_bytes);
   };
+  const int64_t chain = block_k(gemm, vector.limits).chain;
+  const int64_t most = reads_depthwise_in_place(gemm, chain, storage_size != vector.element_size) ? limit::kTileBytes : limit::kPackedBytes;
   // Dilated rows of many taps can make a single row's patch too large. A single pixel's always fits.
-  while (t.tile_cols > 1 && patch_bytes(1) > limit::kMaxPatchBytes) t.tile_cols = div_up(t.tile_cols, 2);
+  while (t.tile_cols > 1 && patch_bytes(1) > most) t.tile_cols = div_up(t.tile_cols, 2);
   const int64_t row_items = div_up(gemm.cols, t.tile_cols) * t.blocks * gemm.batch;
   t.tile_rows = gemm.rows;
-  while (t.tile_rows > 1 && patch_bytes(t.tile_rows) > limit::kTileBytes) t.tile_rows = div_up(t.tile_rows, 2);
+  while (t.tile_rows > 1 && patch_bytes(t.tile_rows) > most) t.tile_rows = div_up(t.tile_rows, 2);
   // Threads share a small image's rows; large ones have tiles enough.
   while (t.tile_rows > 4 && div_up(gemm.rows, t.tile_rows) * row_items < 4 * num_threads && num_threads > 1) {
     t.tile_rows = div_up(t.tile_rows, 2);

@@ -58,7 +58,8 @@ struct DepthwiseTiling : TileGrid {
   int64_t image_pixels() const { return tile_rows * tile_cols; }  // which are computed at a time
   int64_t items() const { return tiles() * blocks; }
 };
-DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int num_threads);
+DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size,
+                               int num_threads);
 
 struct DepthwiseScratch {
   int64_t position_offsets, tap_offsets, start, bias, weights, c_tile, patch, bytes;
