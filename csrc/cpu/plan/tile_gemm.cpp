@@ -169,6 +169,13 @@ struct WeightTiler {
       if (blocks <= t.blocks_c) break;
       t.blocks_c = blocks;
     }
+    // Where they still do, chunks of output channels, each of which packs the patch anew.
+    while (threads_would_idle(t.items(), num_threads) && t.chunk_vectors > vector.max_vectors) {
+      t.chunk_vectors = div_up(vectors, t.chunks_m + 1);
+      const int64_t chunks = div_up(vectors, t.chunk_vectors);
+      if (chunks <= t.chunks_m) break;
+      t.chunks_m = chunks;
+    }
     t.patch_elements = patch_elements(plane(t), t.block_channels, pixels.images, vector.element_size);
   }
 
