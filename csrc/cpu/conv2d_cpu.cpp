@@ -4,23 +4,46 @@
 #include "isa/engine.h"
 #include "plan/candidates.h"
 #include "plan/padding_products.h"
+#include "plan/tile_depthwise.h"
 #include "plan/tile_one_pixel.h"
 
 namespace conv2d_ext::cpu {
 
 namespace {
 
+void run_task(const Task& task, const Executor& executor) {
+  if (task.driver == Driver::kPadding) return multiply_padding(*task.call, executor);
+  const DType dtype = task.call->dtype;
+  engine_for(dtype, task).run(dtype, task, executor);
+}
+
+// Phases of a depthwise input gradient read the same grad_output. They become one task, which computes a tile of each
+// while that lies in the caches.
+void run_phases_in_turn(const Call& call, const Executor& executor) {
+  ConvGemm gemms[kMostDepthwiseGemms];
+  Task phases{Driver::kDepthwise, &call, gemms, 0};
+  const auto run_phases = [&] {
+    if (phases.gemms > 0) run_task(phases, executor);
+    phases.gemms = 0;
+  };
+  for_each_task(call, shape_for(call.dtype), [&](const Task& task) {
+    if (task.driver != Driver::kDepthwise) return run_task(task, executor);
+    if (phases.gemms == kMostDepthwiseGemms) run_phases();
+    gemms[phases.gemms++] = *task.gemm;
+  });
+  run_phases();
+}
+
 void run(Call call, const Executor& threads) {
   if (is_empty(call)) return;
   normalize(call);
-  const Executor& executor = is_small(call.problem) ? kSerial : threads;
-  for_each_task(call, shape_for(call.dtype), [&](const Task& task) {
-    if (task.driver == Driver::kPadding) {
-      multiply_padding(call, executor);
-    } else {
-      engine_for(call.dtype, task).run(call.dtype, task, executor);
-    }
-  });
+  const Conv2dProblem& p = call.problem;
+  const Executor& executor = is_small(p) ? kSerial : threads;
+  const bool has_phases = call.direction == Direction::kGradInput && (p.stride_h > 1 || p.stride_w > 1);
+  if (has_phases && p.in_channels_per_group() == 1 && p.out_channels_per_group() == 1) {
+    return run_phases_in_turn(call, executor);
+  }
+  for_each_task(call, shape_for(call.dtype), [&](const Task& task) { run_task(task, executor); });
 }
 
 // A batch of products whose second factors differ: one call for each.

@@ -331,7 +331,7 @@ std::string kind_of_run(const Run& run) {
       {"PixelCall<", "pixels"},
       {"WinogradCall<", "winograd"},
       {"FewPlanesCall<", "few planes"},
-      {"DepthwiseCall<", "depthwise"},
+      {"DepthwiseCalls<", "depthwise"},
       {"StridedCall<", "strided"},
       {"PhasesCall<", "phases"},
       {"DotCall<", "dot products"},

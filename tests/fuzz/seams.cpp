@@ -286,6 +286,7 @@ int64_t* const kLimits[] = {
     &t::kFarWeightBytes,
     &t::kLeastWeightTileColumns,
     &t::kStridedGroupsBytes,
+    &d::kStreamedBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -12,6 +12,8 @@
 // gemm_ukernel and the C tile.
 #pragma once
 
+#include <optional>
+
 #include "../kernels/depthwise.h"
 #include "../kernels/gemm.h"
 #include "../kernels/vector_shape.h"
@@ -29,6 +31,7 @@ struct DepthwiseView {
   const P* data;
   int64_t position_row, position_col, tap_row, tap_col;
   DepthwiseRow row;
+  bool streams;  // from memory
 };
 
 template <class S, class T>
@@ -37,6 +40,7 @@ struct DepthwiseCall {
   const ConvGemm& gemm;
   const int64_t chain;
   const bool in_place;  // pixels inside the source are
+  const bool streams;   // caches don't hold the source
   const DepthwiseTiling tiling;
   const DepthwiseScratch layout;
 
@@ -44,6 +48,8 @@ struct DepthwiseCall {
       : gemm(g),
         chain(block_k(g, vector_shape<T>().limits).chain),
         in_place(reads_depthwise_in_place(g, chain, sizeof(S) != sizeof(T))),
+        streams(saturating_mul(g.batch, g.source_h, g.source_w, g.groups * int64_t(sizeof(S))) >=
+                limits::depthwise::kStreamedBytes),
         tiling(tile_depthwise(g, vector_shape<T>(), sizeof(S), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())) {}
 
@@ -135,7 +141,7 @@ struct DepthwiseCall {
                 block.patch + patch.tap_offset(0, 0, 0), saturating_mul(rows.position_pitch, patch.row_pitch),
                 saturating_mul(cols.position_pitch, patch.col_pitch), saturating_mul(rows.tap_pitch, patch.row_pitch),
                 saturating_mul(cols.tap_pitch, patch.col_pitch),
-                depthwise_row(gemm.taps_w, cols.position_pitch, cols.tap_pitch)});
+                depthwise_row(gemm.taps_w, cols.position_pitch, cols.tap_pitch), false});
   }
 
   void compute_in_place(const Block& block, int64_t image, const Rectangle& r) const {
@@ -146,7 +152,7 @@ struct DepthwiseCall {
                     gemm.axis_w.source(r.col, 0) * gemm.source_col,
                 saturating_mul(gemm.axis_h.step, gemm.source_row), saturating_mul(gemm.axis_w.step, gemm.source_col),
                 saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col),
-                depthwise_row(gemm)});
+                depthwise_row(gemm), streams});
   }
 
   template <class P>
@@ -179,6 +185,11 @@ struct DepthwiseCall {
     operands.vectors = block.vectors();
     operands.last_lane = block.lane(block.vectors() - 1);
     operands.dst_step = dst_step;
+    if (view.streams) {
+      // Those that the pixels above have not read.
+      operands.rows_ahead = min64(gemm.axis_h.step, gemm.taps_h);
+      operands.first_ahead = gemm.axis_h.tap < 0 ? 0 : gemm.taps_h - operands.rows_ahead;
+    }
     for (int64_t row = 0; row < r.rows; ++row) {
       for (int64_t run = 0; run < min64(runs, r.cols); ++run) {
         const int64_t count = div_up(r.cols - run, runs);
@@ -239,6 +250,27 @@ struct DepthwiseCall {
         store_tile(TileSums<T>{block.c_tile + row * r.cols * L, L, r.cols, L, block.bias + v * L},
                    TileTarget<S>{dst + row * gemm.destination_row + lane, gemm.destination_col, 1}, Between::kOthers);
       }
+    }
+  }
+};
+
+// Several of them in turn, item by item.
+template <class S, class T>
+struct DepthwiseCalls {
+  std::optional<DepthwiseCall<S, T>> calls[kMostDepthwiseGemms];
+  int count;
+
+  DepthwiseCalls(const ConvGemm* gemms, int number, int num_threads) : count(number) {
+    for (int f = 0; f < count; ++f) calls[f].emplace(gemms[f], num_threads);
+  }
+  int64_t items() const {
+    int64_t most = 0;
+    for (int f = 0; f < count; ++f) most = max64(most, calls[f]->items());
+    return most;
+  }
+  void work(int64_t item) const {
+    for (int f = 0; f < count; ++f) {
+      if (item < calls[f]->items()) calls[f]->work(item);
     }
   }
 };

@@ -102,7 +102,7 @@ void run_task_of(const Task& task, const Executor& executor) {
       if constexpr (std::is_same_v<T, float>) run_all(WinogradCall<S, T>(*task.gemm, threads), executor);
       return;
     case Driver::kDepthwise:
-      if constexpr (kNative) run_all(DepthwiseCall<S, T>(*task.gemm, threads), executor);
+      if constexpr (kNative) run_all(DepthwiseCalls<S, T>(task.gemm, task.gemms, threads), executor);
       return;
     case Driver::kPlanes:
       if constexpr (kNative) run_all(FewPlanesCall<S, T>(*task.gemm, threads), executor);

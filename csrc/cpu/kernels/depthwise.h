@@ -20,7 +20,20 @@ struct DepthwiseOperands {
   S* dst;
   int64_t dst_step;
   int64_t blocks;
+  // Rows of taps whose columns of the next block are prefetched, neighbours, and the first of them; or none.
+  int64_t rows_ahead, first_ahead;
 };
+
+// Asks L2 for `columns` columns of some rows, a cache line of each. (L1 would lose them: pixels that lie a power of two
+// apart share few of its sets.)
+template <class P>
+CONV2D_INLINE void prefetch_columns(const P* row, int64_t rows, int64_t tap_row, int columns, int64_t tap_col) {
+  for (; rows > 0; --rows, row += tap_row) {
+    const P* column = row;
+#pragma GCC unroll 14
+    for (int x = 0; x < columns; ++x, column += tap_col) __builtin_prefetch(column, 0, 2);
+  }
+}
 
 // The micro-kernel family depthwise_ukernel_<dtype>_<MR>x<KW>s<STEP>__<isa>: rows of KW taps, positions STEP taps
 // apart. Each column of the source is loaded once and meets every (pixel, tap) pair it belongs to. Columns ascend, so
@@ -28,7 +41,8 @@ struct DepthwiseOperands {
 //
 // Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16. Bound: MR * KW FMAs (2 a cycle)
 // against KW + (MR - 1) * STEP + KW loads (2 a cycle). A column of 16 bits takes one or two instructions more, where
-// FMAs go, for each row of taps that meets it.
+// FMAs go, for each row of taps that meets it. Of a source that caches don't hold, the next block's columns are
+// prefetched: pixels lie too far apart for hardware to do it.
 template <class P, class S, int MR, int KW, int STEP>
 void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
   using T = ComputeType<S>;
@@ -46,6 +60,10 @@ void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
 #pragma GCC unroll 8
       for (int q = 0; q < MR; ++q) acc[q] = V::load(operands.start + v * V::kLanes);
       const P* row = block_source + lane;
+      if (operands.rows_ahead > 0 && v * V::kLanes * int64_t(sizeof(P)) % 64 == 0) {
+        const P* const next = row + operands.first_ahead * tap_row + ((MR - 1) * STEP + KW) * tap_col;
+        prefetch_columns(next, operands.rows_ahead, tap_row, MR * STEP, tap_col);
+      }
       for (const T* const weights_end = weights + depth; weights != weights_end;
            row += tap_row, weights += KW * V::kLanes) {
         reg w[KW];

@@ -51,6 +51,9 @@ constexpr int64_t depthwise_weight_rows(int64_t taps_w, int64_t accumulators) {
   return accumulators / taps_w < 1 ? 1 : accumulators / taps_w > 4 ? 4 : accumulators / taps_w;
 }
 
+// Phases of an input gradient that run in turn: those of a stride of 2.
+constexpr int kMostDepthwiseGemms = 4;
+
 struct DepthwiseTiling : TileGrid {
   int64_t block_vectors;  // whole vectors of groups in a block; the last block takes what is left, too
   int64_t blocks;
