@@ -863,14 +863,14 @@ MUTATIONS = (
     M(
         "drivers/depthwise.h",
         "the last four pixels go beyond the row",
-        "pixels(ukernels.by_four, row, r.cols - 4, 1);",
-        "pixels(ukernels.by_four, row, r.cols - left, 1);",
+        "pixels(ukernels.by_four, count - 4, 1);",
+        "pixels(ukernels.by_four, count - left, 1);",
     ),
     M(
         "drivers/depthwise.h",
         "pixels against which taps run begin at the first one",
-        "const int64_t col = backwards ? r.cols - 1 - at : at;",
-        "const int64_t col = at;",
+        "const int64_t col = run + (backwards ? count - 1 - at : at) * runs;",
+        "const int64_t col = run + at * runs;",
     ),
     M(
         "drivers/depthwise.h",
