@@ -166,14 +166,13 @@ struct DepthwiseCall {
       }
     }
     const DepthwiseUkernels<P, S>& ukernels = depthwise_ukernels<P, S>(gemm.taps_w, view.row.step);
-    // Where taps run against the positions, so do the pixels, from the last one on.
+    // Where taps run against the positions, so do a block's pixels, from its last one on.
     const bool backwards = gemm.taps_w > 1 && view.tap_col < 0;
-    const int64_t direction = backwards ? -runs : runs;
     // Micro-kernels advance once more after the last row and column; a step that is never taken may lead anywhere.
-    const int64_t position = r.cols <= runs ? 0 : direction * view.position_col;
+    const int64_t position = r.cols <= runs ? 0 : runs * view.position_col;
     const int64_t tap_row_step = gemm.taps_h == 1 ? 0 : view.tap_row;
     const int64_t tap_col_step = gemm.taps_w == 1 ? position : view.tap_col;
-    const int64_t dst_step = r.cols <= runs ? 0 : direction * gemm.destination_col;
+    const int64_t dst_position = r.cols <= runs ? 0 : runs * gemm.destination_col;
     DepthwiseOperands<P, S> operands{};
     operands.position = position;
     operands.tap_row = tap_row_step;
@@ -184,20 +183,22 @@ struct DepthwiseCall {
     operands.bias = block.bias;
     operands.vectors = block.vectors();
     operands.last_lane = block.lane(block.vectors() - 1);
-    operands.dst_step = dst_step;
-    if (view.streams) {
-      // Those that the pixels above have not read.
-      operands.rows_ahead = min64(gemm.axis_h.step, gemm.taps_h);
-      operands.first_ahead = gemm.axis_h.tap < 0 ? 0 : gemm.taps_h - operands.rows_ahead;
-    }
+    operands.dst_position = dst_position;
+    operands.dst_step = backwards ? -dst_position : dst_position;
+    // Rows and columns that the pixels above and before don't read.
+    if (view.streams) operands.rows_ahead = min64(gemm.axis_h.step, gemm.taps_h);
+    const int64_t first_row = gemm.axis_h.tap < 0 ? 0 : gemm.taps_h - operands.rows_ahead;
+    const int64_t first_col = backwards ? 0 : gemm.taps_w - view.row.step;
+    const int64_t ahead = first_row * tap_row_step + first_col * tap_col_step;
     for (int64_t row = 0; row < r.rows; ++row) {
       for (int64_t run = 0; run < min64(runs, r.cols); ++run) {
         const int64_t count = div_up(r.cols - run, runs);
-        const auto pixels = [&](DepthwiseUkernel<P, S> ukernel, int64_t at, int64_t blocks) {
-          const int64_t col = run + (backwards ? count - 1 - at : at) * runs;
+        const auto pixels = [&](DepthwiseUkernel<P, S> ukernel, int64_t width, int64_t at, int64_t blocks) {
+          const int64_t col = run + (backwards ? at + width - 1 : at) * runs;
           operands.source = view.data + row * view.position_row + col * view.position_col;
           operands.dst = dst + row * gemm.destination_row + col * gemm.destination_col;
           operands.blocks = blocks;
+          operands.ahead = ahead + width * position;
           ukernel(operands);
         };
         compute_run(ukernels, count, pixels);
@@ -210,14 +211,14 @@ struct DepthwiseCall {
   static void compute_run(const DepthwiseUkernels<P, S>& ukernels, int64_t count, const Pixels& pixels) {
     constexpr int64_t kSeven = kDepthwisePixels;
     const int64_t sevens = count / kSeven, left = count % kSeven;
-    if (sevens > 0) pixels(ukernels.by_seven, 0, sevens);
+    if (sevens > 0) pixels(ukernels.by_seven, kSeven, 0, sevens);
     if (left > 4 && sevens > 0) {
-      pixels(ukernels.by_seven, count - kSeven, 1);
+      pixels(ukernels.by_seven, kSeven, count - kSeven, 1);
     } else if (left > 1 && count >= 4) {
-      if (left > 4) pixels(ukernels.by_four, 0, 1);
-      pixels(ukernels.by_four, count - 4, 1);
+      if (left > 4) pixels(ukernels.by_four, 4, 0, 1);
+      pixels(ukernels.by_four, 4, count - 4, 1);
     } else if (left > 0) {
-      pixels(ukernels.one, count - left, left);
+      pixels(ukernels.one, 1, count - left, left);
     }
   }
 

@@ -18,10 +18,11 @@ struct DepthwiseOperands {
   int64_t vectors;
   int64_t last_lane;  // of the first group of the last vector; the others are whole vectors from zero on
   S* dst;
-  int64_t dst_step;
+  int64_t dst_position, dst_step;  // between pixels of successive blocks, and of one
   int64_t blocks;
-  // Rows of taps whose columns of the next block are prefetched, neighbours, and the first of them; or none.
-  int64_t rows_ahead, first_ahead;
+  // So many rows of taps, or none, whose columns that a block reads as the first one are prefetched while the block before
+  // it is computed. `ahead` leads from that block's source to the first of them.
+  int64_t rows_ahead, ahead;
 };
 
 // Asks L2 for `columns` columns of some rows, a cache line of each. (L1 would lose them: pixels that lie a power of two
@@ -61,8 +62,7 @@ void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
       for (int q = 0; q < MR; ++q) acc[q] = V::load(operands.start + v * V::kLanes);
       const P* row = block_source + lane;
       if (operands.rows_ahead > 0 && v * V::kLanes * int64_t(sizeof(P)) % 64 == 0) {
-        const P* const next = row + operands.first_ahead * tap_row + ((MR - 1) * STEP + KW) * tap_col;
-        prefetch_columns(next, operands.rows_ahead, tap_row, MR * STEP, tap_col);
+        prefetch_columns(row + operands.ahead, operands.rows_ahead, tap_row, MR * STEP, tap_col);
       }
       for (const T* const weights_end = weights + depth; weights != weights_end;
            row += tap_row, weights += KW * V::kLanes) {
@@ -90,7 +90,7 @@ void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
       for (int q = 0; q < MR; ++q, dst += dst_step) store_as(dst, V::add(acc[q], bias));
     }
     block_source += MR * operands.position;
-    block_dst += MR * dst_step;
+    block_dst += MR * operands.dst_position;
   }
 }
 

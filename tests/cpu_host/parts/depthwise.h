@@ -23,7 +23,7 @@ void check_depthwise() {
                                                             : ukernels.one;
         for (int64_t taps_h = 1; taps_h <= 4; ++taps_h) {
           const int64_t blocks = random.between(1, 3), vectors = random.between(1, 3);
-          const int64_t rows_ahead = random.between(0, taps_h);
+          const int64_t rows_ahead = random.between(0, taps_h), ahead = random.between(-1000, 1000);
           // The last vector overlaps the one before it where groups are no whole vectors.
           const int64_t last_lane = (vectors - 1) * L - (vectors > 1 ? random.between(0, L - 1) : 0);
           const int64_t groups = last_lane + L;
@@ -57,8 +57,7 @@ void check_depthwise() {
             }
           }
           ukernel({source.data() + before, position, tap_row, tap_col, taps_h, weights.data(), start.data(),
-                   bias.data(), vectors, last_lane, dst.data() + dst_before, dst_step, blocks, rows_ahead,
-                   taps_h - rows_ahead});
+                   bias.data(), vectors, last_lane, dst.data() + dst_before, dst_step, dst_step, blocks, rows_ahead, ahead});
           for (int64_t q = 0; q < pixels; ++q) {
             for (int64_t v = 0; v < vectors; ++v) {
               const int64_t lane = v + 1 < vectors ? v * L : last_lane;
