@@ -112,8 +112,8 @@ CONV2D_LIMIT kBlockBytes = 256;
 // What a tile meets of the source stays in L2; where all of it is packed, beside what it is packed from.
 CONV2D_LIMIT kTileBytes = 512 * 1024;
 CONV2D_LIMIT kPackedBytes = 128 * 1024;
-// Bytes of a call's source that L2 doesn't hold, about.
-CONV2D_LIMIT kStreamedBytes = 4 * 1024 * 1024;
+// Bytes of a source that L2 does not hold, about.
+CONV2D_LIMIT kStreamedBytes = 1536 * 1024;
 // Small images share a tile of about this many pixels, so that packing its weights pays.
 CONV2D_LIMIT kTilePixels = 256;
 // Pairs of columns, and pixels, of a tile with strided phases.
