@@ -77,6 +77,17 @@ def test_threads(problem, dtype):
         assert_same_bits(library_results(problem, tensors), alone, f"{threads} threads")
 
 
+@pytest.mark.parametrize("threads", [64, 65, 97, 200])
+def test_many_threads(threads):
+    """Ranges of work items that several threads share: each item is computed, and once."""
+    problem = Problem("many items", 64, 16, (9, 9), 16, (3, 3), padding=(1, 1), groups=16)
+    tensors = make_tensors(problem, torch.float32)
+    torch.set_num_threads(1)
+    alone = library_results(problem, tensors)
+    torch.set_num_threads(threads)
+    assert_same_bits(library_results(problem, tensors), alone, f"{threads} threads")
+
+
 @over_cases
 def test_place_in_the_batch(problem, dtype, device):
     """Each image's output and input gradient: in a batch of 8, alone, and unbatched."""

@@ -71,6 +71,48 @@ def test_depthwise_weight_gradients_of_strides(channels, size, kernel, stride, p
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("channels", "size", "kernel", "stride", "padding", "dilation"),
+    [
+        # Runs of as many pixels as a micro-kernel takes, of more, and of too few for it.
+        (33, (11, 38), (3, 3), (1, 1), (2, 2), (2, 2)),
+        (24, (13, 41), (5, 5), (1, 1), (2, 6), (1, 3)),
+        (16, (9, 33), (3, 3), (1, 1), (1, 12), (1, 12)),
+        (40, (18, 47), (3, 3), (2, 2), (2, 2), (2, 4)),
+        (17, (12, 46), (5, 5), (1, 2), (3, 3), (2, 3)),
+        (16, (7, 52), (3, 7), (1, 3), (1, 6), (1, 2)),
+        # From memory, so that columns are prefetched, by blocks that run against the taps in grad_input.
+        (520, (29, 61), (3, 3), (2, 2), (1, 1), (1, 1)),
+        (520, (29, 61), (3, 3), (1, 1), (2, 2), (1, 2)),
+    ],
+)
+def test_depthwise_rows_in_runs(channels, size, kernel, stride, padding, dilation, dtype):
+    """Pixels of dilated rows go through the micro-kernels every few of them."""
+    problem = Problem(
+        "depthwise", 2, channels, size, channels, kernel, stride, padding, dilation, channels
+    )
+    input, weight, bias, grad_output = make_tensors(problem, dtype)
+    exact = [t.detach().double().requires_grad_() for t in (input, weight, bias)]
+    expected = F.conv2d(*exact, stride, padding, dilation, channels)
+    (expected_grad,) = torch.autograd.grad(expected, exact[0], grad_output.double())
+    bound = 1e-12 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps
+    inner = [t.detach().contiguous(memory_format=torch.channels_last) for t in (input, grad_output)]
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        planar = input.detach().contiguous().requires_grad_()
+        turned = inner[0].requires_grad_()
+        outputs, grads = [], []
+        for x, grad in ((planar, grad_output.contiguous()), (turned, inner[1])):
+            output = conv2d_ext.conv2d(x, weight, bias, stride, padding, dilation, channels)
+            outputs.append(output.detach())
+            grads += torch.autograd.grad(output, x, grad)
+        for found, right in ((outputs, expected), (grads, expected_grad)):
+            assert torch.equal(*found)
+            scale = right.abs().max()
+            assert (found[1].double() - right).abs().max() < bound * scale
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("problem", testing.SMALL_PROBLEMS, ids=str)
 def test_floats(problem, dtype, device):
     assert_results_as_accurate(problem, dtype, device)

@@ -311,6 +311,29 @@ def test_patch_layers(problem, dtype):
     )
 
 
+@pytest.mark.parametrize(
+    ("stride", "dilation", "micro_kernel"),
+    [
+        (1, 2, "depthwise_ukernel_f32_7x3s1"),
+        (1, 3, "depthwise_ukernel_f32_7x3s1"),
+        (2, 4, "depthwise_ukernel_f32_7x3s1"),
+        (2, 3, "depthwise_ukernel_f32_7x3s2"),
+        (3, 2, "gemm_ukernel"),
+        (1, 12, "gemm_ukernel"),
+    ],
+)
+def test_dilated_depthwise_rows_have_the_micro_kernels_of_others(stride, dilation, micro_kernel):
+    """Unless too few pixels make up a run, or neighbours in it are too many taps apart."""
+    input = torch.randn(1, 64, 40, 40).to(memory_format=torch.channels_last)
+    weight = torch.randn(64, 1, 3, 3)
+    plan = conv2d_ext.explain(
+        input, weight, stride=stride, padding=dilation, dilation=dilation, groups=64
+    ).forward
+    if not plan.engine.startswith("depthwise"):
+        pytest.skip("portable code has no such micro-kernels")
+    assert plan.micro_kernel.startswith(micro_kernel)
+
+
 def test_far_taps_of_a_depthwise_row():
     """A tile of as many pixels as usual would read a patch of 6 MiB."""
     input = torch.randn(1, 64, 1, 30000).to(memory_format=torch.channels_last)

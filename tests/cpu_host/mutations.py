@@ -863,14 +863,32 @@ MUTATIONS = (
     M(
         "drivers/depthwise.h",
         "the last four pixels go beyond the row",
-        "pixels(ukernels.by_four, count - 4, 1);",
-        "pixels(ukernels.by_four, count - left, 1);",
+        "pixels(ukernels.by_four, 4, count - 4, 1);",
+        "pixels(ukernels.by_four, 4, count - left, 1);",
     ),
     M(
         "drivers/depthwise.h",
         "pixels against which taps run begin at the first one",
-        "const int64_t col = run + (backwards ? count - 1 - at : at) * runs;",
+        "const int64_t col = run + (backwards ? at + width - 1 : at) * runs;",
         "const int64_t col = run + at * runs;",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "each run begins with the first pixel",
+        "const int64_t col = run + (backwards ? at + width - 1 : at) * runs;",
+        "const int64_t col = (backwards ? at + width - 1 : at) * runs;",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "runs of one length",
+        "const int64_t count = div_up(r.cols - run, runs);",
+        "const int64_t count = div_up(r.cols, runs);",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "the phases have the items of the first",
+        "if (item < calls[f]->items()) calls[f]->work(item);",
+        "if (item < calls[0]->items()) calls[f]->work(item);",
     ),
     M(
         "drivers/depthwise.h",

@@ -5,7 +5,8 @@
 // Vectors run over groups, which lie side by side in both tensors. So pixels all of whose taps lie inside the source
 // are computed in place: no patch, no C tile. The others read a zero-padded patch [row][col][group], and so do 16-bit
 // types of kernels with many rows, each of which would widen the source anew, or without a micro-kernel
-// (reads_depthwise_in_place).
+// (reads_depthwise_in_place). Where dilation spreads the taps of a row, its pixels go through the micro-kernels in runs of
+// every so many (DepthwiseRow).
 //
 // The order of summation is the canonical one (plan/summation_order.h): one chain of fused multiply-adds, taps
 // ascending. Problems of several chains, and those whose taps along a row are neither neighbours nor few, go through
