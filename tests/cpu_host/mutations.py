@@ -880,12 +880,6 @@ MUTATIONS = (
     ),
     M(
         "drivers/depthwise.h",
-        "runs of one length",
-        "const int64_t count = div_up(r.cols - run, runs);",
-        "const int64_t count = div_up(r.cols, runs);",
-    ),
-    M(
-        "drivers/depthwise.h",
         "the phases have the items of the first",
         "if (item < calls[f]->items()) calls[f]->work(item);",
         "if (item < calls[0]->items()) calls[f]->work(item);",
