@@ -79,8 +79,8 @@ def test_threads(problem, dtype):
 
 @pytest.mark.parametrize("threads", [64, 65, 97, 200])
 def test_many_threads(threads):
-    """Ranges of work items that several threads share: each item is computed, and once."""
-    problem = Problem("many items", 64, 16, (9, 9), 16, (3, 3), padding=(1, 1), groups=16)
+    """From 65 threads on they share ranges of work items."""
+    problem = Problem("many items", 256, 16, (9, 9), 16, (3, 3), padding=(1, 1), groups=16)
     tensors = make_tensors(problem, torch.float32)
     torch.set_num_threads(1)
     alone = library_results(problem, tensors)

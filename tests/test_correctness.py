@@ -81,7 +81,7 @@ def test_depthwise_weight_gradients_of_strides(channels, size, kernel, stride, p
         (40, (18, 47), (3, 3), (2, 2), (2, 2), (2, 4)),
         (17, (12, 46), (5, 5), (1, 2), (3, 3), (2, 3)),
         (16, (7, 52), (3, 7), (1, 3), (1, 6), (1, 2)),
-        # From memory, so that columns are prefetched, by blocks that run against the taps in grad_input.
+        # From memory, so that columns are prefetched; taps run against them in grad_input.
         (520, (29, 61), (3, 3), (2, 2), (1, 1), (1, 1)),
         (520, (29, 61), (3, 3), (1, 1), (2, 2), (1, 2)),
     ],

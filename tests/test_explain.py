@@ -334,8 +334,43 @@ def test_dilated_depthwise_rows_have_the_micro_kernels_of_others(stride, dilatio
     assert plan.micro_kernel.startswith(micro_kernel)
 
 
+@pytest.mark.parametrize(
+    ("size", "kernel"), [((1, 1800), (1, 3)), ((4, 400), (3, 3)), ((56, 56), (1, 1))]
+)
+def test_threads_share_few_rows_of_depthwise_layers(size, kernel):
+    input = torch.randn(1, 64, *size).to(memory_format=torch.channels_last)
+    torch.set_num_threads(2)
+    plan = conv2d_ext.explain(input, torch.randn(64, 1, *kernel), padding="same", groups=64).forward
+    if not plan.engine.startswith("depthwise"):
+        pytest.skip("portable code has no such driver")
+    assert plan.work_items >= 8
+
+
+def test_depthwise_phases_are_items_of_one_task():
+    """A work item takes a tile of each phase, so there are as many as the largest phase has."""
+    input = torch.randn(2, 64, 41, 41).to(memory_format=torch.channels_last)
+    weight = torch.randn(64, 1, 3, 3)
+    plan = conv2d_ext.explain(input, weight, stride=2, padding=1, groups=64).grad_input
+    if not plan.engine.startswith("depthwise"):
+        pytest.skip("portable code has no such driver")
+    phase = conv2d_ext.explain(
+        input[..., ::2, ::2].contiguous(memory_format=torch.channels_last),
+        weight,
+        padding=1,
+        groups=64,
+    ).grad_input
+    assert plan.work_items == phase.work_items
+
+
+def test_threads_share_the_output_channels_of_a_weight_gradient():
+    """Of few pixels, and of input channels that are too few to share."""
+    torch.set_num_threads(2)
+    plan = conv2d_ext.explain(torch.randn(1, 96, 14, 14), torch.randn(576, 96, 1, 1)).grad_weight
+    assert plan.work_items >= 2
+
+
 def test_far_taps_of_a_depthwise_row():
-    """A tile of as many pixels as usual would read a patch of 6 MiB."""
+    """A tile of as many pixels as usual would read a patch of 8 MiB."""
     input = torch.randn(1, 64, 1, 30000).to(memory_format=torch.channels_last)
     weight = torch.randn(64, 1, 1, 256)
     plan = conv2d_ext.explain(input, weight, dilation=(1, 100), groups=64)

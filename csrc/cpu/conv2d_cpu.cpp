@@ -29,7 +29,8 @@ void run_phases_in_turn(const Call& call, const Executor& executor) {
   for_each_task(call, shape_for(call.dtype), [&](const Task& task) {
     if (task.driver != Driver::kDepthwise) return run_task(task, executor);
     if (phases.gemms == kMostDepthwiseGemms) run_phases();
-    gemms[phases.gemms++] = *task.gemm;
+    ConvGemm& gemm = gemms[phases.gemms++] = *task.gemm;
+    gemm.owns_columns_between = false;  // items of several phases run at once
   });
   run_phases();
 }
@@ -37,12 +38,8 @@ void run_phases_in_turn(const Call& call, const Executor& executor) {
 void run(Call call, const Executor& threads) {
   if (is_empty(call)) return;
   normalize(call);
-  const Conv2dProblem& p = call.problem;
-  const Executor& executor = is_small(p) ? kSerial : threads;
-  const bool has_phases = call.direction == Direction::kGradInput && (p.stride_h > 1 || p.stride_w > 1);
-  if (has_phases && p.in_channels_per_group() == 1 && p.out_channels_per_group() == 1) {
-    return run_phases_in_turn(call, executor);
-  }
+  const Executor& executor = is_small(call.problem) ? kSerial : threads;
+  if (has_phases_in_turn(call)) return run_phases_in_turn(call, executor);
   for_each_task(call, shape_for(call.dtype), [&](const Task& task) { run_task(task, executor); });
 }
 

@@ -29,8 +29,8 @@ struct alignas(64) ItemRange {
   int64_t end;
 };
 
-// Each worker takes the items of a range of its own, which a repeated call and the calls before and after it find in its
-// core's caches, and whose neighbours share operands. Items may be uneven: who is done helps with the other ranges.
+// Each worker has a range of items: a repeated call finds their data in that core's caches, and neighbours share
+// operands. Items may be uneven: a worker that is done takes items from other ranges.
 // at::parallel_for carries a worker's exception to the caller.
 void run_items(int64_t items, void* context, void (*body)(void* context, int64_t item)) {
   const int64_t workers = std::min<int64_t>(items, available_threads());

@@ -278,7 +278,7 @@ class TaskExplainer {
     const DepthwiseTiling t = tile_depthwise(g, vector_, size_of(dtype_), threads_);
     name_gemm_kernel(1, vector_.max_vectors);
     const DepthwiseRow row = depthwise_row(g);
-    if (g.taps() <= blocking(g).chain && has_depthwise_ukernel(g.taps_w, row, t.tile_cols)) {
+    if (g.taps() <= blocking(g).chain && has_depthwise_ukernel(g.taps_w, row, g.cols)) {
       e_.micro_kernel = ukernel("depthwise_ukernel", kDepthwisePixels, g.taps_w, "s" + std::to_string(row.step));
     }
     if (is_floating(dtype_) && size_of(dtype_) == 2 && reads_depthwise_in_place(g, blocking(g).chain, true)) {
@@ -408,6 +408,8 @@ Explanation explain_call(Call call, int threads) {
   const int num_threads = is_small(call.problem) ? 1 : threads;
   const IsaShape isa = shape_for(call.dtype);
   Refusals refusals;
+  int in_turn = 0;  // phases so far of those that an item takes in turn, and items of these
+  int64_t items_in_turn = 0;
   const auto add = [&](const Task& task) {
     if (task.driver == Driver::kPadding) {
       e.engine += ", in bands without the taps that lie in the padding";
@@ -415,6 +417,12 @@ Explanation explain_call(Call call, int threads) {
     }
     TaskExplanation one = TaskExplainer(task, isa, num_threads).explain();
     for (const Refusal& refusal : refusals) one.candidates.emplace_back(name_of(refusal.driver), refusal.reason);
+    if (task.driver == Driver::kDepthwise && has_phases_in_turn(call)) {
+      if (in_turn++ % kMostDepthwiseGemms == 0) items_in_turn = 0;
+      const int64_t more = max64(one.work_items - items_in_turn, 0);
+      items_in_turn += more;
+      one.work_items = more;
+    }
     add_task(e, one);
   };
   for_each_task(call, isa, add, &refusals);

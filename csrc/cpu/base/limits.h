@@ -112,7 +112,7 @@ CONV2D_LIMIT kBlockBytes = 256;
 // What a tile meets of the source stays in L2; where all of it is packed, beside what it is packed from.
 CONV2D_LIMIT kTileBytes = 512 * 1024;
 CONV2D_LIMIT kPackedBytes = 128 * 1024;
-// Bytes of a source that L2 does not hold, about.
+// From so many bytes on a source is taken not to fit L2.
 CONV2D_LIMIT kStreamedBytes = 1536 * 1024;
 // Small images share a tile of about this many pixels, so that packing its weights pays.
 CONV2D_LIMIT kTilePixels = 256;

@@ -5,11 +5,11 @@
 // Vectors run over groups, which lie side by side in both tensors. So pixels all of whose taps lie inside the source
 // are computed in place: no patch, no C tile. The others read a zero-padded patch [row][col][group], and so do 16-bit
 // types of kernels with many rows, each of which would widen the source anew, or without a micro-kernel
-// (reads_depthwise_in_place). Where dilation spreads the taps of a row, its pixels go through the micro-kernels in runs of
-// every so many (DepthwiseRow).
+// (reads_depthwise_in_place). Where dilation spreads the taps of a row, its pixels go through the micro-kernels in runs
+// (DepthwiseRow).
 //
 // The order of summation is the canonical one (plan/summation_order.h): one chain of fused multiply-adds, taps
-// ascending. Problems of several chains, and those whose taps along a row are neither neighbours nor few, go through
+// ascending. Problems of several chains, those without a micro-kernel, and those of too few pixels in a run go through
 // gemm_ukernel and the C tile.
 #pragma once
 
@@ -32,6 +32,7 @@ struct DepthwiseView {
   const P* data;
   int64_t position_row, position_col, tap_row, tap_col;
   DepthwiseRow row;
+  int64_t cols;  // that the choice of a micro-kernel goes by
   bool streams;  // from memory
 };
 
@@ -142,7 +143,7 @@ struct DepthwiseCall {
                 block.patch + patch.tap_offset(0, 0, 0), saturating_mul(rows.position_pitch, patch.row_pitch),
                 saturating_mul(cols.position_pitch, patch.col_pitch), saturating_mul(rows.tap_pitch, patch.row_pitch),
                 saturating_mul(cols.tap_pitch, patch.col_pitch),
-                depthwise_row(gemm.taps_w, cols.position_pitch, cols.tap_pitch), false});
+                depthwise_row(gemm.taps_w, cols.position_pitch, cols.tap_pitch), r.cols, false});
   }
 
   void compute_in_place(const Block& block, int64_t image, const Rectangle& r) const {
@@ -153,7 +154,7 @@ struct DepthwiseCall {
                     gemm.axis_w.source(r.col, 0) * gemm.source_col,
                 saturating_mul(gemm.axis_h.step, gemm.source_row), saturating_mul(gemm.axis_w.step, gemm.source_col),
                 saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col),
-                depthwise_row(gemm), streams});
+                depthwise_row(gemm), gemm.cols, streams});
   }
 
   template <class P>
@@ -162,7 +163,7 @@ struct DepthwiseCall {
                    r.col * gemm.destination_col + block.group;
     const int64_t runs = view.row.runs;
     if constexpr (std::is_same_v<P, T>) {
-      if (gemm.taps() > chain || !has_depthwise_ukernel(gemm.taps_w, view.row, r.cols)) {
+      if (gemm.taps() > chain || !has_depthwise_ukernel(gemm.taps_w, view.row, view.cols)) {
         return compute_by_table(block, r, view, dst);
       }
     }
@@ -187,7 +188,9 @@ struct DepthwiseCall {
     operands.dst_position = dst_position;
     operands.dst_step = backwards ? -dst_position : dst_position;
     // Rows and columns that the pixels above and before don't read.
-    if (view.streams) operands.rows_ahead = min64(gemm.axis_h.step, gemm.taps_h);
+    if (view.streams) {
+      operands.rows_ahead = min64(depthwise_row(gemm.taps_h, gemm.axis_h.step, gemm.axis_h.tap).step, gemm.taps_h);
+    }
     const int64_t first_row = gemm.axis_h.tap < 0 ? 0 : gemm.taps_h - operands.rows_ahead;
     const int64_t first_col = backwards ? 0 : gemm.taps_w - view.row.step;
     const int64_t ahead = first_row * tap_row_step + first_col * tap_col_step;

@@ -20,8 +20,8 @@ struct DepthwiseOperands {
   S* dst;
   int64_t dst_position, dst_step;  // between pixels of successive blocks, and of one
   int64_t blocks;
-  // So many rows of taps, or none, whose columns that a block reads as the first one are prefetched while the block before
-  // it is computed. `ahead` leads from that block's source to the first of them.
+  // While a block is computed, the next one's new columns are prefetched, in so many rows of taps (0: none). `ahead`
+  // leads from the block's source to the first of them.
   int64_t rows_ahead, ahead;
 };
 

@@ -388,6 +388,12 @@ const char* name_of(Driver driver) {
   return "";
 }
 
+bool has_phases_in_turn(const Call& call) {
+  const Conv2dProblem& p = call.problem;
+  return call.direction == Direction::kGradInput && (p.stride_h > 1 || p.stride_w > 1) &&
+         p.in_channels_per_group() == 1 && p.out_channels_per_group() == 1;
+}
+
 void for_each_task(const Call& call, const IsaShape& isa, const TaskVisitor& visit, Refusals* refusals) {
   const Tasks tasks{call, isa, visit, refusals};
   switch (call.direction) {

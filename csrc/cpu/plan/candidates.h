@@ -69,6 +69,9 @@ using Refusals = std::vector<Refusal>;
 
 const char* name_of(Driver driver);
 
+// Whether the tasks of kDepthwise are phases that run in turn, up to kMostDepthwiseGemms of them.
+bool has_phases_in_turn(const Call& call);
+
 using TaskVisitor = Visitor<Task>;
 
 // Visits the tasks of a call that is not empty, in the order that they have to run in. `refusals`: where those of the

@@ -11,8 +11,7 @@ bool reads_depthwise_in_place(const ConvGemm& gemm, int64_t chain, bool widens) 
                      has_depthwise_ukernel(gemm.taps_w, depthwise_row(gemm), gemm.cols));
 }
 
-DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size,
-                               int num_threads) {
+DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads) {
   DepthwiseTiling t{};
   const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them
   const int64_t block_bytes = vector.lanes * vector.element_size;
@@ -26,8 +25,9 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
                           pixel_bytes);
   };
   const int64_t chain = block_k(gemm, vector.limits).chain;
-  const int64_t most = reads_depthwise_in_place(gemm, chain, storage_size != vector.element_size) ? limit::kTileBytes : limit::kPackedBytes;
-  // Dilated rows of many taps can make a single row's patch too large. A single pixel's always fits.
+  const bool in_place = reads_depthwise_in_place(gemm, chain, storage_size != vector.element_size);
+  const int64_t most = in_place ? limit::kTileBytes : limit::kPackedBytes;
+  // A wide row's patch can be too large. A single pixel's always fits.
   while (t.tile_cols > 1 && patch_bytes(1) > most) t.tile_cols = div_up(t.tile_cols, 2);
   const int64_t row_items = div_up(gemm.cols, t.tile_cols) * t.blocks * gemm.batch;
   t.tile_rows = gemm.rows;
@@ -35,6 +35,13 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   // Threads share a small image's rows; large ones have tiles enough.
   while (t.tile_rows > 4 && div_up(gemm.rows, t.tile_rows) * row_items < 4 * num_threads && num_threads > 1) {
     t.tile_rows = div_up(t.tile_rows, 2);
+  }
+  // And the columns of few rows.
+  const auto items = [&] {
+    return div_up(gemm.rows, t.tile_rows) * div_up(gemm.cols, t.tile_cols) * t.blocks * gemm.batch;
+  };
+  while (num_threads > 1 && t.tile_cols > 4 * kDepthwisePixels && items() < 4 * num_threads) {
+    t.tile_cols = round_up(div_up(t.tile_cols, 2), kDepthwisePixels);
   }
   // Small images several together, which share the packed weights.
   t.tile_images = 1;

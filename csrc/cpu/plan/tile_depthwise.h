@@ -16,9 +16,9 @@ namespace conv2d_ext::cpu {
 // AVX2's 16 registers room for the weights of a row of 7 taps.
 constexpr int kDepthwisePixels = 7;
 
-// How a row of pixels goes through a micro-kernel whose columns of the source are one tap apart: in `runs` runs in turn,
-// each of every runs-th pixel (dilation spreads the taps of neighbours, not those of a run's), which are `step` taps
-// apart.
+// How a row of pixels goes through a micro-kernel whose columns of the source are one tap apart: in `runs` runs in
+// turn, each of every runs-th pixel (dilation spreads the taps of neighbours, not those of a run's), which are `step`
+// taps apart.
 struct DepthwiseRow {
   int64_t step, runs;
 };
@@ -51,7 +51,7 @@ constexpr int64_t depthwise_weight_rows(int64_t taps_w, int64_t accumulators) {
   return accumulators / taps_w < 1 ? 1 : accumulators / taps_w > 4 ? 4 : accumulators / taps_w;
 }
 
-// Phases of an input gradient that run in turn: those of a stride of 2.
+// Phases of an input gradient that run in turn at most: a stride of 2 has four. More run four at a time.
 constexpr int kMostDepthwiseGemms = 4;
 
 struct DepthwiseTiling : TileGrid {
@@ -61,8 +61,7 @@ struct DepthwiseTiling : TileGrid {
   int64_t image_pixels() const { return tile_rows * tile_cols; }  // which are computed at a time
   int64_t items() const { return tiles() * blocks; }
 };
-DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size,
-                               int num_threads);
+DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads);
 
 struct DepthwiseScratch {
   int64_t position_offsets, tap_offsets, start, bias, weights, c_tile, patch, bytes;

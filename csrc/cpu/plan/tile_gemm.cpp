@@ -169,8 +169,9 @@ struct WeightTiler {
       if (blocks <= t.blocks_c) break;
       t.blocks_c = blocks;
     }
-    // Where they still do, chunks of output channels, each of which packs the patch anew.
-    while (threads_would_idle(t.items(), num_threads) && t.chunk_vectors > vector.max_vectors) {
+    // Where there still are fewer than threads, and no chunks of pixels for these: chunks of output channels, each of
+    // which packs the patch anew.
+    while (t.items() < num_threads && pixels.chunks() <= 1 && t.chunk_vectors > vector.max_vectors) {
       t.chunk_vectors = div_up(vectors, t.chunks_m + 1);
       const int64_t chunks = div_up(vectors, t.chunk_vectors);
       if (chunks <= t.chunks_m) break;

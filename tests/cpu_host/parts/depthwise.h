@@ -29,7 +29,9 @@ void check_depthwise() {
           const int64_t groups = last_lane + L;
           // Where taps run against the positions, the pixels do, too: columns descend.
           const int64_t tap_col = (random.once_in(3) ? -1 : 1) * (groups + random.between(0, 2));
-          const int64_t position = step * tap_col;
+          // Blocks ascend or descend whichever way the pixels of one do.
+          const int64_t turn = random.once_in(3) ? -1 : 1;
+          const int64_t position = turn * step * tap_col;
           const int64_t pixels = width * blocks, columns = (pixels - 1) * step + taps_w;
           const int64_t tap_row = (random.once_in(3) ? -1 : 1) * columns * (groups + 3);
           const int64_t dst_step = (random.once_in(3) ? -1 : 1) * (groups + random.between(0, 3));
@@ -56,8 +58,11 @@ void check_depthwise() {
               }
             }
           }
-          ukernel({source.data() + before, position, tap_row, tap_col, taps_h, weights.data(), start.data(),
-                   bias.data(), vectors, last_lane, dst.data() + dst_before, dst_step, dst_step, blocks, rows_ahead, ahead});
+          const int64_t first = turn < 0 ? (blocks - 1) * width : 0;  // pixel of the first block
+          const int64_t from_first = before + first * step * tap_col, to_first = dst_before + first * dst_step;
+          ukernel({source.data() + from_first, position, tap_row, tap_col, taps_h, weights.data(), start.data(),
+                   bias.data(), vectors, last_lane, dst.data() + to_first, turn * dst_step, dst_step, blocks,
+                   rows_ahead, ahead});
           for (int64_t q = 0; q < pixels; ++q) {
             for (int64_t v = 0; v < vectors; ++v) {
               const int64_t lane = v + 1 < vectors ? v * L : last_lane;
@@ -65,9 +70,9 @@ void check_depthwise() {
                 T sum = start[v * L + l];
                 for (int64_t i = 0; i < taps_h; ++i) {
                   for (int64_t j = 0; j < taps_w; ++j) {
-                    sum = multiply_add(weights[((v * taps_h + i) * taps_w + j) * L + l],
-                                       widened(source[before + q * position + i * tap_row + j * tap_col + lane + l]),
-                                       sum);
+                    sum = multiply_add(
+                        weights[((v * taps_h + i) * taps_w + j) * L + l],
+                        widened(source[before + q * step * tap_col + i * tap_row + j * tap_col + lane + l]), sum);
                   }
                 }
                 dst.expected[size_t(dst_before + q * dst_step + lane + l)] = narrowed<S>(add(sum, bias[v * L + l]));
