@@ -881,8 +881,8 @@ MUTATIONS = (
     M(
         "drivers/depthwise.h",
         "the phases have the items of the first",
-        "if (item < calls[f]->items()) calls[f]->work(item);",
-        "if (item < calls[0]->items()) calls[f]->work(item);",
+        "if (call && item < call->items()) call->work(item);",
+        "if (call && item < calls[0]->items()) call->work(item);",
     ),
     M(
         "drivers/depthwise.h",

@@ -263,19 +263,20 @@ struct DepthwiseCall {
 template <class S, class T>
 struct DepthwiseCalls {
   std::optional<DepthwiseCall<S, T>> calls[kMostDepthwiseGemms];
-  int count;
 
-  DepthwiseCalls(const ConvGemm* gemms, int number, int num_threads) : count(number) {
+  DepthwiseCalls(const ConvGemm* gemms, int count, int num_threads) {
     for (int f = 0; f < count; ++f) calls[f].emplace(gemms[f], num_threads);
   }
   int64_t items() const {
     int64_t most = 0;
-    for (int f = 0; f < count; ++f) most = max64(most, calls[f]->items());
+    for (const auto& call : calls) {
+      if (call) most = max64(most, call->items());
+    }
     return most;
   }
   void work(int64_t item) const {
-    for (int f = 0; f < count; ++f) {
-      if (item < calls[f]->items()) calls[f]->work(item);
+    for (const auto& call : calls) {
+      if (call && item < call->items()) call->work(item);
     }
   }
 };
