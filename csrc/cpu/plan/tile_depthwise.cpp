@@ -29,18 +29,15 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   const int64_t most = in_place ? limit::kTileBytes : limit::kPackedBytes;
   // A wide row's patch can be too large. A single pixel's always fits.
   while (t.tile_cols > 1 && patch_bytes(1) > most) t.tile_cols = div_up(t.tile_cols, 2);
-  const int64_t row_items = div_up(gemm.cols, t.tile_cols) * t.blocks * gemm.batch;
   t.tile_rows = gemm.rows;
   while (t.tile_rows > 1 && patch_bytes(t.tile_rows) > most) t.tile_rows = div_up(t.tile_rows, 2);
-  // Threads share a small image's rows; large ones have tiles enough.
-  while (t.tile_rows > 4 && div_up(gemm.rows, t.tile_rows) * row_items < 4 * num_threads && num_threads > 1) {
-    t.tile_rows = div_up(t.tile_rows, 2);
-  }
-  // And the columns of few rows.
-  const auto items = [&] {
-    return div_up(gemm.rows, t.tile_rows) * div_up(gemm.cols, t.tile_cols) * t.blocks * gemm.batch;
+  // Threads share a small image's rows, and the columns of few rows; large images have tiles enough.
+  const auto too_few_items = [&] {
+    const int64_t items = div_up(gemm.rows, t.tile_rows) * div_up(gemm.cols, t.tile_cols) * t.blocks * gemm.batch;
+    return num_threads > 1 && items < 4 * num_threads;
   };
-  while (num_threads > 1 && t.tile_cols > 4 * kDepthwisePixels && items() < 4 * num_threads) {
+  while (t.tile_rows > 4 && too_few_items()) t.tile_rows = div_up(t.tile_rows, 2);
+  while (t.tile_cols > 4 * kDepthwisePixels && too_few_items()) {
     t.tile_cols = round_up(div_up(t.tile_cols, 2), kDepthwisePixels);
   }
   // Small images several together, which share the packed weights.
