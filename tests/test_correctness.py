@@ -45,29 +45,83 @@ def _one_thread():
         ((40, 200), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1)),
         ((21, 260), (5, 5), (1, 3), (2, 1, 0, 4), (2, 2)),
         ((19, 131), (7, 7), (4, 2), (0, 3, 3, 3), (1, 3)),
+        # Columns that neighbouring pixels share: all, every second, and dilated ones.
+        ((41, 90), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+        ((23, 131), (5, 5), (1, 1), (2, 3, 0, 4), (1, 1)),
+        ((26, 97), (7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),
+        ((30, 75), (3, 3), (2, 2), (2, 2, 2, 2), (2, 2)),
+        ((25, 70), (3, 3), (1, 1), (2, 2, 2, 2), (2, 2)),
+        # None, though the taps lie a stride apart: a patch has a run for each of them.
+        ((11, 40), (2, 3), (2, 3), (0, 1, 2, 1), (2, 3)),
+        # A padding that leaves the micro-kernel nothing but edges, and more than the input.
+        ((9, 40), (3, 9), (1, 1), (4, 4, 31, 40), (1, 5)),
+        # Kernels of several pieces: columns, rows.
+        ((30, 80), (3, 11), (1, 1), (1, 1, 5, 5), (1, 1)),
+        ((30, 80), (11, 1), (1, 1), (5, 5, 0, 0), (1, 1)),
+        ((30, 80), (1, 16), (1, 2), (0, 0, 8, 7), (1, 1)),
+        ((40, 60), (6, 4), (2, 2), (2, 2, 1, 2), (1, 1)),
+        ((31, 47), (13, 13), (1, 1), (6, 6, 6, 6), (1, 1)),
+        # Several small images in a segment, whose rows are shorter than a kernel's.
+        ((7, 7), (7, 7), (1, 1), (3, 3, 3, 3), (1, 1)),
+        ((6, 1), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
     ],
 )
-def test_depthwise_weight_gradients_of_strides(channels, size, kernel, stride, padding, dilation):
+def test_depthwise_weight_gradients(channels, size, kernel, stride, padding, dilation):
     """Inputs in channels_last are read in place but for edges: the bits are those of planes."""
     generator = torch.Generator().manual_seed(1)
-    top, bottom, left, right = padding
-    for dtype, bound in ((torch.float32, 1e-3), (torch.float64, 1e-11)):
-        input = torch.randn(2, channels, *size, dtype=dtype, generator=generator)
-        padded = F.pad(input.double(), (left, right, top, bottom))
-        weight = torch.zeros(channels, 1, *kernel, dtype=torch.float64, requires_grad=True)
-        output = F.conv2d(padded, weight, None, stride, 0, dilation, channels)
-        grad_output = torch.randn(output.shape, dtype=dtype, generator=generator)
-        (expected,) = torch.autograd.grad(output, weight, grad_output.double())
+    for dtype in FLOATS:
+        input = torch.randn(2 if size[0] > 7 else 7, channels, *size, generator=generator).to(dtype)
+        grad_output, expected = _depthwise_weight_gradient(input, kernel, stride, padding, dilation)
         found = [
             torch.ops.conv2d_ext.conv2d_grad_weight(
                 grad_output.contiguous(memory_format=memory_format),
                 input.contiguous(memory_format=memory_format),
-                weight.shape, weight.stride(), stride, padding, dilation, channels,
+                expected.shape, expected.stride(), stride, padding, dilation, channels,
             )
             for memory_format in (torch.contiguous_format, torch.channels_last)
         ]  # fmt: skip
         assert torch.equal(*found)
+        bound = 1e-11 if dtype == torch.float64 else 1e-3
+        if dtype.itemsize == 2:
+            bound += expected.abs().max() * torch.finfo(dtype).eps
         assert (found[1] - expected).abs().max() < bound
+
+
+@pytest.mark.parametrize("channels", [136, 140, 264, 512])
+def test_depthwise_weight_gradients_of_many_groups(channels):
+    """Work items of several vectors, with a rest, on threads that share groups or pixels; pixels of
+    512 channels are copied."""
+    generator = torch.Generator().manual_seed(1)
+    for size in ((16, 31), (70, 85)):
+        input = torch.randn(1, channels, *size, generator=generator)
+        input = input.contiguous(memory_format=torch.channels_last)
+        grad_output, expected = _depthwise_weight_gradient(input, (3, 3), (1, 1), (1,) * 4, (1, 1))
+        grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(
+                torch.ops.conv2d_ext.conv2d_grad_weight(
+                    grad_output, input, expected.shape, expected.stride(),
+                    (1, 1), (1,) * 4, (1, 1), channels,
+                )
+            )  # fmt: skip
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+        assert (found[0] - expected).abs().max() < 1e-3
+
+
+def _depthwise_weight_gradient(input, kernel, stride, padding, dilation):
+    """A random grad_output, and the gradient in float64."""
+    top, bottom, left, right = padding
+    channels = input.shape[1]
+    padded = F.pad(input.double(), (left, right, top, bottom))
+    weight = torch.zeros(channels, 1, *kernel, dtype=torch.float64, requires_grad=True)
+    output = F.conv2d(padded, weight, None, stride, 0, dilation, channels)
+    generator = torch.Generator().manual_seed(2)
+    grad_output = torch.randn(output.shape, generator=generator).to(input.dtype)
+    (expected,) = torch.autograd.grad(output, weight, grad_output.double())
+    return grad_output, expected
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

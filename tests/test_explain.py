@@ -183,9 +183,10 @@ def test_depthwise_follows_the_memory_format(kernel, stride):
     assert inner.forward.micro_kernel.startswith("depthwise_ukernel_f32_7x") == (
         (kernel in (3, 7) or (kernel == 4 and stride == 1)) and inner.forward.k_segments == 1
     )
-    assert inner.grad_weight.micro_kernel.startswith("depthwise_weight_ukernel_f32_") == (
-        kernel in (3, 7)
-    )
+    columns = {4: 2, 6: 3}.get(kernel, kernel)
+    shared = stride if columns > stride else 0
+    assert inner.grad_weight.micro_kernel.startswith("depthwise_weight_ukernel_f32_")
+    assert f"x{columns}s{shared}__" in inner.grad_weight.micro_kernel
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -30,7 +30,7 @@ _UKERNEL = re.compile(
 # Of depthwise problems: 'rows' pixels by 'columns' taps, and 'rows' by 'columns' taps.
 _DEPTHWISE = re.compile(
     r"cpu::(?P<isa>\w+)::depthwise_(?P<weight>weight_)?ukernel<(?P<dtype>[\w:]+)"
-    r"(?:, (?P<result>[\w:]+))?, (?P<rows>\d+), (?P<columns>\d+)(?:, (?P<step>\d+))?>\("
+    r"(?:, (?P<result>[A-Za-z][\w:]*))?, (?P<rows>\d+), (?P<columns>\d+)(?:, (?P<step>\d+))?>\("
 )
 # Of depthwise input gradients with a stride of 2: 'rows' by 'vectors' in each of two phases.
 _STRIDED = re.compile(
@@ -138,6 +138,11 @@ def innermost_fma_loops(instructions: list[Instruction]) -> list[list[Instructio
             for other in loops
         )
     ]
+
+
+def vector_loads(loop: list[Instruction]) -> int:
+    """The instructions of a loop that read a vector from memory: inner loops store none."""
+    return sum("(" in i.operands and bool(re.search(r"%[xyz]mm", i.operands)) for i in loop)
 
 
 def stack_addresses(function: list[Instruction]) -> re.Pattern:
@@ -315,14 +320,14 @@ def test_depthwise_inner_loops_hold_their_accumulators_in_registers(isa, dtype, 
                 vector = re.search(r"%[yz]mm", i.operands)
                 if vector and re.search(r"\(%rsp|\(%rbp\)", i.operands):
                     faults.append(f"uses the stack: {i.mnemonic} {i.operands}")
-            # Each column of the source is loaded once, each weight once; taps of a weight's
-            # gradient are loaded where they are multiplied.
-            loads = sum(
-                "(" in i.operands and bool(re.search(r"%[xyz]mm", i.operands)) for i in loop
-            )
+            # Each column of the source is loaded once, each weight once. A weight's gradient has a
+            # loop that does so, and one that loads taps where they are multiplied.
+            loads = vector_loads(loop)
             most = rows * columns + 1 if weight else columns + (rows - 1) * step + columns
             if loads > most * (len(fmas) // (rows * columns)):
                 faults.append(f"{loads} loads instead of {most}")
+        if weight and step > 0 and min(map(vector_loads, loops), default=0) > rows * step + 1:
+            faults.append("no loop loads a column once for all its taps")
         if faults:
             slow[name] = faults
     assert not slow

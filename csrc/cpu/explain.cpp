@@ -328,11 +328,12 @@ class TaskExplainer {
     const PixelBlocking pixels = pixel_blocking();
     const WeightTiling t = tile_grad_weight(problem_, pixels, vector_, lanes, threads_);
     name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
-    const int64_t kernel_h = problem_.kernel_h, kernel_w = problem_.kernel_w;
-    if (lanes == WeightLanes::kInnerGroups && has_depthwise_weight_ukernel(kernel_w)) {
+    if (lanes == WeightLanes::kInnerGroups) {
+      const int64_t cols = depthwise_weight_cols(t.tap_cols);
       const int64_t accumulators = vector_.max_vectors * engine_.rows(dtype_, vector_.max_vectors);
-      const int64_t rows = min64(depthwise_weight_rows(kernel_w, accumulators), kernel_h);
-      e_.micro_kernel = ukernel("depthwise_weight_ukernel", rows, kernel_w);
+      const int64_t rows = depthwise_weight_rows(t.tap_rows, most_depthwise_weight_rows(cols, accumulators));
+      const int64_t step = depthwise_weight_step(cols, problem_.stride_w, problem_.dilation_w);
+      e_.micro_kernel = ukernel("depthwise_weight_ukernel", rows, cols, "s" + std::to_string(step));
     }
     set_work(t.items() * t.slots, lay_out_scratch(t, pixels, vector_).bytes, partial_bytes(t, vector_));
   }

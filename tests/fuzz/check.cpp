@@ -332,6 +332,7 @@ std::string kind_of_run(const Run& run) {
       {"WinogradCall<", "winograd"},
       {"FewPlanesCall<", "few planes"},
       {"DepthwiseCalls<", "depthwise"},
+      {"DepthwiseWeightCall<", "depthwise weight"},
       {"StridedCall<", "strided"},
       {"PhasesCall<", "phases"},
       {"DotCall<", "dot products"},
@@ -340,7 +341,6 @@ std::string kind_of_run(const Run& run) {
       {"GradBiasCall<", "bias"},
       {"WeightLanes)0>", "weight, channels"},
       {"WeightLanes)1>", "weight, groups"},
-      {"WeightLanes)2>", "depthwise weight"},
   };
   for (const auto& kind : kKinds) {
     if (name.find(kind[0]) != std::string::npos) return kind[1];

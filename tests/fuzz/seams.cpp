@@ -285,8 +285,10 @@ int64_t* const kLimits[] = {
     &t::kWeightRows,
     &t::kFarWeightBytes,
     &t::kLeastWeightTileColumns,
-    &t::kStridedGroupsBytes,
+    &t::kVectorsInTurnBytes,
     &d::kStreamedBytes,
+    &t::kFewSetsBytes,
+    &t::kLeastChunksOfThread,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

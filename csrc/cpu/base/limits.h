@@ -56,11 +56,15 @@ CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 288;
 CONV2D_LIMIT kLeastWeightTileColumns = 64;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
-// Bytes of neighbouring groups in a work item of grad_weight that reads them in place; and where the stride is more
-// than 1, so that most rows are not even copied.
-CONV2D_LIMIT kInnerGroupsBytes = 256;
-CONV2D_LIMIT kStridedGroupsBytes = 1024;
+// Of grad_weight of depthwise problems in channels_last, in bytes: neighbouring groups of a work item, those that take
+// a segment together, and the patch that segments share.
+CONV2D_LIMIT kInnerGroupsBytes = 512;
+CONV2D_LIMIT kVectorsInTurnBytes = 128;
 CONV2D_LIMIT kInnerPatchBytes = 256 * 1024;
+// Pixels a multiple of this apart lie in few sets of the caches: with a stride of 1 they are copied.
+CONV2D_LIMIT kFewSetsBytes = 1024;
+// With so many chunks of pixels a thread, threads share these and not the groups.
+CONV2D_LIMIT kLeastChunksOfThread = 8;
 
 }  // namespace tiling
 

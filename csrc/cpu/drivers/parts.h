@@ -54,12 +54,11 @@ CONV2D_INLINE void for_each_block(const ConvGemm& gemm, const KBlocking& k, int6
 
 // The two tables of im2col; each returns where it ends. The steps are copied first: as far as a compiler knows, writing
 // a table might change the patch, which it would then read again for every entry.
-CONV2D_INLINE int64_t* fill_positions(const Patch& patch, int64_t images, int64_t rows, int64_t cols, int64_t* offset,
-                                      int64_t first_row = 0) {
+CONV2D_INLINE int64_t* fill_positions(const Patch& patch, int64_t images, int64_t rows, int64_t cols, int64_t* offset) {
   const int64_t step = cols > 1 ? patch.cols.position_pitch * patch.col_pitch : 0;
   for (int64_t n = 0; n < images; ++n) {
     for (int64_t p = 0; p < rows; ++p) {
-      const int64_t first = patch.position_offset(n, first_row + p, 0);
+      const int64_t first = patch.position_offset(n, p, 0);
       for (int64_t q = 0; q < cols; ++q) *offset++ = first + q * step;
     }
   }

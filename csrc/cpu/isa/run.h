@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../drivers/depthwise.h"
+#include "../drivers/depthwise_weight.h"
 #include "../drivers/dot.h"
 #include "../drivers/gemm.h"
 #include "../drivers/grad_bias.h"
@@ -117,7 +118,7 @@ void run_task_of(const Task& task, const Executor& executor) {
       run_all(ConvCall<S, T, false>(*task.gemm, threads), executor);
       return;
     case Driver::kWeightDepthwise:
-      if constexpr (kNative) GradWeightCall<S, T, WeightLanes::kInnerGroups>(*task.call, threads).run(executor);
+      if constexpr (kNative) DepthwiseWeightCall<S, T>(*task.call, threads).run(executor);
       return;
     case Driver::kWeightGroups:
       GradWeightCall<S, T, WeightLanes::kGroups>(*task.call, threads).run(executor);

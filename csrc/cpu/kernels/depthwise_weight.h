@@ -1,120 +1,167 @@
 // The micro-kernels of grad_weight for depthwise problems whose channels are innermost.
 //
-//   C[i][j][lane]  =  (C if accumulate) + sum over pixels k of A[k][lane] * B[k_offset[k] + i * tap_row + j * tap_col]
+//   C[i][j][lane]  =  (C if accumulate) + sum over pixels k of A[k][lane] * B[k][i][j][lane]
 //
-// The sums and their order are gemm_ukernel's (chains of pixels, each from zero). Its rows are one or more rows of
-// taps: their addresses follow from one table entry, and TI * TJ chains keep the FMA units busy.
+// The pixels are one accumulation chain, from zero and in ascending order as gemm_ukernel's. They come in runs, which
+// are neighbours in one row of the result: pixel k of a run lies in A k * a_pitch, in B k * position beyond the first.
 //
-// A chain whose pixels lie in several places is taken in pieces: between them its sums wait in `pieces`.
+// Where a run's taps overlap (position is STEP * tap_col, STEP 1 or 2) each column of B is loaded once: grad_output's
+// last elements stay in registers and meet it from the oldest on, so that each tap meets its pixels in ascending order.
+//
+// Registers: TI * TJ accumulators, TJ / STEP of grad_output, one column: all of AVX2's 16 for 2 x 5 and 4 x 3. Bound:
+// TI * TJ FMAs (2 a cycle) against 1 + TI * STEP loads (2 a cycle); without sharing columns, against 1 + TI * TJ loads,
+// which with their addresses cost about 1.4 times the FMAs.
 #pragma once
 
 #include "gemm.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
+// Neighbouring pixels of one row of the result.
 template <class T>
-struct DepthwiseWeightOperands {
-  int64_t depth, chain;
-  const T* a;  // grad_output's pixels, a_pitch apart
-  int64_t a_pitch;
-  const T* b;  // the patch, at the first tap
-  const int64_t* k_offset;
-  int64_t tap_row, tap_col;
-  T* c;
-  bool accumulate;
-  // C's size. The pixels are part of one chain, which goes on from there (resumes) or to there (pauses).
-  T* pieces = nullptr;
-  bool resumes = false, pauses = false;
+struct WeightRun {
+  int64_t count;
+  const T* a;                // grad_output's first pixel
+  const T* b;                // the first pixel's first tap
+  int64_t position;          // of B: between pixels,
+  int64_t tap_row, tap_col;  // and between rows and columns of taps
+  int64_t chain_runs;        // of a chain's first run: how many the chain has
 };
 
-template <class T, int TI, int TJ>
+template <class T>
+struct DepthwiseWeightOperands {
+  const WeightRun<T>* runs;
+  int64_t count;           // of them: one chain
+  int64_t a_pitch;         // between pixels of A
+  int64_t lane, row, col;  // the micro-kernel's first lane, and its first tap
+  int64_t tap_cols;        // all of C's
+  T* c;                    // [i][j][lane]
+  bool accumulate;
+};
+
+// One step of a run whose columns are shared: STEP columns of B, which meet grad_output's elements of `newest` to
+// `oldest` pixels before the step's. Those of newer pixels ended before it, those of older ones begin after it.
+template <class T, int TI, int TJ, int STEP, int WINDOW>
+CONV2D_INLINE void take_columns(int newest, int oldest, const T* b, int64_t tap_row, int64_t tap_col,
+                                const typename Vec<T>::reg (&window)[WINDOW], typename Vec<T>::reg (&acc)[TI][TJ]) {
+  using V = Vec<T>;
+#pragma GCC unroll 2
+  for (int r = 0; r < STEP; ++r, b += tap_col) {
+    if (r + newest * STEP >= TJ) break;
+    const T* column = b;
+#pragma GCC unroll 8
+    for (int i = 0; i < TI; ++i, column += tap_row) {
+      typename V::reg x = V::load(column);
+      load_once(x);
+#pragma GCC unroll 8
+      for (int u = 0; u < WINDOW; ++u) {
+        const int j = r + u * STEP;
+        if (u >= newest && u <= oldest && j < TJ) acc[i][j] = V::fma(window[u], x, acc[i][j]);
+      }
+    }
+  }
+}
+
+// The micro-kernel family depthwise_weight_ukernel_<dtype>_<TI>x<TJ>s<STEP>__<isa>. STEP 0 reads each tap where it is.
+template <class T, int TI, int TJ, int STEP>
 void depthwise_weight_ukernel(const DepthwiseWeightOperands<T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
-  const T* a = operands.a;
-  const int64_t* k_offset = operands.k_offset;
-  const int64_t* const k_end = k_offset + operands.depth;
-  const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col;
-  bool accumulate = operands.accumulate;
-  while (k_offset != k_end) {
-    const int64_t* const chain_end = k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end;
-    reg acc[TI][TJ];
+  // Pixels whose taps share a step's columns.
+  constexpr int kWindow = STEP == 0 ? 1 : (TJ + STEP - 1) / (STEP == 0 ? 1 : STEP);
+  const int64_t a_pitch = operands.a_pitch;
+  reg acc[TI][TJ];
 #pragma GCC unroll 8
-    for (int i = 0; i < TI; ++i) {
+  for (int i = 0; i < TI; ++i) {
 #pragma GCC unroll 8
-      for (int j = 0; j < TJ; ++j) {
-        acc[i][j] = operands.resumes ? V::load(operands.pieces + (i * TJ + j) * V::kLanes) : V::zero();
+    for (int j = 0; j < TJ; ++j) acc[i][j] = V::zero();
+  }
+  const WeightRun<T>* const end = operands.runs + operands.count;
+  for (const WeightRun<T>* run = operands.runs; run != end; ++run) {
+    const int64_t tap_row = run->tap_row, tap_col = run->tap_col, position = run->position;
+    const T* a = run->a + operands.lane;
+    const T* b = run->b + operands.row * tap_row + operands.col * tap_col + operands.lane;
+    int64_t left = run->count;
+    if constexpr (STEP > 0) {
+      if (left >= kWindow && position == STEP * tap_col) {
+        reg window[kWindow];
+#pragma GCC unroll 8
+        for (int q = 0; q + 1 < kWindow; ++q, a += a_pitch, b += position) {
+#pragma GCC unroll 8
+          for (int u = q; u > 0; --u) window[u] = window[u - 1];
+          window[0] = V::load(a);
+          take_columns<T, TI, TJ, STEP, kWindow>(0, q, b, tap_row, tap_col, window, acc);
+        }
+        for (left -= kWindow - 1; left > 0; --left, a += a_pitch, b += position) {
+#pragma GCC unroll 8
+          for (int u = kWindow - 1; u > 0; --u) window[u] = window[u - 1];
+          window[0] = V::load(a);
+          take_columns<T, TI, TJ, STEP, kWindow>(0, kWindow - 1, b, tap_row, tap_col, window, acc);
+        }
+#pragma GCC unroll 8
+        for (int q = 1; q < kWindow; ++q, b += position) {
+#pragma GCC unroll 8
+          for (int u = kWindow - 1; u > 0; --u) window[u] = window[u - 1];
+          take_columns<T, TI, TJ, STEP, kWindow>(q, kWindow - 1, b, tap_row, tap_col, window, acc);
+        }
       }
     }
-    for (const int64_t a_pitch = operands.a_pitch; k_offset != chain_end; ++k_offset, a += a_pitch) {
-      const reg av = V::load(a);
-      const T* row = operands.b + *k_offset;
+    for (; left > 0; --left, a += a_pitch, b += position) {
+      const reg g = V::load(a);
+      const T* row = b;
 #pragma GCC unroll 8
       for (int i = 0; i < TI; ++i, row += tap_row) {
         const T* tap = row;
 #pragma GCC unroll 8
-        for (int j = 0; j < TJ; ++j) {
-          acc[i][j] = V::fma(av, V::load(tap), acc[i][j]);
-          tap += tap_col;
-          __asm__("" : "+r"(tap));  // as in depthwise_ukernel
-        }
+        for (int j = 0; j < TJ; ++j, tap += tap_col) acc[i][j] = V::fma(g, V::load(tap), acc[i][j]);
       }
     }
-    const bool adds = accumulate && !operands.pauses;
-    T* c = operands.pauses ? operands.pieces : operands.c;
+  }
+  T* c = operands.c + (operands.row * operands.tap_cols + operands.col) * V::kLanes;
 #pragma GCC unroll 8
-    for (int i = 0; i < TI; ++i) {
+  for (int i = 0; i < TI; ++i, c += operands.tap_cols * V::kLanes) {
 #pragma GCC unroll 8
-      for (int j = 0; j < TJ; ++j, c += V::kLanes) V::store(c, adds ? V::add(V::load(c), acc[i][j]) : acc[i][j]);
+    for (int j = 0; j < TJ; ++j) {
+      T* const to = c + j * V::kLanes;
+      V::store(to, operands.accumulate ? V::add(V::load(to), acc[i][j]) : acc[i][j]);
     }
-    accumulate = true;
   }
 }
 
-template <class T>
-using DepthwiseWeightUkernel = void (*)(const DepthwiseWeightOperands<T>&);
-
-// The micro-kernel for as many of `rows` rows of taps as fit one, and how many those are.
-template <class T, int TJ>
-CONV2D_INLINE int64_t choose_depthwise_weight_ukernel(int64_t rows, DepthwiseWeightUkernel<T>& ukernel) {
-  constexpr int kMost = int(min64(depthwise_weight_rows(TJ, Vec<T>::kMaxVectors * kMR), 4));
-  const int64_t taken = min64(rows, kMost);
+// The micro-kernel for TJ columns of as many of `rows` rows of taps as fit one.
+template <class T, int TJ, int STEP>
+CONV2D_INLINE int64_t take_weight_rows(int64_t rows, const DepthwiseWeightOperands<T>& operands) {
+  constexpr int kMost = int(most_depthwise_weight_rows(TJ, Vec<T>::kMaxVectors * kMR));
+  const int64_t taken = depthwise_weight_rows(rows, kMost);
   with_constant<1, int(min64(2, kMost)), int(min64(3, kMost)), kMost>(
-      taken, [&](auto ti) { ukernel = depthwise_weight_ukernel<T, decltype(ti)::value, TJ>; });
+      taken, [&](auto ti) { depthwise_weight_ukernel<T, decltype(ti)::value, TJ, STEP>(operands); });
   return taken;
 }
 
-// C for all taps of a vector of groups. element_offsets: of the taps in the patch; zeros: a vector.
+template <class T, int TJ>
+CONV2D_INLINE int64_t take_weight_cols(int64_t step, int64_t rows, const DepthwiseWeightOperands<T>& operands) {
+  // A step that shares nothing between pixels is none.
+  constexpr int kOne = int(depthwise_weight_step(TJ, 1, 1)), kTwo = int(depthwise_weight_step(TJ, 2, 1));
+  if (step == 1) return take_weight_rows<T, TJ, kOne>(rows, operands);
+  if (step == 2) return take_weight_rows<T, TJ, kTwo>(rows, operands);
+  return take_weight_rows<T, TJ, 0>(rows, operands);
+}
+
+// C for all taps of a vector of groups.
 template <class T>
-void depthwise_weight_panel(int64_t tap_rows, int64_t tap_cols, const int64_t* element_offsets, const T* zeros,
-                            DepthwiseWeightOperands<T> operands) {
-  constexpr int L = Vec<T>::kLanes;
-  if (!has_depthwise_weight_ukernel(tap_cols)) {
-    GemmOperands<T> gemm{};
-    gemm.depth = operands.depth;
-    gemm.chain = operands.chain;
-    gemm.a = operands.a;
-    gemm.a_pitch = operands.a_pitch;
-    gemm.b = operands.b - element_offsets[0];
-    gemm.j_offset = element_offsets;
-    gemm.k_offset = operands.k_offset;
-    gemm.start = zeros;
-    gemm.c = operands.c;
-    gemm.c_pitch = L;
-    gemm.accumulate = operands.accumulate;
-    gemm_panel<true, T>(tap_rows * tap_cols, 1, gemm);
-    return;
-  }
-  for (int64_t i = 0; i < tap_rows;) {
-    DepthwiseWeightUkernel<T> ukernel;
-    const int64_t rows = tap_cols == 3   ? choose_depthwise_weight_ukernel<T, 3>(tap_rows - i, ukernel)
-                         : tap_cols == 5 ? choose_depthwise_weight_ukernel<T, 5>(tap_rows - i, ukernel)
-                                         : choose_depthwise_weight_ukernel<T, 7>(tap_rows - i, ukernel);
-    ukernel(operands);
-    operands.b += rows * operands.tap_row;
-    operands.c += rows * tap_cols * L;
-    if (operands.pieces != nullptr) operands.pieces += rows * tap_cols * L;
-    i += rows;
+void depthwise_weight_panel(int64_t tap_rows, int64_t tap_cols, int64_t step, DepthwiseWeightOperands<T>& operands) {
+  operands.tap_cols = tap_cols;
+  for (operands.col = 0; operands.col < tap_cols;) {
+    const int64_t cols = depthwise_weight_cols(tap_cols - operands.col);
+    for (operands.row = 0; operands.row < tap_rows;) {
+      const int64_t rows = tap_rows - operands.row;
+      operands.row += cols == 7   ? take_weight_cols<T, 7>(step, rows, operands)
+                      : cols == 5 ? take_weight_cols<T, 5>(step, rows, operands)
+                      : cols == 3 ? take_weight_cols<T, 3>(step, rows, operands)
+                      : cols == 2 ? take_weight_cols<T, 2>(step, rows, operands)
+                                  : take_weight_cols<T, 1>(step, rows, operands);
+    }
+    operands.col += cols;
   }
 }
 

@@ -32,8 +32,8 @@ enum class Driver : int {
   kPixels,            // drivers/pixels.h: vectors over pixels
   kGemm,              // drivers/gemm.h, vectors over result channels
   kWeightAmx,         // drivers/grad_weight.h with AMX tiles of bfloat16
-  kWeightDepthwise,   // drivers/grad_weight.h: vectors over groups as they lie in memory
-  kWeightGroups,      // vectors over groups
+  kWeightDepthwise,   // drivers/depthwise_weight.h
+  kWeightGroups,      // drivers/grad_weight.h, vectors over groups
   kWeightTransposed,  // the same for the transposed product of a 1x1 kernel: vectors over input channels
   kWeightGemm,        // vectors over output channels
   kPadding,           // plan/padding_products.h: after a forward that leaves out taps in the padding

@@ -44,11 +44,19 @@ inline bool has_depthwise_ukernel(int64_t taps_w, const DepthwiseRow& row, int64
 // row of taps anew.
 bool reads_depthwise_in_place(const ConvGemm& gemm, int64_t chain, bool widens);
 
-// The same rows for depthwise_weight_ukernel, and the rows of taps it takes at once where accumulators allow `vectors`
-// vectors of gemm_ukernel's kMR rows.
-inline bool has_depthwise_weight_ukernel(int64_t taps_w) { return taps_w == 3 || taps_w == 5 || taps_w == 7; }
-constexpr int64_t depthwise_weight_rows(int64_t taps_w, int64_t accumulators) {
-  return accumulators / taps_w < 1 ? 1 : accumulators / taps_w > 4 ? 4 : accumulators / taps_w;
+// The taps that depthwise_weight_ukernel takes at once: of `taps_w` columns so many, and of `taps_h` rows of as many
+// one, two, three or the most for which there are accumulators; and the pixels' step, if they share columns, or 0.
+constexpr int64_t depthwise_weight_cols(int64_t taps_w) {
+  return taps_w >= 7 ? 7 : taps_w == 6 ? 3 : taps_w == 4 ? 2 : taps_w;
+}
+constexpr int64_t most_depthwise_weight_rows(int64_t cols, int64_t accumulators) {
+  return max64(1, min64(accumulators / cols, cols == 1 ? 8 : 4));
+}
+constexpr int64_t depthwise_weight_rows(int64_t taps_h, int64_t most) {
+  return taps_h >= most ? most : min64(taps_h, 3);
+}
+constexpr int64_t depthwise_weight_step(int64_t cols, int64_t stride, int64_t dilation) {
+  return cols > 1 && stride == dilation ? 1 : cols > 2 && stride == 2 * dilation ? 2 : 0;
 }
 
 // Phases of an input gradient that run in turn at most: a stride of 2 has four. More run four at a time.

@@ -108,13 +108,16 @@ struct WeightTiler {
 
   void cut_groups(WeightTiling& t) const {
     if (lanes == WeightLanes::kInnerGroups) {
-      // The rest of the groups overlaps the last whole vector. A few vectors together read whole cache lines, which
-      // threads that took one vector each would both read.
+      // The rest of the groups overlaps the last whole vector. Few pixels' groups are cut evenly for the threads, into
+      // pieces of a cache line or more; of many pixels threads take chunks.
       const int64_t whole = problem.groups / vector.lanes, bytes = vector.lanes * vector.element_size;
-      const bool is_strided = problem.stride_h > 1 || problem.stride_w > 1;
-      const int64_t most = max64(1, (is_strided ? limit::kStridedGroupsBytes : limit::kInnerGroupsBytes) / bytes);
-      const int64_t least = max64(1, 64 / bytes);
-      t.group_vectors = even_piece(whole, min64(most, max64(least, whole / num_threads)));
+      const int64_t most = max64(1, limit::kInnerGroupsBytes / bytes),
+                    least = min64(min64(most, whole), max64(1, 64 / bytes));
+      int64_t blocks = div_up(whole, most);
+      if (blocks > 1 || pixels.chunks() < limit::kLeastChunksOfThread * num_threads) {
+        blocks = round_up(blocks, num_threads);
+      }
+      t.group_vectors = max64(least, div_up(whole, blocks));
       t.group_blocks = div_up(whole, t.group_vectors);
     } else {
       t.group_blocks = div_up(problem.groups, lanes == WeightLanes::kGroups ? vector.lanes : 1);
@@ -294,13 +297,13 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   const int64_t tile_bytes = tiling.tile_size(vector.lanes) * size;
   ScratchLayout layout;
   WeightScratch s{};
-  s.element_offsets = layout.take_offsets(tiling.max_elements());
-  s.pixel_offsets = layout.take_offsets(segment_pixels);
-  s.columns = layout.take_offsets(tiling.group_vectors > 0 ? pixels.cols : 0);
-  s.edges = layout.take_offsets(tiling.group_vectors > 0 ? pixels.cols : 0);
-  s.zeros = layout.take(vector.max_vectors * vector.lanes * size);
+  const bool inner_groups = tiling.group_vectors > 0;
+  s.element_offsets = layout.take_offsets(inner_groups ? 0 : tiling.max_elements());
+  s.pixel_offsets = layout.take_offsets(inner_groups ? 0 : segment_pixels);
+  s.runs = layout.take(inner_groups ? segment_pixels * kWeightRunBytes : 0);
+  s.zeros = layout.take(inner_groups ? 0 : vector.max_vectors * vector.lanes * size);
   if (vector.operand_size() == size) {
-    s.panel = layout.take(segment_pixels * width * size);
+    s.panel = layout.take(segment_pixels * size * (inner_groups ? (tiling.group_vectors + 1) * vector.lanes : width));
     s.patch = layout.take(tiling.patch_elements * size);
     s.rows = s.patch;
   } else {
@@ -309,7 +312,6 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
     // The last tile reads 16 rows, whether they are there or not.
     s.rows = layout.take(row_bytes(pixels) * round_up(tiling.max_elements(), 16));
   }
-  s.pieces = layout.take(tiling.group_vectors > 0 ? tile_bytes : 0);
   if (tiling.slots == 1) {
     s.tile = layout.take(tile_bytes);
     s.total = pixels.chunks() > 1 ? layout.take(tile_bytes) : s.tile;

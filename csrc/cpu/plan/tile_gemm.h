@@ -1,5 +1,6 @@
-// Tiles and scratch layout of the GEMM drivers (drivers/gemm.h, drivers/grad_weight.h). No tile border changes a bit,
-// so tilings may read anything, threads and memory layout too.
+// Tiles and scratch layout of the GEMM drivers (drivers/gemm.h, drivers/grad_weight.h) and of
+// drivers/depthwise_weight.h. No tile border changes a bit, so tilings may read anything, threads and memory layout
+// too.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +59,9 @@ struct ConvScratch {
   int64_t kept_pitch;  // elements from a kept panel, of all of K, to the next one
 };
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
+constexpr int64_t kWeightRunBytes = 56;  // a WeightRun (kernels/depthwise_weight.h)
 struct WeightScratch {
-  int64_t element_offsets, pixel_offsets, columns, edges, zeros, panel, patch, rows, pieces, tile, total, lost, bytes;
+  int64_t element_offsets, pixel_offsets, runs, zeros, panel, patch, rows, tile, total, lost, bytes;
 };
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <list>
+#include <vector>
 
 #include "../../../csrc/cpu/kernels/depthwise_weight.h"
 #include "../../../csrc/cpu/kernels/gemm.h"
@@ -180,72 +182,63 @@ void check_pixel_ukernels() {
   }
 }
 
-// All taps of a vector of groups, by the micro-kernels for rows of 3, 5 and 7 taps and by the GEMM's for others.
+// All taps of a vector of groups, of a chain of several runs: with columns that neighbouring pixels share, and without.
 template <class T>
 void check_depthwise_weight() {
   begin_part(std::string("depthwise_weight_panel ") + kNameOf<T>);
   constexpr int L = Vec<T>::kLanes;
   Random random(4);
   for (int64_t tap_rows = 1; tap_rows <= 9; ++tap_rows) {
-    for (int64_t tap_cols = 1; tap_cols <= 8; ++tap_cols) {
-      const Sum sum = kSums[random.between(0, 15)];
-      // A row of taps may run backwards.
-      const int64_t tap_col = random.once_in(3) ? -L : L + 1, tap_row = random.once_in(3) ? -9 * L : 9 * L;
-      const int64_t lane = random.between(0, 3), pitch = L + random.between(0, 2);
-      describe("%d x %d taps, %d and %d apart, depth %d, chain %d, accumulate %d", int(tap_rows), int(tap_cols),
-               int(tap_row), int(tap_col), int(sum.depth), int(sum.chain), sum.accumulate);
-      const Dimension dimensions[] = {{tap_rows, tap_row}, {tap_cols, tap_col}, {sum.depth, 3}, {L + lane, 1}};
-      int64_t before = 0, elements = 0;
-      span_of(dimensions, before, elements);
-      Buffer<T> a((sum.depth - 1) * pitch + L), b(elements), zeros(L);
-      Buffer<int64_t> k_offset(sum.depth), element_offsets(tap_rows * tap_cols);
-      Result<T> c(tap_rows * tap_cols * L);
-      fill(a, random);
-      fill(b, random);
-      std::memset(zeros.data(), 0, size_t(L) * sizeof(T));
-      if (sum.accumulate) fill(c, random);
-      // Offsets as drivers/grad_weight.h has them: from anywhere in the patch.
-      const int64_t anywhere = random.between(0, 50);
-      for (int64_t k = 0; k < sum.depth; ++k) k_offset[k] = k % 2 ? 3 * (sum.depth - 1) : 3 * k;
-      for (int64_t e = 0; e < tap_rows * tap_cols; ++e) {
-        element_offsets[e] = anywhere + e / tap_cols * tap_row + e % tap_cols * tap_col;
-      }
-      DepthwiseWeightOperands<T> operands{};
-      operands.depth = sum.depth;
-      operands.chain = sum.chain;
-      operands.a = a.data();
-      operands.a_pitch = pitch;
-      operands.b = b.data() + before + lane;
-      operands.k_offset = k_offset.data();
-      operands.tap_row = tap_row;
-      operands.tap_col = tap_col;
-      operands.c = c.data();
-      operands.accumulate = sum.accumulate;
-      if (sum.depth > 1 && sum.chain >= sum.depth && has_depthwise_weight_ukernel(tap_cols) && random.once_in(2)) {
-        // A chain of two pieces.
-        Buffer<T> pieces(tap_rows * tap_cols * L);
-        operands.pieces = pieces.data();
-        const int64_t first = random.between(1, sum.depth - 1);
-        operands.depth = first;
-        operands.pauses = true;
-        depthwise_weight_panel<T>(tap_rows, tap_cols, element_offsets.data(), zeros.data(), operands);
-        operands.depth = sum.depth - first;
-        operands.a += first * pitch;
-        operands.k_offset += first;
-        operands.pauses = false;
-        operands.resumes = true;
-      }
-      depthwise_weight_panel<T>(tap_rows, tap_cols, element_offsets.data(), zeros.data(), operands);
-      for (int64_t e = 0; e < tap_rows * tap_cols; ++e) {
-        const T* const at = b.data() + before + lane + e / tap_cols * tap_row + e % tap_cols * tap_col;
-        for (int64_t i = 0; i < L; ++i) {
-          T& element = c.expected[size_t(e * L + i)];
-          element = chained_sum<T>(
-              sum.depth, sum.chain, T{}, sum.accumulate, element, nullptr,
-              [&](int64_t k, T so_far) { return multiply_add(a[k * pitch + i], at[k_offset[k] + i], so_far); });
+    for (int64_t tap_cols = 1; tap_cols <= 17; ++tap_cols) {
+      for (int64_t step = 0; step <= 2; ++step) {
+        const int64_t lane = random.between(0, 3), pitch = L + random.between(0, 2);
+        const bool accumulate = random.once_in(2);
+        std::list<Buffer<T>> buffers;
+        std::vector<WeightRun<T>> runs(size_t(random.between(1, 4)));
+        for (WeightRun<T>& run : runs) {
+          run.count = random.once_in(3) ? random.between(1, 3) : random.between(1, 20);
+          // A row of taps may run backwards. Now and then a run's pixels share no columns after all.
+          run.tap_col = random.once_in(3) ? -L : L + random.between(0, 1);
+          run.tap_row = random.between(-2, 2) * 9 * L;
+          run.position = step == 0 || random.once_in(4) ? random.between(0, 2) * L + 1 : step * run.tap_col;
+          const Dimension dimensions[] = {
+              {run.count, run.position}, {tap_rows, run.tap_row}, {tap_cols, run.tap_col}, {L + lane, 1}};
+          int64_t before = 0, elements = 0;
+          span_of(dimensions, before, elements);
+          Buffer<T>& a = buffers.emplace_back((run.count - 1) * pitch + L + lane);
+          Buffer<T>& b = buffers.emplace_back(elements);
+          fill(a, random);
+          fill(b, random);
+          run.a = a.data();
+          run.b = b.data() + before;
         }
+        describe("%d x %d taps, step %d, %d runs, the first of %d pixels, accumulate %d", int(tap_rows), int(tap_cols),
+                 int(step), int(runs.size()), int(runs[0].count), accumulate);
+        Result<T> c(tap_rows * tap_cols * L);
+        if (accumulate) fill(c, random);
+        DepthwiseWeightOperands<T> operands{};
+        operands.runs = runs.data();
+        operands.count = int64_t(runs.size());
+        operands.a_pitch = pitch;
+        operands.lane = lane;
+        operands.c = c.data();
+        operands.accumulate = accumulate;
+        depthwise_weight_panel<T>(tap_rows, tap_cols, step, operands);
+        for (int64_t e = 0; e < tap_rows * tap_cols; ++e) {
+          for (int64_t i = 0; i < L; ++i) {
+            T sum{};
+            for (const WeightRun<T>& run : runs) {
+              const T* const tap = run.b + e / tap_cols * run.tap_row + e % tap_cols * run.tap_col + lane + i;
+              for (int64_t k = 0; k < run.count; ++k) {
+                sum = multiply_add(run.a[k * pitch + lane + i], tap[k * run.position], sum);
+              }
+            }
+            T& element = c.expected[size_t(e * L + i)];
+            element = accumulate ? add(element, sum) : sum;
+          }
+        }
+        c.compare();
       }
-      c.compare();
     }
   }
 }
