@@ -23,15 +23,6 @@ struct WeightChunks {
   T* totals = nullptr;    // [item][tile], and what they lost behind them
   int64_t first_chunk = 0, chunks_in_flight = 0;
 
-  WeightChunks(const Call& call, WeightLanes lanes, int num_threads)
-      : problem(call.problem),
-        grad_output(call.a),
-        input(call.b),
-        grad_weight(call.result),
-        pixels(block_pixels(problem.batch, problem.out_h, problem.out_w, vector_shape<T>().limits)),
-        tiling(tile_grad_weight(problem, pixels, vector_shape<T>(), lanes, num_threads)),
-        layout(lay_out_scratch(tiling, pixels, vector_shape<T>())) {}
-
   int64_t tile_size() const { return tiling.tile_size(L); }
   int64_t items() const { return tiling.items(); }
 
@@ -98,6 +89,17 @@ struct WeightChunks {
       run_items(executor, items(), call, &reduce_item);
     }
   }
+
+ private:
+  friend Derived;
+  WeightChunks(const Call& call, WeightLanes lanes, int num_threads)
+      : problem(call.problem),
+        grad_output(call.a),
+        input(call.b),
+        grad_weight(call.result),
+        pixels(block_pixels(problem.batch, problem.out_h, problem.out_w, vector_shape<T>().limits)),
+        tiling(tile_grad_weight(problem, pixels, vector_shape<T>(), lanes, num_threads)),
+        layout(lay_out_scratch(tiling, pixels, vector_shape<T>())) {}
 };
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

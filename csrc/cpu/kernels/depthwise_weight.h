@@ -40,7 +40,7 @@ struct DepthwiseWeightOperands {
 };
 
 // One step of a run whose columns are shared: STEP columns of B, which meet grad_output's elements of `newest` to
-// `oldest` pixels before the step's. Those of newer pixels ended before it, those of older ones begin after it.
+// `oldest` pixels before the step's. At the ends of a run there are none of newer, or of older, pixels.
 template <class T, int TI, int TJ, int STEP, int WINDOW>
 CONV2D_INLINE void take_columns(int newest, int oldest, const T* b, int64_t tap_row, int64_t tap_col,
                                 const typename Vec<T>::reg (&window)[WINDOW], typename Vec<T>::reg (&acc)[TI][TJ]) {
