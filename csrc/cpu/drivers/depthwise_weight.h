@@ -75,14 +75,13 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
 
   // c[vector][tap][lane] = the sum over one chunk of pixels.
   void sum_chunk(const WeightTile& t, int64_t chunk, char* memory, T* c_tile) const {
-    const int64_t first = chunk * kPixelSegmentsPerChunk;
-    const int64_t last = min64(first + kPixelSegmentsPerChunk, pixels.segments());
+    const Interval segments = this->segments_of(chunk);
     Block block{};
-    block.end = first;
-    for (int64_t number = first; number < last; ++number) {
+    block.end = segments.begin;
+    for (int64_t number = segments.begin; number < segments.end; ++number) {
       const Tile segment = this->segment_at(number);
-      if (number == block.end) block = make_block(t, number, last, part<T>(memory, layout.patch));
-      multiply(t, segment, block, memory, number != first, c_tile);
+      if (number == block.end) block = make_block(t, number, segments.end, part<T>(memory, layout.patch));
+      multiply(t, segment, block, memory, number != segments.begin, c_tile);
     }
   }
 
@@ -257,20 +256,12 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
   // Returns where the patch ends, if it is of one image.
   T* pack_input(const WeightTile& t, const Tile& segment, const Interval& rows, const Interval& cols, T* memory,
                 PackedPixels& packed) const {
-    const int64_t* const in = input.stride;
     const Patch patch = lay_out_patch(PatchOrder::kChannelInner,
                                       make_patch_axis(problem.rows(), rows.begin, rows.count(), t.i0, t.tap_rows),
                                       make_patch_axis(problem.cols(), cols.begin, cols.count(), t.j0, t.tap_cols),
                                       segment.images, t.groups, L, sizeof(T));
     packed = {rows.begin, cols.begin, cols.end, patch, memory};
-    Source<S> source{};
-    source.data = input_at(t, segment.image);
-    source.image = in[0];
-    source.channel = in[1];
-    source.row = in[2];
-    source.col = in[3];
-    source.height = problem.in_h;
-    source.width = problem.in_w;
+    Source<S> source = this->source_from(input_at(t, segment.image));
     source.lanes = t.groups;
     pack_patch(patch, source, false, memory);
     return memory + patch.rows.size * patch.row_pitch;

@@ -101,16 +101,15 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     }
   }
   void sum_chunk_in_vectors(const WeightTile& t, int64_t chunk, char* memory, T* c_tile) const {
-    const int64_t first = chunk * kPixelSegmentsPerChunk;
-    const int64_t last = min64(first + kPixelSegmentsPerChunk, pixels.segments());
+    const Interval segments = this->segments_of(chunk);
     const Scratch scratch = scratch_in(memory);
     fill_zero(scratch.zeros, Vec<T>::kMaxVectors * L);
-    for (int64_t number = first; number < last; ++number) {
+    for (int64_t number = segments.begin; number < segments.end; ++number) {
       const Tile segment = this->segment_at(number);
       const PatchView view = in_place ? input_in_place(t, segment) : pack_input(t, segment, scratch.patch);
       fill_taps(view.patch, t.channels, t.tap_rows, t.tap_cols, scratch.element_offsets);
       fill_positions(view.patch, segment.images, segment.rows, segment.cols, scratch.pixel_offsets);
-      multiply(t, segment, view, scratch, number != first, c_tile);
+      multiply(t, segment, view, scratch, number != segments.begin, c_tile);
     }
   }
 
@@ -141,14 +140,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
         lay_out_patch(order, make_patch_axis(problem.rows(), segment.row, segment.rows, t.i0, t.tap_rows),
                       make_patch_axis(problem.cols(), segment.col, segment.cols, t.j0, t.tap_cols), segment.images,
                       t.channels, L, sizeof(T));
-    Source<S> source{};
-    source.data = input_at(t, segment);
-    source.image = in[0];
-    source.channel = in[1];
-    source.row = in[2];
-    source.col = in[3];
-    source.height = problem.in_h;
-    source.width = problem.in_w;
+    Source<S> source = this->source_from(input_at(t, segment));
     source.group = problem.in_channels_per_group() * in[1];
     source.lanes = t.groups;
     pack_patch(patch, source, true, patch_data);

@@ -16,15 +16,14 @@ void sum_chunk_in_tiles(const Call& call, const typename Call::WeightTile& t, in
                         float* c_tile) {
   constexpr int64_t L = kTileColumns;
   const AmxScope tiles;
-  const int64_t first = chunk * kPixelSegmentsPerChunk;
-  const int64_t last = min64(first + kPixelSegmentsPerChunk, call.pixels.segments());
+  const Interval segments = call.segments_of(chunk);
   RowTile* const row_tiles = part<RowTile>(memory, call.layout.element_offsets);
   int64_t* const step_offsets = part<int64_t>(memory, call.layout.pixel_offsets);
   BFloat16Block* const panel = part<BFloat16Block>(memory, call.layout.panel);
   BFloat16* const patch_data = part<BFloat16>(memory, call.layout.patch);
   BFloat16Block* const rows = part<BFloat16Block>(memory, call.layout.rows);
   const Conv2dProblem& p = call.problem;
-  for (int64_t number = first; number < last; ++number) {
+  for (int64_t number = segments.begin; number < segments.end; ++number) {
     const Tile segment = call.segment_at(number);
     const int64_t steps = div_up(segment.pixels(), kBlockChannels);
     const PixelPatch patch = lay_out_pixel_patch(make_patch_axis(p.rows(), segment.row, segment.rows, t.i0, t.tap_rows),
@@ -44,7 +43,7 @@ void sum_chunk_in_tiles(const Call& call, const typename Call::WeightTile& t, in
     operands.a_pitch = steps * L;
     operands.b = rows;
     operands.k_offset = step_offsets;
-    operands.accumulate = number != first;
+    operands.accumulate = number != segments.begin;
     const Panels panels = call.panels_of(t);
     for (int64_t x = 0; x < panels.count; ++x) {
       const int64_t vectors = panels.size(x), start = panels.start(x);

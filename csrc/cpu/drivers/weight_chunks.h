@@ -26,13 +26,31 @@ struct WeightChunks {
   int64_t tile_size() const { return tiling.tile_size(L); }
   int64_t items() const { return tiling.items(); }
 
-  // The pixels of a segment.
+  // The segments of a chunk, and the pixels of a segment.
+  Interval segments_of(int64_t chunk) const {
+    const int64_t first = chunk * kPixelSegmentsPerChunk;
+    return {first, min64(first + kPixelSegmentsPerChunk, pixels.segments())};
+  }
   Tile segment_at(int64_t number) const {
     const int64_t n = number / (pixels.blocks_h * pixels.blocks_w) * pixels.images;
     const int64_t p = number / pixels.blocks_w % pixels.blocks_h * pixels.rows;
     const int64_t q = number % pixels.blocks_w * pixels.cols;
     return {n, min64(pixels.images, problem.batch - n), p, min64(pixels.rows, problem.out_h - p),
             q, min64(pixels.cols, problem.out_w - q)};
+  }
+
+  // The input as a packer reads it, from its first image and channel there on.
+  template <class S>
+  Source<S> source_from(const S* data) const {
+    Source<S> source{};
+    source.data = data;
+    source.image = input.stride[0];
+    source.channel = input.stride[1];
+    source.row = input.stride[2];
+    source.col = input.stride[3];
+    source.height = problem.in_h;
+    source.width = problem.in_w;
+    return source;
   }
 
   // All chunks one after the other.
