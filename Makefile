@@ -45,7 +45,7 @@ fuzz: | $(VENV)/.created  ## draw random problems for the CPU engine: make fuzz 
 benchmark: $(EXTENSION)  ## time layers of real networks beside F.conv2d; figures in build/benchmarks
 	$(VENV_PYTHON) -m benchmarks $(or $(ARGS),layers --quick)
 
-figures: $(EXTENSION)  ## measure anew what README.md and docs/results.md show, on a quiet machine, in half an hour
+figures: $(EXTENSION)  ## measure anew what README.md and docs/results.md show, on a quiet machine, in half an hour (with AMX 50 minutes)
 	$(VENV_PYTHON) -m benchmarks.figures $(ARGS)
 
 docs: $(EXTENSION) $(VENV)/.docs  ## build the documentation site, build/docs/html; ARGS="--builder linkcheck" follows links

@@ -1,6 +1,6 @@
 """python -m benchmarks.figures: every figure, table and picture that the documents show, anew.
 
-One command for a quiet machine, half an hour:
+One command for a quiet machine, half an hour, with AMX fifty minutes:
 
     make figures                                   # or .venv/bin/python -m benchmarks.figures
 
@@ -13,6 +13,7 @@ name measures nothing and writes all again. A test holds the documents against t
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from benchmarks import bits
 from benchmarks.problems import DENSE_CLASSES, LAYER_CLASSES
 from benchmarks.report import MODEL_PAIRS, PAIRS, per_pixel, speedups
 from benchmarks.results import ATEN, OURS, Document, Result, geomean
+from conv2d_ext import build_config
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -35,26 +37,47 @@ README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "results.md"
 COMMAND = "python -m benchmarks.figures"
 
-# What is measured, in this order, by `python -m`. {seconds}: the share of --seconds.
-MEASUREMENTS: dict[str, tuple[float, tuple[str, ...]]] = {
-    "layers": (
-        0.6,
-        (
-            "benchmarks", "layers", "--batch", "1", "--directions", "forward", "forward+backward",
-            "--no-reference", "--case-seconds", "0.5", "--seconds", "{seconds}",
-        ),
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What `python -m` is called with; {seconds}: the share of --seconds."""
+
+    command: tuple[str, ...]
+    share: float = 0.0  # of --seconds
+    written: str = ""  # the file in --output; else the command names one in benchmarks/results
+    isa: str = ""  # measured only where this instruction set is in use
+
+
+_LAYERS = (
+    "benchmarks", "layers", "--batch", "1", "--directions", "forward", "forward+backward",
+    "--no-reference", "--case-seconds", "0.5", "--seconds", "{seconds}",
+)  # fmt: skip
+# In this order, by the name of the file in benchmarks/results.
+MEASUREMENTS = {
+    "layers": Measurement(_LAYERS, 0.6, "layers.json"),
+    # With bfloat16, whose kernels are others there.
+    "amx": Measurement((*_LAYERS, "--dtypes", "float32", "bfloat16"), 0.84, "layers.json", "amx"),
+    "models": Measurement(
+        ("benchmarks", "models", "--case-seconds", "4", "--seconds", "{seconds}"),
+        0.25,
+        "models.json",
     ),
-    "models": (0.25, ("benchmarks", "models", "--case-seconds", "4", "--seconds", "{seconds}")),
-    "growth": (0.15, ("benchmarks", "growth", "--case-seconds", "2", "--seconds", "{seconds}")),
-    "memory": (0.0, ("benchmarks.memory", "--json", "benchmarks/results/memory.json")),
-    "bits": (
-        0.0,
-        (
-            "benchmarks.bits", "--filter", "resnet50|mobilenet_v3_large|efficientnet_b0",
-            "--json", "benchmarks/results/bits.json",
-        ),
+    "growth": Measurement(
+        ("benchmarks", "growth", "--case-seconds", "2", "--seconds", "{seconds}"),
+        0.15,
+        "growth.json",
     ),
-}  # fmt: skip
+    "memory": Measurement(("benchmarks.memory", "--json", "benchmarks/results/memory.json")),
+    "bits": Measurement(
+        (
+            "benchmarks.bits",
+            "--filter",
+            "resnet50|mobilenet_v3_large|efficientnet_b0",
+            "--json",
+            "benchmarks/results/bits.json",
+        )
+    ),
+}
 DISTURBED = 3  # the exit status of `python -m benchmarks` where cases were disturbed
 SLOWEST = 12  # so many of the slowest cases does the page name
 CLASS_TITLES = {
@@ -98,6 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in arguments.only:
+        isa = MEASUREMENTS[name].isa
+        if isa not in ("", build_config()["isa"]):
+            print(f"=== {name} stays as it was: {isa} is not in use on this CPU", flush=True)
+            continue
         if status := _measure(name, arguments.seconds, arguments.allow_disturbed):
             print(f"{COMMAND}: {name} ended with status {status}", file=sys.stderr)
             return status
@@ -107,20 +134,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(name: str, seconds: float, allow_disturbed: bool) -> int:
-    share, command = MEASUREMENTS[name]
-    command = [part.format(seconds=share * seconds) for part in command]
-    if share:
-        command += ["--output", "build/benchmarks"]
+    measurement = MEASUREMENTS[name]
+    command = [part.format(seconds=measurement.share * seconds) for part in measurement.command]
+    output = Path("build", "benchmarks", name)
+    if measurement.written:
+        command += ["--output", str(output)]
         if allow_disturbed:
             command += ["--allow-disturbed", "--attempts", "1"]
     print(f"=== python -m {' '.join(command)}", flush=True)
-    found = ROOT / "build" / "benchmarks" / f"{name}.json"
-    found.unlink(missing_ok=True)
+    found = ROOT / output / measurement.written
+    if measurement.written:
+        found.unlink(missing_ok=True)
     # What is not timed may use more threads than there are cores: they must not spin.
-    environ = os.environ if share else {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    environ = os.environ if measurement.written else {**os.environ, "OMP_WAIT_POLICY": "passive"}
     status = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environ).returncode
-    if share and found.exists():
-        shutil.copy(found, RESULTS)
+    if measurement.written and found.exists():
+        shutil.copy(found, RESULTS / f"{name}.json")
         # Cases that stayed disturbed after all attempts are left out; the documents say how many.
         return 0 if status == DISTURBED else status
     return status
@@ -146,10 +175,10 @@ def write_all() -> list[Path]:
 
 def readme_text(text: str) -> str:
     """README.md with its marked parts written anew."""
-    layers = Document.read(RESULTS / "layers.json")
+    layers, amx = (Document.read(RESULTS / f"{name}.json") for name in ("layers", "amx"))
     parts = {
         "bits": [*bits.table(_json("bits")), "", _bits_caption(_json("bits"))],
-        "speed": [*speed_table(layers, PAIRS[:1]), "", _speed_caption(layers)],
+        "speed": [*speed_table(layers, PAIRS[:1]), "", _speed_caption(layers), "", _amx_line(amx)],
     }
     for name, lines in parts.items():
         pattern = rf"(<!-- {name}: [^\n]* -->\n).*?(<!-- end of {name} -->)"
@@ -178,6 +207,7 @@ def page_text() -> str:
         ],
         _layers_section(layers),
         share_section(layers),
+        _amx_section(Document.read(RESULTS / "amx.json")),
         _models_section(Document.read(RESULTS / "models.json")),
         _growth_section(Document.read(RESULTS / "growth.json")),
         _memory_section(_json("memory")),
@@ -199,15 +229,19 @@ def speed_table(document: Document, pairs: Sequence[tuple[str, str, str]] = PAIR
             cases = [
                 r for r in document.usable if r.layer_class in classes and r.direction == direction
             ]
-            means = [
-                f"{geomean(ratios):.2f}"
-                for threads in sorted(_distinct(cases, "threads"))
-                if (ratios := speedups([c for c in cases if c.threads == threads], ours, peer))
-            ]
-            slowest = min(speedups(cases, ours, peer), default=None)
-            cells.append(f"{', '.join(means)} ({slowest:.2f})" if means else "")
+            cells.append(_means(cases, ours, peer))
         lines.append(_line(cells))
     return lines
+
+
+def _means(cases: Sequence[Result], ours: str, peer: str) -> str:
+    """Of the speed over `peer`, for each number of threads; in brackets the slowest case."""
+    means = [
+        f"{geomean(ratios):.2f}"
+        for threads in sorted(_distinct(cases, "threads"))
+        if (ratios := speedups([c for c in cases if c.threads == threads], ours, peer))
+    ]
+    return f"{', '.join(means)} ({min(speedups(cases, ours, peer)):.2f})" if means else ""
 
 
 def share_section(document: Document) -> list[str]:
@@ -288,9 +322,10 @@ def _class_rows(results: Sequence[Result]) -> Iterator[tuple[str, tuple[str, ...
 
 
 def _speed_caption(document: Document) -> str:
+    dtypes = " and ".join(_distinct(document.usable, "dtype"))
     return (
-        f"Speedup over `F.conv2d` in the same memory format: geometric means on 1 thread and on 2 "
-        f"(slowest layer of both). {_layers(r.name for r in document.usable)}, float32, batch 1. "
+        f"Speedup over `F.conv2d` in the same memory format: geometric means, 1 thread and 2 "
+        f"(slowest layer). {_layers(r.name for r in document.usable)}, {dtypes}, batch 1. "
         f"{_machine_line(document.machine)}{_disturbed_line(document)}"
     )
 
@@ -334,7 +369,15 @@ def _layers_section(document: Document) -> list[str]:
     lines = ["## Layers", "", *speed_table(document), "", _speed_caption(document), ""]
     lines += ["![Speed by class of layers](images/speed.png)", ""]
     lines += _left_out(document)
-    lines += [f"The {SLOWEST} slowest cases beside F.conv2d:", ""]
+    lines += _slowest(document)
+    for dtype, layout in (("float32", "NCHW"), ("float32", "channels_last")):
+        name = f"ratios-{dtype}-{layout}.png"
+        lines += ["", f"Every layer, {layout}: [picture](images/{name})."]
+    return lines
+
+
+def _slowest(document: Document) -> list[str]:
+    lines = [f"The {SLOWEST} slowest cases beside F.conv2d:", ""]
     head = ["layer", "direction", "threads", "format", "speedup", "quartiles of its rounds"]
     lines += [_line(head), _rule(head)]
     cases = [
@@ -354,10 +397,41 @@ def _layers_section(document: Document) -> list[str]:
         mark = " (disturbed)" if result.disturbed else ""
         cells = [result.name + mark, result.direction, str(result.threads), layout]
         lines.append(_line([*cells, f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]))
-    for dtype, layout in (("float32", "NCHW"), ("float32", "channels_last")):
-        name = f"ratios-{dtype}-{layout}.png"
-        lines += ["", f"Every layer, {layout}: [picture](images/{name})."]
     return lines
+
+
+def _by_dtype(document: Document) -> Iterator[tuple[str, Document]]:
+    """float32 first."""
+    dtypes = _distinct(document.results, "dtype")
+    for dtype in sorted(dtypes, key=lambda name: name != "float32"):
+        results = [result for result in document.results if result.dtype == dtype]
+        names = {result.name for result in results}
+        left_out = {name: why for name, why in document.left_out.items() if name not in names}
+        yield dtype, dataclasses.replace(document, results=results, left_out=left_out)
+
+
+def _amx_section(document: Document) -> list[str]:
+    lines = ["## Layers on a CPU with AMX", ""]
+    lines += ["There bfloat16 is multiplied in AMX tiles, float32 in AVX-512."]
+    for dtype, part in _by_dtype(document):
+        lines += ["", f"### {dtype}", "", *speed_table(part), "", _speed_caption(part), ""]
+        lines += _left_out(part) + _slowest(part)
+    show = "python -m benchmarks show benchmarks/results/amx.json --details"
+    return [*lines, "", f"`{show}` prints every layer."]
+
+
+def _amx_line(document: Document) -> str:
+    """What README.md says of it: the last row of the table, for each dtype."""
+    found = []
+    for dtype, part in _by_dtype(document):
+        cases = [result for result in part.usable if result.layer_class in DENSE_CLASSES]
+        directions = _distinct(cases, "direction")
+        means = [
+            _means([case for case in cases if case.direction == direction], *PAIRS[0][:2])
+            for direction in directions
+        ]
+        found.append(f"{dtype} {', '.join(means)}")
+    return f"With AMX, the last row: {'; '.join(found)}."
 
 
 def _left_out(document: Document) -> list[str]:

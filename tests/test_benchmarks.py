@@ -747,7 +747,8 @@ def test_the_table_of_speeds():
 def test_marked_parts_of_the_readme_must_be_there(monkeypatch, tmp_path):
     document = made_up_document([made_up_result("a", 0.5)])
     document.machine |= {"usable_cpus": 2, "versions": {"torch": "1", "revision": None}}
-    document.write(tmp_path / "layers.json")
+    for name in ("layers", "amx"):
+        document.write(tmp_path / f"{name}.json")
     found = {"machine": document.machine, "layers": {}}
     (tmp_path / "bits.json").write_text(json.dumps(found))
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
@@ -759,6 +760,45 @@ def test_marked_parts_of_the_readme_must_be_there(monkeypatch, tmp_path):
     assert figures.readme_text(text) == text
     with pytest.raises(ValueError, match="0 parts that are marked as speed"):
         figures.readme_text(marks.format("bits"))
+
+
+def test_dtypes_of_a_document_have_parts_of_their_own(monkeypatch, tmp_path):
+    """Seen to fail with all cases in both parts, and with all that was left out in both."""
+    results = [
+        made_up_result("a", ours, dtype=dtype, threads=threads)
+        for dtype, ours in (("bfloat16", 0.25), ("float32", 0.5))
+        for threads in (1, 2)
+    ]
+    document = made_up_document(results)
+    document.left_out = {"a": "no time left", "b": "no memory"}
+    document.machine |= {"usable_cpus": 2, "versions": {"torch": "1", "revision": None}}
+    text = "\n".join(figures._amx_section(document))
+    first, second = text.split("### bfloat16")
+    rows = [re.search(r"\| 3 × 3 \| ([\d.]+), ([\d.]+) ", part) for part in (first, second)]
+    for row, ratio in zip(rows, (2.0, 4.0), strict=True):
+        assert [float(mean) for mean in row.groups()] == pytest.approx([ratio, ratio], rel=0.02)
+    assert text.count("Not measured: 1 layers (no memory).") == 2
+    found = re.search(r"the last row: float32 ([\d.]+), .*; bfloat16 ", figures._amx_line(document))
+    assert float(found[1]) == pytest.approx(2.0, rel=0.02)
+
+
+def test_measurements_for_an_instruction_set_are_kept_where_it_is_not_in_use(monkeypatch, tmp_path):
+    """The file that the command writes is kept under the measurement's name."""
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    monkeypatch.setattr(figures, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(figures, "write_all", list)
+
+    def run(command, cwd, env):
+        file = cwd / command[command.index("--output") + 1] / "layers.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+        return subprocess.CompletedProcess(command, figures.DISTURBED)
+
+    monkeypatch.setattr(figures.subprocess, "run", run)
+    for isa, kept in (("avx2", []), ("amx", ["amx.json"])):
+        monkeypatch.setattr(figures, "build_config", lambda isa=isa: {"isa": isa})
+        assert figures.main(["--only", "amx"]) == 0
+        assert [path.name for path in (tmp_path / "results").iterdir()] == kept
 
 
 def test_bits_tell_what_differs(monkeypatch):

@@ -126,7 +126,7 @@ PARTS = {
 }
 RULES = {
     "block_k", "block_pixels", "cut_panels", "make_patch_axis", "one pixel, pairs", "scratch",
-    "shared weights of AMX",
+    "panels in place", "shared weights of AMX",
     *(
         f"tiling: {driver}"
         for driver in (

@@ -2,6 +2,8 @@
 // written here a second time in other words; patches of an axis; tilings, which have to cover everything once; whose
 // scratch is whose.
 // Compiled with plan/*.cpp, UBSan and CONV2D_EXT_DEBUG. See tests/test_cpu_parts.py.
+#include <unistd.h>
+
 #include <algorithm>
 #include <string>
 #include <thread>
@@ -639,9 +641,43 @@ void check_shared_weights() {
   }
 }
 
+// Planes of whole lines, read in place by vectors of a line: a panel leaves two ways of each of L1's 64 sets free,
+// where these have 12 and more; else its first lines leave half of eight. Counted line by line.
+void check_panels_in_place() {
+  begin_part("panels in place");
+  const int64_t ways = sysconf(_SC_LEVEL1_DCACHE_SIZE) / 4096;
+  const int64_t most = ways >= 12 ? ways - 2 : 4, counted = ways >= 12 ? kMaxPanelVectors : 1;
+  Random random(78);
+  for (int n = 0; n < 4000; ++n) {
+    const VectorShape vector{16, 4, 4, true, chain_limits(true)};
+    const int64_t lines = random.between(1, 6) << random.between(0, 7), pixels = 16 * lines;
+    ConvGemm g{};
+    g.groups = g.batch = 1;
+    g.m = random.between(pixel_rows(vector) + 1, 300);
+    g.channels = random.between(1, 200);
+    g.taps_h = g.taps_w = g.rows = g.source_h = g.per_step = g.source_col = g.destination_col = 1;
+    g.cols = g.source_w = g.source_row = g.source_c = g.destination_row = g.destination_m = pixels;
+    g.source_n = pixels * g.channels;
+    g.destination_n = pixels * g.m;
+    g.weight_c = 1;
+    g.weight_m = g.channels;
+    g.axis_h = g.axis_w = {1, 0, 1};
+    const KBlocking k = block_k(g, vector.limits);
+    int64_t sets[64] = {};
+    for (int64_t channel = 0; channel < k.segment_channels; ++channel) {
+      for (int64_t line = 0; line < counted; ++line) ++sets[(lines * channel + line) % 64];
+    }
+    describe("%d to %d channels, planes of %d lines", int(g.channels), int(g.m), int(lines));
+    const bool in_place = reads_pixels_in_place(g, k, vector, 4);
+    expect(!in_place || *std::max_element(sets, sets + 64) <= most, "ways are left");
+    expect(in_place || k.segment_channels > most, "few rows are read in place");
+  }
+}
+
 }  // namespace
 
 int main() {
+  check_panels_in_place();
   check_shared_weights();
   check_scratch();
   check_order_of_k();

@@ -1,5 +1,7 @@
 #include "tile_pixels.h"
 
+#include <unistd.h>
+
 #include "../base/limits.h"
 
 namespace conv2d_ext::cpu {
@@ -18,12 +20,24 @@ bool planes_fit_l1(int64_t pitch, int64_t depth) {
   return depth <= 4 * (4096 / aligned);
 }
 
-// The same for panels of four vectors of a line each, whose loads cross no line in planes of whole lines. Here L1 has 64
-// sets and 12 ways, as where such vectors are fast (Ice Lake, Zen 5 and later). A panel may take 10 of them: on an Intel
-// Xeon with AMX it was up to a third faster than from a copy, though what is asked for meanwhile finds less room.
+// Ways of this machine's L1, of 64 sets: 12 since Ice Lake and Zen 5, 8 before; 0 where the system doesn't tell.
+int64_t l1_ways() {
+  static const int64_t ways = [] {
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+    return max64(sysconf(_SC_LEVEL1_DCACHE_SIZE), 0) / 4096;
+#else
+    return int64_t{0};
+#endif
+  }();
+  return ways;
+}
+
+// Whether a panel of four vectors of a line each leaves two ways free, for the next panel, weights and sums. In planes
+// of whole lines no load crosses lines. On an Intel Xeon with 12 ways reading in place was up to 1.5 times as fast as a
+// copy, though what is asked for meanwhile finds less room.
 bool line_panels_fit_l1(int64_t pitch, int64_t depth) {
   const int64_t aligned = max64(4 * 64, min64(pitch & -pitch, 4096));
-  return depth <= 10 * (4096 / aligned);
+  return depth <= (l1_ways() - 2) * (4096 / aligned);
 }
 
 // Whether a result channel's weights of a segment are neighbours, in the order of k.
@@ -39,11 +53,12 @@ bool reads_pixels_in_place(const ConvGemm& gemm, const KBlocking& k, const Vecto
   if (storage_size != vector.element_size || !reads_whole_planes(gemm)) return false;
   // A single block of result channels reads every pixel once.
   if (gemm.m <= pixel_rows(vector)) return true;
-  const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size), vector_bytes = vector.lanes * storage_size;
-  if (vector_bytes == 64 && plane_bytes % 64 == 0) return line_panels_fit_l1(plane_bytes, k.segment_channels);
-  // Planes off the borders of 16 bytes have nearly every other vector of 32 in two cache lines, planes off those of a
-  // line every vector of 64: many channels had better read a copy.
-  const bool few_cross = plane_bytes % (vector_bytes == 64 ? 64 : 16) == 0;
+  const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size);
+  const bool lines = vector.lanes * storage_size == 64 && l1_ways() >= 12;
+  if (lines && plane_bytes % 64 == 0) return line_panels_fit_l1(plane_bytes, k.segment_channels);
+  // Planes off the borders of 16 bytes have nearly every other vector of 32 in two cache lines, those off the borders
+  // of a line most vectors of 64: many channels had better read a copy.
+  const bool few_cross = !lines && plane_bytes % 16 == 0;
   return planes_fit_l1(plane_bytes, k.segment_channels) && (few_cross || gemm.m < limit::kLeastChannelsToAlign);
 }
 
