@@ -43,8 +43,9 @@ class Measurement:
     """What `python -m` is called with; {seconds}: the share of --seconds."""
 
     command: tuple[str, ...]
-    share: float = 0.0  # of --seconds
-    written: str = ""  # the file in --output; else the command names one in benchmarks/results
+    # Of --seconds. The command then writes <its first argument>.json into --output; else it names
+    # a file in benchmarks/results.
+    share: float = 0.0
     isa: str = ""  # measured only where this instruction set is in use
 
 
@@ -54,18 +55,16 @@ _LAYERS = (
 )  # fmt: skip
 # In this order, by the name of the file in benchmarks/results.
 MEASUREMENTS = {
-    "layers": Measurement(_LAYERS, 0.6, "layers.json"),
+    "layers": Measurement(_LAYERS, 0.6),
     # With bfloat16, whose kernels are others there.
-    "amx": Measurement((*_LAYERS, "--dtypes", "float32", "bfloat16"), 0.84, "layers.json", "amx"),
+    "amx": Measurement((*_LAYERS, "--dtypes", "float32", "bfloat16"), 0.84, isa="amx"),
     "models": Measurement(
         ("benchmarks", "models", "--case-seconds", "4", "--seconds", "{seconds}"),
         0.25,
-        "models.json",
     ),
     "growth": Measurement(
         ("benchmarks", "growth", "--case-seconds", "2", "--seconds", "{seconds}"),
         0.15,
-        "growth.json",
     ),
     "memory": Measurement(("benchmarks.memory", "--json", "benchmarks/results/memory.json")),
     "bits": Measurement(
@@ -135,20 +134,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(name: str, seconds: float, allow_disturbed: bool) -> int:
     measurement = MEASUREMENTS[name]
-    command = [part.format(seconds=measurement.share * seconds) for part in measurement.command]
+    share = measurement.share
+    command = [part.format(seconds=share * seconds) for part in measurement.command]
     output = Path("build", "benchmarks", name)
-    if measurement.written:
+    found = ROOT / output / f"{command[1]}.json"
+    if share:
+        found.unlink(missing_ok=True)
         command += ["--output", str(output)]
         if allow_disturbed:
             command += ["--allow-disturbed", "--attempts", "1"]
     print(f"=== python -m {' '.join(command)}", flush=True)
-    found = ROOT / output / measurement.written
-    if measurement.written:
-        found.unlink(missing_ok=True)
     # What is not timed may use more threads than there are cores: they must not spin.
-    environ = os.environ if measurement.written else {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    environ = os.environ if share else {**os.environ, "OMP_WAIT_POLICY": "passive"}
     status = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environ).returncode
-    if measurement.written and found.exists():
+    if share and found.exists():
         shutil.copy(found, RESULTS / f"{name}.json")
         # Cases that stayed disturbed after all attempts are left out; the documents say how many.
         return 0 if status == DISTURBED else status
@@ -224,14 +223,19 @@ def speed_table(document: Document, pairs: Sequence[tuple[str, str, str]] = PAIR
     head = ["layers", *(f"{pair[2]}, {d.replace('+', ' + ')}" for d, pair in columns)]
     lines = [_line(head), _rule(head)]
     for title, classes in _class_rows(document.usable):
-        cells = [title]
-        for direction, (ours, peer, _) in columns:
-            cases = [
-                r for r in document.usable if r.layer_class in classes and r.direction == direction
-            ]
-            cells.append(_means(cases, ours, peer))
-        lines.append(_line(cells))
+        cases = [result for result in document.usable if result.layer_class in classes]
+        lines.append(_line([title, *_speeds(cases, columns)]))
     return lines
+
+
+def _speeds(
+    cases: Sequence[Result], columns: Sequence[tuple[str, tuple[str, str, str]]]
+) -> list[str]:
+    """A cell for each direction and pair of contestants."""
+    return [
+        _means([case for case in cases if case.direction == direction], ours, peer)
+        for direction, (ours, peer, _) in columns
+    ]
 
 
 def _means(cases: Sequence[Result], ours: str, peer: str) -> str:
@@ -425,12 +429,8 @@ def _amx_line(document: Document) -> str:
     found = []
     for dtype, part in _by_dtype(document):
         cases = [result for result in part.usable if result.layer_class in DENSE_CLASSES]
-        directions = _distinct(cases, "direction")
-        means = [
-            _means([case for case in cases if case.direction == direction], *PAIRS[0][:2])
-            for direction in directions
-        ]
-        found.append(f"{dtype} {', '.join(means)}")
+        columns = [(direction, PAIRS[0]) for direction in _distinct(part.usable, "direction")]
+        found.append(f"{dtype} {', '.join(_speeds(cases, columns))}")
     return f"With AMX, the last row: {'; '.join(found)}."
 
 

@@ -762,7 +762,7 @@ def test_marked_parts_of_the_readme_must_be_there(monkeypatch, tmp_path):
         figures.readme_text(marks.format("bits"))
 
 
-def test_dtypes_of_a_document_have_parts_of_their_own(monkeypatch, tmp_path):
+def test_dtypes_of_a_document_have_parts_of_their_own():
     """Seen to fail with all cases in both parts, and with all that was left out in both."""
     results = [
         made_up_result("a", ours, dtype=dtype, threads=threads)
