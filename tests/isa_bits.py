@@ -1,6 +1,6 @@
 """A program: the bits of the instruction set that CONV2D_EXT_CPU_ISA names.
 
-Checks that no batch changes the bits of images of one pixel, then prints the instruction set and a
+Checks that neither batch nor bands change bits, then prints the instruction set and a
 digest of each small problem's results. test_isa.py runs it and compares what it prints.
 """
 
@@ -63,6 +63,34 @@ def assert_batch_changes_no_bit(
                 assert same, f"{name}, {batch} from {first}"
 
 
+def assert_bands_change_no_bit() -> None:
+    """AMX multiplies the padding of one image, and leaves it out in bands for several."""
+    problem = Problem(
+        "in bands, or padded", 4, 32, (40, 40), 32, (3, 3), padding=(8, 8), dilation=(8, 8)
+    )
+    tensors = make_tensors(problem, torch.bfloat16)
+    tensors.weight[3, 5, 0, 2] = torch.inf  # NaN wherever that tap meets padding
+    one = dataclasses.replace(problem, batch=1)
+    together = library_forward(problem, tensors)
+    for image in range(problem.batch):
+        alone = tensors._replace(input=tensors.input[image : image + 1])
+        result = library_forward(one, alone)
+        nan = result.isnan()
+        assert nan.any()
+        assert torch.equal(nan, together[image : image + 1].isnan())
+        finite = [t.masked_fill(nan, 0) for t in (result, together[image : image + 1])]
+        assert torch.equal(*map(bits, finite)), image
+    if conv2d_ext.build_config()["isa"].startswith("amx"):
+        in_bands = [
+            "in bands"
+            in conv2d_ext.explain(
+                tensors.input[:batch], tensors.weight, padding=8, dilation=8
+            ).forward.engine
+            for batch in (1, problem.batch)
+        ]
+        assert in_bands == [False, True]
+
+
 def output_and_grad_input(problem: Problem, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """Without the weight's gradient, which takes as long as both."""
     input = tensors.input.detach().requires_grad_()
@@ -84,6 +112,7 @@ if __name__ == "__main__":
     for problem in ONE_PIXEL:
         for dtype in (*DTYPES, torch.float16):
             assert_batch_changes_no_bit(problem, dtype)
+    assert_bands_change_no_bit()
     print(conv2d_ext.build_config()["isa"])
     for problem in testing.SMALL_PROBLEMS:
         for dtype in DTYPES:

@@ -242,7 +242,8 @@ struct AmxCall {
     const int64_t start = item.panels.start(at) * L, width = item.panels.size(at) * L;
     const ChunkSums<float> c = sums_of(item, at, first);
     c.finish(count * width);
-    const TileSums<float> sums{c.sums, width, count, min64(width, item.channels_m - start), item.bias + start};
+    const float* const bias = gemm.bias != nullptr ? item.bias + start : nullptr;
+    const TileSums<float> sums{c.sums, width, count, min64(width, item.channels_m - start), bias};
     store_lanes<BFloat16, float>(gemm, item.piece, pitches, first, sums, item.m0 + start, 1);
   }
 };

@@ -136,11 +136,21 @@ template <class T>
 CONV2D_INLINE typename Vec<T>::reg load_as_partial(const T* p, int n) {
   return Vec<T>::load_partial(p, n);
 }
+// Whether some lanes of a vector are loaded and stored as fast as all of them: by masks.
+#if defined(CONV2D_NATIVE_VEC)
+constexpr bool kHasMasks = Vec<float>::kLanes == 16;
+#else
+constexpr bool kHasMasks = false;
+#endif
 template <class S>
 CONV2D_INLINE Vec<float>::reg load_partial_widened(const S* p, int n) {
-  float values[Vec<float>::kLanes] = {};
-  for (int i = 0; i < n; ++i) values[i] = widen_scalar(p[i]);
-  return Vec<float>::load(values);
+  if constexpr (kHasMasks) {
+    return widen_partial(p, n);
+  } else {
+    float values[Vec<float>::kLanes] = {};
+    for (int i = 0; i < n; ++i) values[i] = widen_scalar(p[i]);
+    return Vec<float>::load(values);
+  }
 }
 CONV2D_INLINE Vec<float>::reg load_as_partial(const BFloat16* p, int n) { return load_partial_widened(p, n); }
 CONV2D_INLINE Vec<float>::reg load_as_partial(const Float16* p, int n) { return load_partial_widened(p, n); }
@@ -215,6 +225,10 @@ CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool 
 #if defined(CONV2D_NATIVE_VEC)
     if constexpr (kIsFloating<S>) {
       for (; i + Vec<float>::kLanes <= n; i += Vec<float>::kLanes) Vec<float>::store(dst + i, widen(src + i));
+      if constexpr (kHasMasks) {
+        if (i < n) Vec<float>::store_partial(dst + i, load_as_partial(src + i, int(n - i)), int(n - i));
+        return;
+      }
     }
 #endif
     for (; i < n; ++i) dst[i] = widen_scalar(src[i]);

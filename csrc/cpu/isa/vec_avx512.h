@@ -228,6 +228,14 @@ CONV2D_INLINE __m512 widen(const BFloat16* p) {
 CONV2D_INLINE __m512 widen(const Float16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+// The first n lanes, and zeros.
+template <class S>
+CONV2D_INLINE __m512 widen_partial(const S* p, int n) {
+  announce_load(p, Vec<float>::mask(n));
+  const __m256i bits = _mm256_maskz_loadu_epi16(Vec<float>::mask(n), p);
+  if constexpr (std::is_same_v<S, Float16>) return _mm512_cvtph_ps(bits);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
 constexpr int kDenormal = 0x20;  // of _mm512_fpclass_ps_mask
 CONV2D_INLINE __m256i narrowed(const BFloat16*, __m512 v) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
@@ -242,11 +250,20 @@ CONV2D_INLINE __m256i narrowed(const BFloat16*, __m512 v) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
 }
 #if defined(CONV2D_NARROWS_BFLOAT16)
-// Two vectors. Lanes of either with a denormal number, which becomes zero here.
-CONV2D_INLINE __mmask16 narrow_flushed(BFloat16* p, __m512 low, __m512 high) {
-  _mm512_storeu_si512(p, __m512i(_mm512_cvtne2ps_pbh(high, low)));
-  return _mm512_fpclass_ps_mask(low, kDenormal) | _mm512_fpclass_ps_mask(high, kDenormal);
+// The first lanes of two vectors, or of one. Denormal numbers become zero here: the lanes of `nonzero` that did not.
+CONV2D_INLINE __mmask32 narrow_flushed(BFloat16* p, __m512 low, __m512 high, __mmask32 lanes, __mmask32 nonzero) {
+  const __m512i words = __m512i(_mm512_cvtne2ps_pbh(high, low));
+  announce_store(p, lanes);
+  _mm512_mask_storeu_epi16(p, lanes, words);
+  return _mm512_mask_test_epi16_mask(nonzero, words, _mm512_set1_epi16(0x7fff));
 }
+CONV2D_INLINE __mmask16 narrow_flushed(BFloat16* p, __m512 v, __mmask16 lanes, __mmask16 nonzero) {
+  const __m256i words = __m256i(_mm512_cvtneps_pbh(v));
+  announce_store(p, lanes);
+  _mm256_mask_storeu_epi16(p, lanes, words);
+  return _mm256_mask_test_epi16_mask(nonzero, words, _mm256_set1_epi16(0x7fff));
+}
+CONV2D_INLINE bool has_denormal(__m512 v) { return _mm512_fpclass_ps_mask(v, kDenormal) != 0; }
 #endif
 CONV2D_INLINE __m256i narrowed(const Float16*, __m512 v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
 template <class S>

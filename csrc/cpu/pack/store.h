@@ -133,45 +133,96 @@ struct TileTarget {
   int64_t x_step, m_step;
 };
 
-// Pairs of vectors of 16-bit results, which may be lines, pixel after pixel: vector after vector, each line would be
-// asked for twice, and memory not be written as a stream.
-template <class S, class T>
-CONV2D_INLINE void store_lines(const TileSums<T>& sums, const TileTarget<S>& to, int64_t channels) {
-  using V = Vec<T>;
-  constexpr int L = V::kLanes;
 #if defined(CONV2D_NARROWS_BFLOAT16)
-  if constexpr (std::is_same_v<S, BFloat16>) {
-    // The instruction flushes denormal numbers. They are so rare that whether there are any is asked once.
-    __mmask16 denormal = 0;
-    const typename V::reg low = sums.bias_from(0), high = sums.bias_from(L);
-    const T* src = sums.data;
-    S* d = to.data;
-    for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
-      denormal |= narrow_flushed(d, V::add(V::load(src), low), V::add(V::load(src + L), high));
-      for (int64_t m = 2 * L; m < channels; m += 2 * L) {
-        denormal |= narrow_flushed(d + m, V::add(V::load(src + m), sums.bias_from(m)),
-                                   V::add(V::load(src + m + L), sums.bias_from(m + L)));
-      }
+
+// `count` pixels of up to two vectors, which may be a line: vector after vector, each line would be asked for twice.
+// Whether all results differ from zero.
+template <bool kAdds>
+CONV2D_INLINE bool narrow_line(const float* src, int64_t pitch, [[maybe_unused]] __m512 low,
+                               [[maybe_unused]] __m512 high, int64_t count, int64_t lanes,
+                               const TileTarget<BFloat16>& to) {
+  using V = Vec<float>;
+  constexpr int L = V::kLanes;
+  const auto sum = [](const float* p, [[maybe_unused]] __m512 bias)
+                       CONV2D_INLINE_LAMBDA { return kAdds ? V::add(V::load(p), bias) : V::load(p); };
+  BFloat16* d = to.data;
+  if (lanes > L) {
+    const __mmask32 stored = mask_of_first(lanes);
+    __mmask32 nonzero = stored;
+    for (int64_t x = 0; x < count; ++x, src += pitch, d += to.x_step) {
+      nonzero = narrow_flushed(d, sum(src, low), sum(src + L, high), stored, nonzero);
     }
-    if (__builtin_expect(denormal == 0, 1)) return;
+    return nonzero == stored;
   }
-#endif
-  for (int64_t x = 0; x < sums.pixels; ++x) {
-    const T* const src = sums.data + x * sums.pitch;
-    S* const d = to.data + x * to.x_step;
-    for (int64_t m = 0; m < channels; m += L) store_as(d + m, V::add(V::load(src + m), sums.bias_from(m)));
+  const __mmask16 stored = V::mask(int(lanes));
+  __mmask16 nonzero = stored;
+  for (int64_t x = 0; x < count; ++x, src += pitch, d += to.x_step) {
+    nonzero = narrow_flushed(d, sum(src, low), stored, nonzero);
   }
+  return nonzero == stored;
 }
+
+// Channels side by side, narrowed by an instruction that flushes denormal numbers. Whether all results differ from
+// zero: then none was flushed, and zeros for a bias need not be added, which would only change the sign of a zero.
+template <bool kAdds>
+CONV2D_INLINE bool narrow_lines(const TileSums<float>& sums, const TileTarget<BFloat16>& to) {
+  using V = Vec<float>;
+  constexpr int L = V::kLanes;
+  if (sums.channels == L && sums.pitch == L && to.x_step == L) {
+    // Two pixels are a line.
+    const V::reg b = sums.bias_from(0);
+    const int64_t pairs = sums.pixels / 2, last = 2 * pairs;
+    const bool nonzero = narrow_line<kAdds>(sums.data, 2 * L, b, b, pairs, 2 * L, {to.data, 2 * L, 1});
+    return narrow_line<kAdds>(sums.data + last * L, L, b, b, sums.pixels - last, L, {to.data + last * L, L, 1}) &&
+           nonzero;
+  }
+  bool nonzero = true;
+  for (int64_t m = 0; m < sums.channels; m += 2 * L) {
+    const int64_t lanes = min64(sums.channels - m, 2 * L);
+    const V::reg low = sums.bias_from(m), high = lanes > L ? sums.bias_from(m + L) : V::zero();
+    nonzero &=
+        narrow_line<kAdds>(sums.data + m, sums.pitch, low, high, sums.pixels, lanes, {to.data + m, to.x_step, 1});
+  }
+  return nonzero;
+}
+
+inline bool has_denormal(const TileSums<float>& sums) {
+  using V = Vec<float>;
+  for (int64_t m = 0; m < sums.channels; m += V::kLanes) {
+    const V::reg b = sums.bias_from(m);
+    for (int64_t x = 0; x < sums.pixels; ++x) {
+      if (has_denormal(V::add(V::load(sums.data + x * sums.pitch + m), b))) return true;
+    }
+  }
+  return false;
+}
+
+#endif
 
 // Channels side by side (m_step 1).
 template <class S, class T>
 CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
+#if defined(CONV2D_NARROWS_BFLOAT16)
+  if constexpr (std::is_same_v<S, BFloat16>) {
+    const bool nonzero = sums.bias != nullptr ? narrow_lines<true>(sums, to) : narrow_lines<false>(sums, to);
+    if (nonzero) return;
+    if (!has_denormal(sums)) {
+      if (sums.bias == nullptr) narrow_lines<true>(sums, to);
+      return;
+    }
+  }
+#endif
   int64_t m = 0;
   if constexpr (sizeof(S) < sizeof(T)) {
+    // Pairs of vectors, as above.
     m = sums.channels / (2 * L) * (2 * L);
-    if (m > 0) store_lines(sums, to, m);
+    for (int64_t x = 0; x < sums.pixels; ++x) {
+      const T* const src = sums.data + x * sums.pitch;
+      S* const d = to.data + x * to.x_step;
+      for (int64_t i = 0; i < m; i += L) store_as(d + i, V::add(V::load(src + i), sums.bias_from(i)));
+    }
   }
   for (; m < sums.channels; m += L) {
     const typename V::reg b = sums.bias_from(m);

@@ -58,6 +58,7 @@ struct PaddingProducts {
   bool is_finite_run(const Bits* run, const SharedDimension& dimension) const {
     Bits found = 0;
     if (dimension.stride_a == 1) {
+#pragma omp simd reduction(| : found)  // -O2 would leave it scalar
       for (int64_t i = 0; i < dimension.size; ++i) found |= Bits((run[i] & format.exponent) == format.exponent);
     } else {
       for (int64_t i = 0; i < dimension.size; ++i) {

@@ -91,6 +91,11 @@ AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& 
   // A segment of scattered taps can make a patch too large: smaller tiles then. That of 16 pixels fits.
   for (int64_t target = limit::kTilePixels;; target /= 2) {
     cut_pixels(gemm, gemm.groups, target, num_threads, t);
+    if (gemm.rows == 1 && t.tile_cols < gemm.cols) {
+      // Rows that were joined: whole tiles of pixels.
+      t.tile_cols = min64(round_up(t.tile_cols, kAmxTileRows), gemm.cols);
+      t.count_tiles(gemm);
+    }
     tiler.cut_source(t);
     t.sums_at_once = t.sums;
     const bool smallest = target < 16,
