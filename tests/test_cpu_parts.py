@@ -112,7 +112,8 @@ _PAIRS = {
     "products of pairs", "column_ukernel bfloat16",
 }  # fmt: skip
 _AMX = {
-    "products of tiles", "amx_panel", "pack_patch blocks", "BlockWeightPacker", "copy_words",
+    "products of tiles", "amx_panel", "LineStores", "store_tile bfloat16",
+    "store_lanes bfloat16", "pack_patch blocks", "BlockWeightPacker", "copy_words",
     "ColumnPatchPacker", "pack_weight_columns",
     "pixel rows", "pack_pixel_pairs", "convert bfloat16",
 }  # fmt: skip

@@ -207,8 +207,8 @@ MUTATIONS = (
     M(
         "kernels/amx.h",
         "sums of the segment before are dropped",
-        "if (!operands.accumulate) return",
-        "if (operands.depth != 0) return",
+        "!Between::kAccumulates || !operands.accumulate",
+        "operands.depth != 0",
         **AMX,
     ),
     M(
@@ -235,8 +235,29 @@ MUTATIONS = (
     M(
         "drivers/amx.h",
         "sums of a later run begin at the first row",
-        "item.row_tiles + first / kTileRows",
-        "item.row_tiles",
+        "amx_panel(item.row_tiles + first / kTileRows",
+        "amx_panel(item.row_tiles",
+        **AMX,
+    ),
+    M(
+        "drivers/amx.h",
+        "what waits takes a pixel of the next micro-kernel's sums",
+        "run->sum < x + kSums",
+        "run->sum <= x + kSums",
+        **AMX,
+    ),
+    M(
+        "pack/line_stores.h",
+        "the last pixels that wait are not stored",
+        "while (left_ > 0) advance();",
+        "advance();",
+        **AMX,
+    ),
+    M(
+        "plan/candidates.cpp",
+        "padding is multiplied where bands would make other steps of few channels",
+        " || columns_per_step(whole, whole.axis_w) != 1",
+        "",
         **AMX,
     ),
     M(

@@ -6,7 +6,8 @@
 //   for each block of source channels          copy the tile's zero-padded patch into scratch, once for all taps
 //     for each run of sums, each panel of 16 or 32 result channels
 //       for each K segment of the block        run the micro-kernel over the run
-//       store the run's sums, where the only block of channels is all of K
+//       store the run's sums, where the only block of channels is all of K; side by side in memory, and of a single
+//         segment: while the next ones are multiplied
 //
 // AMX multiplies so fast that all else shows:
 // - Weights that fit the threads' memory are packed once a call, and shared (share).
@@ -21,6 +22,7 @@
 #include "../kernels/vector_shape.h"
 #include "../pack/amx.h"
 #include "../pack/amx_columns.h"
+#include "../pack/line_stores.h"
 #include "../pack/store.h"
 #include "../plan/tile_amx.h"
 #include "parts.h"
@@ -187,6 +189,7 @@ struct AmxCall {
     const AmxScope tiles;
     const Item item = item_at(number);
     SumPitches pitches{};
+    WaitingStores waiting;
     for_each_block(gemm, k, tiling.block_channels, [&](const KBlock& block) {
       const Operand operand = read_source(item, block);
       pitches = operand.pitches;
@@ -196,9 +199,14 @@ struct AmxCall {
       const int64_t sums = describe_rows(item, operand);
       for (int64_t first = 0; first < sums; first += tiling.sums_at_once) {
         const int64_t count = min64(tiling.sums_at_once, sums - first);
+        if (tiling.stores_between) {
+          multiply_and_store(item, block, operand, first, count, waiting);
+          continue;
+        }
         for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, operand, at, first, count);
       }
     });
+    waiting.finish();
     if (!tiling.one_block) finish(item, pitches);
   }
 
@@ -229,6 +237,70 @@ struct AmxCall {
       amx_panel(item.row_tiles + first / kTileRows, div_up(count, kTileRows), vectors, operands);
     }
     if (tiling.one_block) store(item, operand.pitches, at, first, count);
+  }
+
+  // What the last micro-kernel has summed, which the next one stores (LineStores).
+  struct WaitingStores {
+    PendingLines<1> narrow{};
+    PendingLines<2> wide{};
+    PixelRuns runs[2];  // of this run of sums, and of the one before, which may wait
+    int64_t number = 0, kernels = 0;
+
+    void finish() {
+      finish(narrow);
+      finish(wide);
+    }
+    template <int C>
+    static void finish(PendingLines<C>& pending) {
+      if (pending.runs < pending.end) LineStores<C>(pending).finish();
+      pending.runs = pending.end;
+    }
+  };
+
+  // A run of sums of all panels, whose epilogue runs while the next ones are multiplied.
+  void multiply_and_store(const Item& item, const KBlock& block, const Operand& operand, int64_t first, int64_t count,
+                          WaitingStores& waiting) const {
+    PixelRuns& runs = waiting.runs[waiting.number++ % 2];
+    runs.find(gemm, item.piece.tile, operand.pitches, first, count, kSumsOfKernel);
+    const RowTile* const rows = item.row_tiles + first / kTileRows;
+    for (int64_t at = 0; at < item.panels.count; ++at) {
+      const int64_t vectors = item.panels.size(at), m = item.m0 + item.panels.start(at) * L;
+      const PackedPanel weights = packed_panel(item, block, m, vectors);
+      AmxOperands operands{};
+      operands.depth = block.channels * block.taps();
+      operands.a = weights.data;
+      operands.a_pitch = weights.pitch;
+      operands.b = operand.data;
+      operands.k_offset = item.tap_offsets;
+      if (vectors == 2) {
+        waiting.finish(waiting.narrow);
+        multiply_panel<2>(item, at, operands, rows, count, runs, waiting.wide, waiting.kernels);
+      } else {
+        waiting.finish(waiting.wide);
+        multiply_panel<1>(item, at, operands, rows, count, runs, waiting.narrow, waiting.kernels);
+      }
+    }
+  }
+  template <int C>
+  void multiply_panel(const Item& item, int64_t at, const AmxOperands& operands, const RowTile* rows, int64_t count,
+                      const PixelRuns& runs, PendingLines<C>& pending, int64_t& kernels) const {
+    constexpr int64_t kSums = kSumsOfKernel * 2 / C;
+    const int64_t start = item.panels.start(at) * L;
+    const PixelRun* run = runs.begin();
+    for (int64_t x = 0; x < count; x += kSums) {
+      float* const sums = item.c_tile.sums + kernels++ % 2 * (kSums * C * L);
+      const int64_t tiles = div_up(min64(kSums, count - x), kTileRows);
+      kAmxUkernels<LineStores<C>>[C - 1][tiles - 1](operands, rows + x / kTileRows, sums, pending);
+      pending.sums = sums;
+      pending.first = x;
+      pending.runs = run;
+      while (run < runs.end() && run->sum < x + kSums) ++run;
+      pending.end = run;
+      pending.bias = gemm.bias != nullptr ? item.bias + start : nullptr;
+      pending.destination = item.piece.first_pixel<BFloat16>(gemm, item.m0 + start);
+      pending.x_step = gemm.destination_col;
+      pending.channels = min64(C * L, item.channels_m - start);
+    }
   }
 
   // Sums that have waited in scratch for the end of K.

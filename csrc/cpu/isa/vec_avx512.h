@@ -249,22 +249,36 @@ CONV2D_INLINE __m256i narrowed(const BFloat16*, __m512 v) {
   const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
 }
+// Two vectors, or one, where denormal numbers may become zeros.
+CONV2D_INLINE __m512i narrowed_flushed(__m512 low, __m512 high) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
-// The first lanes of two vectors, or of one. Denormal numbers become zero here: the lanes of `nonzero` that did not.
+  return __m512i(_mm512_cvtne2ps_pbh(high, low));
+#else
+  const BFloat16* const type = nullptr;
+  return _mm512_inserti64x4(_mm512_castsi256_si512(narrowed(type, low)), narrowed(type, high), 1);
+#endif
+}
+CONV2D_INLINE __m256i narrowed_flushed(__m512 v) {
+#if defined(CONV2D_NARROWS_BFLOAT16)
+  return __m256i(_mm512_cvtneps_pbh(v));
+#else
+  return narrowed(static_cast<const BFloat16*>(nullptr), v);
+#endif
+}
+// Their first lanes. The lanes of `nonzero` that did not become zero.
 CONV2D_INLINE __mmask32 narrow_flushed(BFloat16* p, __m512 low, __m512 high, __mmask32 lanes, __mmask32 nonzero) {
-  const __m512i words = __m512i(_mm512_cvtne2ps_pbh(high, low));
+  const __m512i words = narrowed_flushed(low, high);
   announce_store(p, lanes);
   _mm512_mask_storeu_epi16(p, lanes, words);
   return _mm512_mask_test_epi16_mask(nonzero, words, _mm512_set1_epi16(0x7fff));
 }
 CONV2D_INLINE __mmask16 narrow_flushed(BFloat16* p, __m512 v, __mmask16 lanes, __mmask16 nonzero) {
-  const __m256i words = __m256i(_mm512_cvtneps_pbh(v));
+  const __m256i words = narrowed_flushed(v);
   announce_store(p, lanes);
   _mm256_mask_storeu_epi16(p, lanes, words);
   return _mm256_mask_test_epi16_mask(nonzero, words, _mm256_set1_epi16(0x7fff));
 }
 CONV2D_INLINE bool has_denormal(__m512 v) { return _mm512_fpclass_ps_mask(v, kDenormal) != 0; }
-#endif
 CONV2D_INLINE __m256i narrowed(const Float16*, __m512 v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
 template <class S>
 CONV2D_INLINE void narrow(S* p, __m512 v) {

@@ -91,10 +91,21 @@ CONV2D_INLINE void unroll(std::integer_sequence<int, kIndex...>, const Visit& vi
   (visit(std::integral_constant<int, kIndex>()), ...);
 }
 
+// What a micro-kernel does between its tiles.
+struct NothingBetween {
+  static constexpr bool kAccumulates = true;
+  struct Pending {};
+  CONV2D_INLINE explicit NothingBetween(const Pending&) {}
+  CONV2D_INLINE void advance() {}
+  CONV2D_INLINE void finish() {}
+};
+
 // C of R x C tiles (rows, columns), the last rows of which may be fewer than 16. Tiles: sums are 0 to 3, pixels 4 and
 // 5, weights 6 and 7.
-template <int R, int C>
-void amx_ukernel(const AmxOperands& operands, const RowTile* rows, float* c_data) {
+template <int R, int C, class Between>
+void amx_ukernel(const AmxOperands& operands, const RowTile* rows, float* c_data,
+                 const typename Between::Pending& pending) {
+  Between between(pending);
   static_assert(R * C <= 4 && C <= 2);
   using RowTiles = std::make_integer_sequence<int, R>;
   using ColumnTiles = std::make_integer_sequence<int, C>;
@@ -111,7 +122,7 @@ void amx_ukernel(const AmxOperands& operands, const RowTile* rows, float* c_data
   const int64_t* const k_offset = operands.k_offset;
   unroll(RowTiles(), [&](auto r) CONV2D_INLINE_LAMBDA {
     unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
-      if (!operands.accumulate) return tile_zero<r() * C + c()>();
+      if (!Between::kAccumulates || !operands.accumulate) return tile_zero<r() * C + c()>();
       const float* const sums = c_data + r() * kTileRows * kPitch + c() * kTileColumns;
       load_sums<r() * C + c(), kPitch>(sums, rows[r()].count);
     });
@@ -128,30 +139,39 @@ void amx_ukernel(const AmxOperands& operands, const RowTile* rows, float* c_data
         copy_pixels(rows[r()], data, copies[r()]);
         tile_load<4 + r() % 2>(copies[r()], kTileBytes);
       }
-      unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA { tile_multiply<r() * C + c(), 4 + r() % 2, 6 + c()>(); });
+      unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
+        tile_multiply<r() * C + c(), 4 + r() % 2, 6 + c()>();
+        between.advance();
+      });
     });
   }
   unroll(RowTiles(), [&](auto r) CONV2D_INLINE_LAMBDA {
     unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
       store_sums<r() * C + c(), kPitch>(c_data + r() * kTileRows * kPitch + c() * kTileColumns, rows[r()].count);
+      between.advance();
     });
   });
+  between.finish();
 }
 
 // Tiles of rows that a micro-kernel takes.
 constexpr int64_t amx_row_tiles(int64_t vectors) { return vectors == 2 ? 2 : 4; }
 
+template <class Between>
+using AmxUkernel = void (*)(const AmxOperands&, const RowTile*, float*, const typename Between::Pending&);
+template <class Between>
+inline constexpr AmxUkernel<Between> kAmxUkernels[2][4] = {
+    {amx_ukernel<1, 1, Between>, amx_ukernel<2, 1, Between>, amx_ukernel<3, 1, Between>, amx_ukernel<4, 1, Between>},
+    {amx_ukernel<1, 2, Between>, amx_ukernel<2, 2, Between>}};
+
 // C (rows x 16 or 32) for any number of tiles of rows. (Operands are not copied: a copy's loads would be wider than the
 // stores that they wait for, and behind these stand all stores of sums.)
 inline void amx_panel(const RowTile* rows, int64_t tiles, int64_t vectors, const AmxOperands& operands) {
-  using Ukernel = void (*)(const AmxOperands&, const RowTile*, float*);
-  static constexpr Ukernel kOneColumn[] = {amx_ukernel<1, 1>, amx_ukernel<2, 1>, amx_ukernel<3, 1>, amx_ukernel<4, 1>};
-  static constexpr Ukernel kTwoColumns[] = {amx_ukernel<1, 2>, amx_ukernel<2, 2>};
-  const Ukernel* const ukernels = vectors == 2 ? kTwoColumns : kOneColumn;
   const int64_t most = amx_row_tiles(vectors);
   for (int64_t tile = 0; tile < tiles; tile += most) {
     const int64_t now = min64(most, tiles - tile);
-    ukernels[now - 1](operands, rows + tile, operands.c + tile * kTileRows * vectors * kTileColumns);
+    kAmxUkernels<NothingBetween>[vectors - 1][now - 1](operands, rows + tile,
+                                                       operands.c + tile * kTileRows * vectors * kTileColumns, {});
   }
 }
 

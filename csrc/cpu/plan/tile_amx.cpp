@@ -106,6 +106,8 @@ AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& 
   }
   CONV2D_EXT_ASSERT(lay_out_scratch(t, k, vector).bytes <= limits::kMaxScratchBytes);
   tiler.share_weights(t);
+  t.stores_between =
+      t.one_block && k.segments() == 1 && gemm.destination_m == 1 && t.sums_at_once <= kMostStoredBetween;
   return t;
 }
 
@@ -113,7 +115,10 @@ AmxScratch lay_out_scratch(const AmxTiling& tiling, const KBlocking& k, const Ve
   const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
   // One panel's C tile where each is finished at once, else the chunk's.
   const int64_t lanes = tiling.chunk_vectors * vector.lanes;
-  const int64_t tile_bytes = tiling.sums_at_once * (tiling.one_block ? width : lanes) * size;
+  // A panel may be stored while the next one is multiplied: then there are two of a micro-kernel's.
+  const int64_t two_kernels = 2 * kSumsOfKernel * vector.max_vectors * vector.lanes;
+  const int64_t sums = tiling.one_block ? max64(tiling.sums_at_once * width, two_kernels) : tiling.sums_at_once * lanes;
+  const int64_t tile_bytes = sums * size;
   ScratchLayout layout;
   AmxScratch s{};
   s.row_tiles = layout.take(tiling.sums / kAmxTileRows * kRowTileBytes);

@@ -11,6 +11,10 @@
 
 namespace conv2d_ext::cpu {
 
+// Sums at once whose epilogue may run between the multiplications of the next ones (pack/line_stores.h), and those of
+// two vectors that a micro-kernel takes.
+constexpr int64_t kMostStoredBetween = 64, kSumsOfKernel = 2 * kAmxTileRows;
+
 struct AmxTiling : TileGrid {
   bool expands;  // each tap along a row has a copy of the tile's columns
   int64_t sums;  // of a tile, with those of no pixel; whole tiles of 16
@@ -19,6 +23,7 @@ struct AmxTiling : TileGrid {
   int64_t chunk_vectors, chunks_m;  // result channels of a work item, in vectors
   int64_t patch_elements;
   bool one_block;        // the whole of K passes in one block of channels, and panels are stored one by one
+  bool stores_between;   // ... while those of the next one are multiplied
   int64_t shared_bytes;  // of the call: all weights, packed once for all work items; or 0
   int64_t items(int64_t groups) const { return groups * chunks_m * tiles(); }
 };

@@ -4,8 +4,10 @@
 #include "../../../csrc/cpu/kernels/amx.h"
 #include "../../../csrc/cpu/pack/amx_columns.h"
 #include "../../../csrc/cpu/pack/amx_pixels.h"
+#include "../../../csrc/cpu/pack/line_stores.h"
 #include "packing.h"
 #include "pairs.h"
+#include "store.h"
 
 namespace parts {
 
@@ -119,6 +121,85 @@ inline void check_amx_panel() {
       amx_panel(tiles.data(), int64_t(tiles.size()), vectors, operands);
     }
     c.compare();
+  }
+}
+
+// A micro-kernel that stores what the one before has summed.
+template <int C>
+void check_line_stores() {
+  Random random(C);
+  for (int n = 0; n < 300; ++n) {
+    constexpr int64_t kWidth = C * 16;
+    const int64_t channels = random.between(kWidth - 15, kWidth), depth = random.between(1, 4);
+    const int64_t rows = random.between(1, C == 2 ? 2 : 4) * 16, waiting = random.between(1, 1024 / kWidth);
+    const int64_t first = random.between(0, 1) * 32, x_step = channels + random.between(0, 3);
+    // The runs of pixels among the sums that wait, in any order in memory, with gaps.
+    std::vector<PixelRun> runs;
+    for (int64_t sum = 0; sum < waiting;) {
+      const int64_t pixels = min64(random.once_in(3) ? 1 : random.between(1, 20), waiting - sum);
+      if (!random.once_in(4)) runs.push_back({first + sum, pixels, (random.once_in(2) ? sum : 70 + sum) * x_step});
+      sum += pixels;
+    }
+    Buffer<float> sums(waiting * kWidth), bias(kWidth);
+    Result<BFloat16> dst(140 * x_step);
+    fill(sums, random);
+    fill(bias, random);
+    fill(dst, random);
+    const bool has_bias = random.once_in(2);
+    // Zeros of either sign, and denormal numbers: with a bias only those that it does not change.
+    for (int64_t i = random.once_in(2) ? 0 : sums.size(); i < sums.size(); i += random.between(1, 60)) {
+      if (has_bias && random.once_in(2)) bias[i % kWidth] = random.once_in(2) ? 0.0f : -0.0f;
+      sums[i] = (random.once_in(2) ? 1.0f : -1.0f) * (random.once_in(2) ? 0.0f : 0x1p-130f);
+    }
+    for (const PixelRun& run : runs) {
+      for (int64_t x = 0; x < run.pixels; ++x) {
+        for (int64_t m = 0; m < channels; ++m) {
+          const float sum = sums[(run.sum - first + x) * kWidth + m];
+          dst.expected[size_t(run.offset + x * x_step + m)] = narrowed<BFloat16>(add(sum, has_bias ? bias[m] : 0.0f));
+        }
+      }
+    }
+    Buffer<BFloat16Block> a(C * depth * 16), b(rows + depth);
+    Buffer<int64_t> k_offset(depth);
+    fill(reinterpret_cast<BFloat16*>(a.data()), a.size() * 32, random);
+    fill(reinterpret_cast<BFloat16*>(b.data()), b.size() * 32, random);
+    Result<float> c(rows * kWidth);
+    for (int64_t s = 0; s < depth; ++s) k_offset[s] = s;
+    std::vector<RowTile> tiles;
+    for (int64_t j = 0; j < rows; j += 16) tiles.push_back({j, 1, nullptr, 16});
+    for (int64_t j = 0; j < rows; ++j) {
+      for (int64_t i = 0; i < kWidth; ++i) {
+        float sum = 0;
+        for (int64_t s = 0; s < depth; ++s) {
+          const BFloat16Block* const tile = a.data() + i / 16 * depth * 16 + s * 16;
+          sum = add_step(sum, b[j + s].channel, reinterpret_cast<const BFloat16Pair*>(tile) + i % 16, 16);
+        }
+        c.expected[size_t(j * kWidth + i)] = sum;
+      }
+    }
+    describe("%d channels of %d, %d sums in %d runs, bias %d, beside %d x %d, depth %d", int(channels), int(kWidth),
+             int(waiting), int(runs.size()), has_bias, int(rows), int(kWidth), int(depth));
+    AmxOperands operands{};
+    operands.depth = depth;
+    operands.a = a.data();
+    operands.a_pitch = depth * 16;
+    operands.b = b.data();
+    operands.k_offset = k_offset.data();
+    PendingLines<C> pending{};
+    pending.sums = sums.data();
+    pending.first = first;
+    pending.runs = runs.data();
+    pending.end = runs.data() + runs.size();
+    pending.bias = has_bias ? bias.data() : nullptr;
+    pending.destination = dst.data();
+    pending.x_step = x_step;
+    pending.channels = channels;
+    {
+      const AmxScope scope;
+      kAmxUkernels<LineStores<C>>[C - 1][rows / 16 - 1](operands, tiles.data(), c.data(), pending);
+    }
+    c.compare();
+    dst.compare();
   }
 }
 
@@ -380,6 +461,11 @@ inline void check_pixel_pairs() {
 inline void check_amx() {
   check_tiles();
   check_amx_panel();
+  begin_part("LineStores");
+  check_line_stores<1>();
+  check_line_stores<2>();
+  check_store_tile<BFloat16>();
+  check_store_lanes<BFloat16>();
   check_block_patch();
   check_block_weights();
   check_columns();
