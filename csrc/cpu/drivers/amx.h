@@ -246,6 +246,15 @@ struct AmxCall {
     PixelRuns runs[2];  // of this run of sums, and of the one before, which may wait
     int64_t number = 0, kernels = 0;
 
+    PixelRuns& this_run() { return runs[number % 2]; }
+    template <int C>
+    PendingLines<C>& pending() {
+      if constexpr (C == 1) {
+        return narrow;
+      } else {
+        return wide;
+      }
+    }
     void finish() {
       finish(narrow);
       finish(wide);
@@ -260,8 +269,8 @@ struct AmxCall {
   // A run of sums of all panels, whose epilogue runs while the next ones are multiplied.
   void multiply_and_store(const Item& item, const KBlock& block, const Operand& operand, int64_t first, int64_t count,
                           WaitingStores& waiting) const {
-    PixelRuns& runs = waiting.runs[waiting.number++ % 2];
-    runs.find(gemm, item.piece.tile, operand.pitches, first, count, kSumsOfKernel);
+    ++waiting.number;
+    waiting.this_run().find(gemm, item.piece.tile, operand.pitches, first, count, kSumsOfKernel);
     const RowTile* const rows = item.row_tiles + first / kTileRows;
     for (int64_t at = 0; at < item.panels.count; ++at) {
       const int64_t vectors = item.panels.size(at), m = item.m0 + item.panels.start(at) * L;
@@ -274,21 +283,23 @@ struct AmxCall {
       operands.k_offset = item.tap_offsets;
       if (vectors == 2) {
         waiting.finish(waiting.narrow);
-        multiply_panel<2>(item, at, operands, rows, count, runs, waiting.wide, waiting.kernels);
+        multiply_panel<2>(item, at, operands, rows, count, waiting);
       } else {
         waiting.finish(waiting.wide);
-        multiply_panel<1>(item, at, operands, rows, count, runs, waiting.narrow, waiting.kernels);
+        multiply_panel<1>(item, at, operands, rows, count, waiting);
       }
     }
   }
   template <int C>
   void multiply_panel(const Item& item, int64_t at, const AmxOperands& operands, const RowTile* rows, int64_t count,
-                      const PixelRuns& runs, PendingLines<C>& pending, int64_t& kernels) const {
+                      WaitingStores& waiting) const {
     constexpr int64_t kSums = kSumsOfKernel * 2 / C;
     const int64_t start = item.panels.start(at) * L;
+    const PixelRuns& runs = waiting.this_run();
+    PendingLines<C>& pending = waiting.pending<C>();
     const PixelRun* run = runs.begin();
     for (int64_t x = 0; x < count; x += kSums) {
-      float* const sums = item.c_tile.sums + kernels++ % 2 * (kSums * C * L);
+      float* const sums = item.c_tile.sums + waiting.kernels++ % 2 * (kSums * C * L);
       const int64_t tiles = div_up(min64(kSums, count - x), kTileRows);
       kAmxUkernels<LineStores<C>>[C - 1][tiles - 1](operands, rows + x / kTileRows, sums, pending);
       pending.sums = sums;
