@@ -63,32 +63,38 @@ def assert_batch_changes_no_bit(
                 assert same, f"{name}, {batch} from {first}"
 
 
-def assert_bands_change_no_bit() -> None:
-    """AMX multiplies the padding of one image, and leaves it out in bands for several."""
+def assert_bands_follow_no_batch() -> None:
+    """Where AMX multiplies the padding that others leave out in bands: of one image and of four."""
     problem = Problem(
         "in bands, or padded", 4, 32, (40, 40), 32, (3, 3), padding=(8, 8), dilation=(8, 8)
     )
-    tensors = make_tensors(problem, torch.bfloat16)
-    tensors.weight[3, 5, 0, 2] = torch.inf  # NaN wherever that tap meets padding
-    one = dataclasses.replace(problem, batch=1)
-    together = library_forward(problem, tensors)
-    for image in range(problem.batch):
-        alone = tensors._replace(input=tensors.input[image : image + 1])
-        result = library_forward(one, alone)
-        nan = result.isnan()
-        assert nan.any()
-        assert torch.equal(nan, together[image : image + 1].isnan())
-        finite = [t.masked_fill(nan, 0) for t in (result, together[image : image + 1])]
-        assert torch.equal(*map(bits, finite)), image
-    if conv2d_ext.build_config()["isa"].startswith("amx"):
-        in_bands = [
-            "in bands"
-            in conv2d_ext.explain(
-                tensors.input[:batch], tensors.weight, padding=8, dilation=8
-            ).forward.engine
-            for batch in (1, problem.batch)
-        ]
-        assert in_bands == [False, True]
+    ordinary = make_tensors(problem, torch.bfloat16)
+    ordinary.weight[3, 5, 0, 2] = torch.inf  # NaN wherever that tap meets padding
+    # A sum that underflows to -0 before taps that lie in the padding.
+    tiny = ordinary._replace(
+        input=torch.zeros_like(ordinary.input),
+        weight=torch.zeros_like(ordinary.weight),
+        bias=torch.full((32,), -0.0, dtype=torch.bfloat16),
+    )
+    tiny.input[:, 0] = 2.0**-63
+    tiny.weight[0, 0, 1, 0], tiny.weight[0, 0, 1, 1] = 2.0**-63, -1.5 * 2.0**-63
+    for tensors in (ordinary, tiny):
+        together = library_forward(problem, tensors)
+        assert together.isnan().any() == (tensors is ordinary)
+        for image in range(problem.batch):
+            part = slice(image, image + 1)
+            alone = library_forward(
+                dataclasses.replace(problem, batch=1), tensors._replace(input=tensors.input[part])
+            )
+            assert torch.equal(bits(alone), bits(together[part])), image
+    for batch in (1, 4):
+        plan = conv2d_ext.explain(
+            ordinary.input[:batch], ordinary.weight, padding=8, dilation=8
+        ).forward
+        assert ("in bands" in plan.engine) != plan.isa.startswith("amx")
+    # Far taps are left out all the same.
+    far = conv2d_ext.explain(ordinary.input, ordinary.weight, padding=24, dilation=24)
+    assert "in bands" in far.forward.engine
 
 
 def output_and_grad_input(problem: Problem, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,7 +118,7 @@ if __name__ == "__main__":
     for problem in ONE_PIXEL:
         for dtype in (*DTYPES, torch.float16):
             assert_batch_changes_no_bit(problem, dtype)
-    assert_bands_change_no_bit()
+    assert_bands_follow_no_batch()
     print(conv2d_ext.build_config()["isa"])
     for problem in testing.SMALL_PROBLEMS:
         for dtype in DTYPES:

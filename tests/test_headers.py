@@ -34,7 +34,8 @@ _ISA = {
         ]
         for header in (
             "isa/amx.h", "isa/run_steps.h", "kernels/amx.h", "pack/amx.h", "pack/amx_columns.h",
-            "pack/amx_pixels.h", "drivers/amx.h", "drivers/grad_weight_amx.h",
+            "pack/amx_pixels.h", "pack/line_stores.h", "drivers/amx.h",
+            "drivers/grad_weight_amx.h",
         )
     },
     "pack/pairs.h": [

@@ -333,7 +333,9 @@ def test_depthwise_inner_loops_hold_their_accumulators_in_registers(isa, dtype, 
     assert not slow
 
 
-_AMX = re.compile(r"cpu::amx::amx_ukernel<(?P<rows>\d+), (?P<columns>\d+), [\w:]*NothingBetween>\(")
+_AMX = re.compile(
+    r"cpu::amx::amx_ukernel<(?P<rows>\d+), (?P<columns>\d+), [\w:]*NothingInterleaved>\("
+)
 
 
 @pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")

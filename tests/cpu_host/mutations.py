@@ -207,7 +207,7 @@ MUTATIONS = (
     M(
         "kernels/amx.h",
         "sums of the segment before are dropped",
-        "!Between::kAccumulates || !operands.accumulate",
+        "!Interleaved::kAccumulates || !operands.accumulate",
         "operands.depth != 0",
         **AMX,
     ),
@@ -251,13 +251,6 @@ MUTATIONS = (
         "the last pixels that wait are not stored",
         "while (left_ > 0) advance();",
         "advance();",
-        **AMX,
-    ),
-    M(
-        "plan/candidates.cpp",
-        "padding is multiplied where bands would make other steps of few channels",
-        " || columns_per_step(whole, whole.axis_w) != 1",
-        "",
         **AMX,
     ),
     M(

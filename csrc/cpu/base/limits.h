@@ -85,8 +85,6 @@ CONV2D_LIMIT kBiasBytes = 64 * 1024;
 CONV2D_LIMIT kRowBlocks = 512;
 // Columns of a tile for each one that its taps reach further, from which on it has no copies for them.
 CONV2D_LIMIT kColumnsPerReach = 3;
-// Pixels that are multiplied by a weight in the time that packing it takes.
-CONV2D_LIMIT kPackedPixels = 128;
 // Of grad_weight: its C tile, the columns it should at least have, and the input's pixels at each of them.
 CONV2D_LIMIT kWeightTileBytes = 640 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 512;

@@ -6,8 +6,8 @@
 //   for each block of source channels          copy the tile's zero-padded patch into scratch, once for all taps
 //     for each run of sums, each panel of 16 or 32 result channels
 //       for each K segment of the block        run the micro-kernel over the run
-//       store the run's sums, where the only block of channels is all of K; side by side in memory, and of a single
-//         segment: while the next ones are multiplied
+//       store the run's sums, where the only block of channels is all of K. Where that is a single segment and a
+//         pixel's result channels lie side by side: between the multiplications of the next run (WaitingStores)
 //
 // AMX multiplies so fast that all else shows:
 // - Weights that fit the threads' memory are packed once a call, and shared (share).
@@ -301,7 +301,7 @@ struct AmxCall {
     for (int64_t x = 0; x < count; x += kSums) {
       float* const sums = item.c_tile.sums + waiting.kernels++ % 2 * (kSums * C * L);
       const int64_t tiles = div_up(min64(kSums, count - x), kTileRows);
-      kAmxUkernels<LineStores<C>>[C - 1][tiles - 1](operands, rows + x / kTileRows, sums, pending);
+      kAmxUkernels<C, LineStores<C>>[tiles - 1](operands, rows + x / kTileRows, sums, pending);
       pending.sums = sums;
       pending.first = x;
       pending.runs = run;

@@ -278,7 +278,9 @@ CONV2D_INLINE __mmask16 narrow_flushed(BFloat16* p, __m512 v, __mmask16 lanes, _
   _mm256_mask_storeu_epi16(p, lanes, words);
   return _mm256_mask_test_epi16_mask(nonzero, words, _mm256_set1_epi16(0x7fff));
 }
+#if defined(CONV2D_NARROWS_BFLOAT16)
 CONV2D_INLINE bool has_denormal(__m512 v) { return _mm512_fpclass_ps_mask(v, kDenormal) != 0; }
+#endif
 CONV2D_INLINE __m256i narrowed(const Float16*, __m512 v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
 template <class S>
 CONV2D_INLINE void narrow(S* p, __m512 v) {

@@ -91,21 +91,21 @@ CONV2D_INLINE void unroll(std::integer_sequence<int, kIndex...>, const Visit& vi
   (visit(std::integral_constant<int, kIndex>()), ...);
 }
 
-// What a micro-kernel does between its tiles.
-struct NothingBetween {
+// What a micro-kernel does between its tiles: nothing, or LineStores (pack/line_stores.h).
+struct NothingInterleaved {
   static constexpr bool kAccumulates = true;
   struct Pending {};
-  CONV2D_INLINE explicit NothingBetween(const Pending&) {}
+  CONV2D_INLINE explicit NothingInterleaved(const Pending&) {}
   CONV2D_INLINE void advance() {}
   CONV2D_INLINE void finish() {}
 };
 
 // C of R x C tiles (rows, columns), the last rows of which may be fewer than 16. Tiles: sums are 0 to 3, pixels 4 and
 // 5, weights 6 and 7.
-template <int R, int C, class Between>
+template <int R, int C, class Interleaved>
 void amx_ukernel(const AmxOperands& operands, const RowTile* rows, float* c_data,
-                 const typename Between::Pending& pending) {
-  Between between(pending);
+                 const typename Interleaved::Pending& pending) {
+  Interleaved interleaved(pending);
   static_assert(R * C <= 4 && C <= 2);
   using RowTiles = std::make_integer_sequence<int, R>;
   using ColumnTiles = std::make_integer_sequence<int, C>;
@@ -122,7 +122,7 @@ void amx_ukernel(const AmxOperands& operands, const RowTile* rows, float* c_data
   const int64_t* const k_offset = operands.k_offset;
   unroll(RowTiles(), [&](auto r) CONV2D_INLINE_LAMBDA {
     unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
-      if (!Between::kAccumulates || !operands.accumulate) return tile_zero<r() * C + c()>();
+      if (!Interleaved::kAccumulates || !operands.accumulate) return tile_zero<r() * C + c()>();
       const float* const sums = c_data + r() * kTileRows * kPitch + c() * kTileColumns;
       load_sums<r() * C + c(), kPitch>(sums, rows[r()].count);
     });
@@ -141,37 +141,41 @@ void amx_ukernel(const AmxOperands& operands, const RowTile* rows, float* c_data
       }
       unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
         tile_multiply<r() * C + c(), 4 + r() % 2, 6 + c()>();
-        between.advance();
+        interleaved.advance();
       });
     });
   }
   unroll(RowTiles(), [&](auto r) CONV2D_INLINE_LAMBDA {
     unroll(ColumnTiles(), [&](auto c) CONV2D_INLINE_LAMBDA {
       store_sums<r() * C + c(), kPitch>(c_data + r() * kTileRows * kPitch + c() * kTileColumns, rows[r()].count);
-      between.advance();
+      interleaved.advance();
     });
   });
-  between.finish();
+  interleaved.finish();
 }
 
 // Tiles of rows that a micro-kernel takes.
 constexpr int64_t amx_row_tiles(int64_t vectors) { return vectors == 2 ? 2 : 4; }
 
-template <class Between>
-using AmxUkernel = void (*)(const AmxOperands&, const RowTile*, float*, const typename Between::Pending&);
-template <class Between>
-inline constexpr AmxUkernel<Between> kAmxUkernels[2][4] = {
-    {amx_ukernel<1, 1, Between>, amx_ukernel<2, 1, Between>, amx_ukernel<3, 1, Between>, amx_ukernel<4, 1, Between>},
-    {amx_ukernel<1, 2, Between>, amx_ukernel<2, 2, Between>}};
+template <class Interleaved>
+using AmxUkernel = void (*)(const AmxOperands&, const RowTile*, float*, const typename Interleaved::Pending&);
+// Those of C vectors, for each number of tiles of rows.
+template <int C, class Interleaved>
+inline constexpr AmxUkernel<Interleaved> kAmxUkernels[] = {
+    amx_ukernel<1, 1, Interleaved>, amx_ukernel<2, 1, Interleaved>, amx_ukernel<3, 1, Interleaved>,
+    amx_ukernel<4, 1, Interleaved>};
+template <class Interleaved>
+inline constexpr AmxUkernel<Interleaved> kAmxUkernels<2, Interleaved>[] = {amx_ukernel<1, 2, Interleaved>,
+                                                                           amx_ukernel<2, 2, Interleaved>};
 
 // C (rows x 16 or 32) for any number of tiles of rows. (Operands are not copied: a copy's loads would be wider than the
 // stores that they wait for, and behind these stand all stores of sums.)
 inline void amx_panel(const RowTile* rows, int64_t tiles, int64_t vectors, const AmxOperands& operands) {
+  const auto* const ukernels = vectors == 2 ? kAmxUkernels<2, NothingInterleaved> : kAmxUkernels<1, NothingInterleaved>;
   const int64_t most = amx_row_tiles(vectors);
   for (int64_t tile = 0; tile < tiles; tile += most) {
     const int64_t now = min64(most, tiles - tile);
-    kAmxUkernels<NothingBetween>[vectors - 1][now - 1](operands, rows + tile,
-                                                       operands.c + tile * kTileRows * vectors * kTileColumns, {});
+    ukernels[now - 1](operands, rows + tile, operands.c + tile * kTileRows * vectors * kTileColumns, {});
   }
 }
 

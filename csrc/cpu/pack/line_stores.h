@@ -50,11 +50,16 @@ struct PendingLines {
   const float* sums_of(const PixelRun& run) const { return sums + (run.sum - first) * kPitch; }
 };
 
+// Lines with a zero, which may have been a denormal number, or lacks the sign that adding a bias of zero gives it.
 template <int C>
 __attribute__((noinline)) void store_exactly(const PendingLines<C>& pending) {
   for (const PixelRun* run = pending.runs; run < pending.end; ++run) {
     const TileSums<float> sums{pending.sums_of(*run), pending.kPitch, run->pixels, pending.channels, pending.bias};
-    store_pixels(sums, TileTarget<BFloat16>{pending.destination + run->offset, pending.x_step, 1});
+    const TileTarget<BFloat16> to{pending.destination + run->offset, pending.x_step, 1};
+#if defined(CONV2D_NARROWS_BFLOAT16)
+    if (narrow_with_zeros(sums, to)) continue;
+#endif
+    store_pixels(sums, to);
   }
 }
 
@@ -66,7 +71,7 @@ CONV2D_INLINE N load_alone(N number) {
   return number;
 }
 
-// Stores pending lines (a micro-kernel's Between).
+// Stores pending lines (what a micro-kernel interleaves).
 template <int C>
 class LineStores {
  public:

@@ -197,6 +197,13 @@ inline bool has_denormal(const TileSums<float>& sums) {
   return false;
 }
 
+// The same where some result is zero: stores them again, unless there are denormal numbers.
+inline bool narrow_with_zeros(const TileSums<float>& sums, const TileTarget<BFloat16>& to) {
+  if (has_denormal(sums)) return false;
+  narrow_lines<true>(sums, to);
+  return true;
+}
+
 #endif
 
 // Channels side by side (m_step 1).
@@ -207,18 +214,14 @@ CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to
 #if defined(CONV2D_NARROWS_BFLOAT16)
   if constexpr (std::is_same_v<S, BFloat16>) {
     const bool nonzero = sums.bias != nullptr ? narrow_lines<true>(sums, to) : narrow_lines<false>(sums, to);
-    if (nonzero) return;
-    if (!has_denormal(sums)) {
-      if (sums.bias == nullptr) narrow_lines<true>(sums, to);
-      return;
-    }
+    if (nonzero || narrow_with_zeros(sums, to)) return;
   }
 #endif
   int64_t m = 0;
   if constexpr (sizeof(S) < sizeof(T)) {
-    // Pairs of vectors, as above.
+    // Pairs of vectors may be lines, each of which is written at once.
     m = sums.channels / (2 * L) * (2 * L);
-    for (int64_t x = 0; x < sums.pixels; ++x) {
+    for (int64_t x = 0; m > 0 && x < sums.pixels; ++x) {
       const T* const src = sums.data + x * sums.pitch;
       S* const d = to.data + x * to.x_step;
       for (int64_t i = 0; i < m; i += L) store_as(d + i, V::add(V::load(src + i), sums.bias_from(i)));

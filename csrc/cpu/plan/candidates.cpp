@@ -213,28 +213,12 @@ struct Tasks {
   }
 };
 
-// Whether a forward in AMX tiles multiplies the padding rather than leaving it out in bands: every band packs its taps'
-// weights anew, which takes longer than products so fast. Bits don't tell: a step of zeros changes no sum, and where
-// all else is alike the sums are those of the same steps in the same order.
-bool multiplies_padding(const Call& call, const ConvGemm& whole) {
-  if (!takes_amx(whole, whole.axis_w) || columns_per_step(whole, whole.axis_w) != 1) return false;
-  const KBlocking k = block_k(in_blocks(whole), amx_limits());
-  if (k.has_chunks() || k.blocks_h * k.blocks_w != 1) return false;
-  bool alike = true;
-  int64_t packed = 0, products = 0;
-  for_each_forward_gemm(call, whole, [&](const ConvGemm& band) {
-    alike = alike && (band.taps() == 0 || takes_amx(band, band.axis_w));
-    packed += band.taps();
-    products = saturating_add(products, saturating_mul(band.taps(), band.pixels(), band.batch));
-  });
-  const int64_t all = saturating_mul(whole.taps(), whole.pixels(), whole.batch);
-  return alike && saturating_mul(packed - whole.taps(), limits::amx::kPackedPixels) > all - products;
-}
-
 void visit_forward(const Tasks& tasks) {
   const ConvGemm whole = forward_gemm(tasks.call);
   if (sums_as_dots(whole, tasks.call.dtype)) return tasks.visit(Driver::kDot, whole);
-  if (tasks.isa.has_amx && multiplies_padding(tasks.call, whole)) return tasks.visit_candidate(whole);
+  const Conv2dProblem& p = tasks.call.problem;
+  const GatheredAxis h{p.rows(), p.kernel_h, p.out_h, p.in_h}, w{p.cols(), p.kernel_w, p.out_w, p.in_w};
+  if (tasks.isa.has_amx && multiplies_padding(whole, h, w)) return tasks.visit_candidate(whole);
   const bool in_bands =
       for_each_forward_gemm(tasks.call, whole, [&](const ConvGemm& gemm) { tasks.visit_candidate(gemm); });
   if (in_bands) tasks.visit(Driver::kPadding);

@@ -42,6 +42,22 @@ int64_t count_bands(const GatheredAxis& a, int64_t most) {
   return count;
 }
 
+// What the bands of an axis have together.
+struct BandSizes {
+  int64_t taps = 0, products = 0;
+  bool has_single = false;  // one of a single position
+};
+BandSizes sizes_of_bands(const GatheredAxis& a) {
+  BandSizes sizes;
+  BandWalk walk(a);
+  for (Band band{}; walk.next(band);) {
+    sizes.taps += band.taps;
+    sizes.products += band.positions * band.taps;
+    sizes.has_single = sizes.has_single || (band.positions == 1 && band.taps > 0);
+  }
+  return sizes;
+}
+
 }  // namespace
 
 void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int64_t& cols) {
@@ -169,6 +185,20 @@ bool cuts_bands(const GatheredAxis& h, const GatheredAxis& w) {
   if (share_inside(h) * share_inside(w) >= kShareInside) return false;
   const int64_t rows = max64(count_bands(h, most), 1);
   return rows <= most && count_bands(w, most / rows) <= most / rows;
+}
+
+bool multiplies_padding(const ImageGemm& whole, const GatheredAxis& h, const GatheredAxis& w) {
+  // Pixels that are multiplied by a weight in the time that packing it takes.
+  constexpr int64_t kPackedPixels = 128;
+  if (!takes_amx(whole, w.axis) || columns_per_step(whole, w.axis) != 1 || !cuts_bands(h, w)) return false;
+  ImageGemm blocks = whole;
+  blocks.channels = div_up(whole.channels, kBlockChannels);
+  const KBlocking k = block_k(blocks, amx_limits());
+  if (k.has_chunks() || k.blocks_h * k.blocks_w != 1) return false;
+  const BandSizes rows = sizes_of_bands(h), cols = sizes_of_bands(w);
+  if (rows.has_single && cols.has_single) return false;
+  const int64_t packed = rows.taps * cols.taps - whole.taps();
+  return packed * kPackedPixels > whole.taps() * whole.pixels() - rows.products * cols.products;
 }
 
 }  // namespace conv2d_ext::cpu

@@ -242,6 +242,10 @@ class BandWalk {
 // lie outside: where far taps do so at many positions.
 bool cuts_bands(const GatheredAxis& h, const GatheredAxis& w);
 
+// Whether a forward in AMX tiles is not cut all the same: every band packs its taps' weights anew, which takes longer
+// than products so fast. A step of zeros changes a sum that has underflowed to -0, so that this is a rule.
+bool multiplies_padding(const ImageGemm& whole, const GatheredAxis& h, const GatheredAxis& w);
+
 // How many (position, tap) pairs of an axis meet a coordinate of a size. Where no two taps meet at the same one, this
 // is the number of coordinates that are met.
 int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size);

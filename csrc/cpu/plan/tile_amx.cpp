@@ -92,7 +92,7 @@ AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& 
   for (int64_t target = limit::kTilePixels;; target /= 2) {
     cut_pixels(gemm, gemm.groups, target, num_threads, t);
     if (gemm.rows == 1 && t.tile_cols < gemm.cols) {
-      // Rows that were joined: whole tiles of pixels.
+      // Of a single row, as joined rows are, nothing is lost with whole tiles of pixels.
       t.tile_cols = min64(round_up(t.tile_cols, kAmxTileRows), gemm.cols);
       t.count_tiles(gemm);
     }

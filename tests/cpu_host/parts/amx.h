@@ -196,7 +196,7 @@ void check_line_stores() {
     pending.channels = channels;
     {
       const AmxScope scope;
-      kAmxUkernels<LineStores<C>>[C - 1][rows / 16 - 1](operands, tiles.data(), c.data(), pending);
+      kAmxUkernels<C, LineStores<C>>[rows / 16 - 1](operands, tiles.data(), c.data(), pending);
     }
     c.compare();
     dst.compare();
