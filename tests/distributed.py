@@ -12,7 +12,7 @@ import tempfile
 
 import torch
 import torch.distributed as dist
-from child import environment
+from child import LEAVE, environment
 
 RANKS = 2
 TIMEOUT = datetime.timedelta(seconds=100)
@@ -67,6 +67,7 @@ def main() -> None:
     torch.save(result, f"{folder}/result{rank}")
     dist.barrier()
     dist.destroy_process_group()
+    exec(LEAVE)
 
 
 if __name__ == "__main__":

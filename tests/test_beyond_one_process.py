@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from child import environment
+from child import LEAVE, environment
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "beyond_one_process.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -44,6 +44,6 @@ def test_one_process_and_a_fresh_one(tmp_path):
 def test_two_processes(name, tmp_path):
     """A launch for each: a second process group of a launch may meet the first one's addresses."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    output = run(tmp_path, of(name), *launcher)
+    output = run(tmp_path, of(name) + LEAVE, *launcher)
     refused = "has no sharding rule for DTensors placed as Shard(2), Replicate"
     assert output.count(refused) == (2 if name == "shard" else 0)
