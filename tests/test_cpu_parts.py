@@ -102,7 +102,7 @@ _NATIVE = (
     | {"depthwise_ukernel bfloat16, widened"}
     | _parts(
         "plane_ukernel, row_ukernel, column_ukernel, strided_ukernel, pack_transposed, "
-        "pack_planes, load_interleaved, store_interleaved, store_row",
+        "pack_planes, load_interleaved, store_interleaved, store_row, store_columns_in_turn",
         "float32, float64, bfloat16",
     )
 )

@@ -268,7 +268,7 @@ def test_few_planes(problem):
 @pytest.mark.parametrize("problem", testing.STRIDED, ids=str)
 def test_phases_of_the_stride(problem):
     """Together on small images, else one by one; the order of summation is the same."""
-    large = dataclasses.replace(problem, in_size=(100, 90))
+    large = dataclasses.replace(problem, in_size=(300, 290))
     few, many = _explain(problem).grad_input, _explain(large).grad_input
     assert few.engine == "implicit GEMM, the phases of the stride together"
     assert few.micro_kernel.startswith("gemm_ukernel_f32_")

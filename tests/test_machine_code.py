@@ -25,7 +25,8 @@ COMPILED = conv2d_ext.build_config()["compiled_isas"]
 _SYMBOL = re.compile(r"^([0-9a-f]+) .* F \.text\s+([0-9a-f]+)\s+(?:\.hidden )?(.*)$")
 _UKERNEL = re.compile(
     r"cpu::(?P<isa>\w+)::(?P<family>gemm_ukernel|pixel_ukernel)"
-    r"<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+)(?:, (?P<lanes_are_groups>true|false))?>\("
+    r"<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+)"
+    r"(?:, (?P<lanes_are_groups>true|false), (?P<half>true|false))?>\("
 )
 # Of depthwise problems: 'rows' pixels by 'columns' taps, and 'rows' by 'columns' taps.
 _DEPTHWISE = re.compile(
@@ -55,9 +56,10 @@ _NO_STORE = re.compile(r"(cmp|test|prefetch|nop|j|lea|vucomi|vcomi|call)")
 
 # What a vector of the micro-kernel holds.
 FORMS = {
-    ("gemm_ukernel", "false"): "result channels",
-    ("gemm_ukernel", "true"): "groups",
-    ("pixel_ukernel", None): "pixels",
+    ("gemm_ukernel", "false", "false"): "result channels",
+    ("gemm_ukernel", "false", "true"): "result channels, half of the last vector",
+    ("gemm_ukernel", "true", "false"): "groups",
+    ("pixel_ukernel", None, None): "pixels",
 }
 
 
@@ -204,13 +206,16 @@ def disassemble(address: int, size: int) -> list[Instruction]:
     )
 
 
+_HALF = FORMS["gemm_ukernel", "false", "true"]
+_WHOLE = [form for form in FORMS.values() if form != _HALF]
 # The sums of bfloat16 pairs are float32.
 FAMILIES = [
     (isa, dtype, form)
     for isa, dtypes, forms in (
-        ("avx2", ("float", "double"), FORMS.values()),
-        ("avx512", ("float", "double"), FORMS.values()),
-        ("avx512_bf16", ("float",), ["result channels"]),
+        ("avx2", ("float", "double"), _WHOLE),
+        ("avx512", ("float", "double"), _WHOLE),
+        ("avx512", ("float",), [_HALF]),
+        ("avx512_bf16", ("float",), ["result channels", _HALF]),
     )
     if isa in COMPILED
     for dtype in dtypes
@@ -232,7 +237,7 @@ def kernels() -> list[Kernel]:
                     ukernel["dtype"],
                     int(ukernel["rows"]),
                     int(ukernel["vectors"]),
-                    FORMS[ukernel["family"], ukernel["lanes_are_groups"]],
+                    FORMS[ukernel["family"], ukernel["lanes_are_groups"], ukernel["half"]],
                     int(symbol[1], 16),
                     int(symbol[2], 16),
                 )

@@ -869,6 +869,25 @@ MUTATIONS = (
     ),
     M(
         "drivers/phases.h",
+        "the first of two phases has the even columns",
+        "const bool in_order = std::less<>()(phases.gemm[f].destination, phases.gemm[f + 1].destination);",
+        "const bool in_order = true;",
+    ),
+    M(
+        "pack/store.h",
+        "two phases have as many columns",
+        "n_odd = min64(odd.pixels - x, L)",
+        "n_odd = n",
+    ),
+    M(
+        "kernels/gemm.h",
+        "a vector of nine lanes is half a vector",
+        "(lanes - 1) % L < L / 2",
+        "(lanes - 1) % L <= L / 2",
+        isas=("avx512",),
+    ),
+    M(
+        "drivers/phases.h",
         "rows of taps with gaps are taken as one",
         "phases.taps_h == 1 || phases.weight_i == phases.weight_j * phases.taps_w",
         "true",

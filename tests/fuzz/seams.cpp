@@ -289,6 +289,7 @@ int64_t* const kLimits[] = {
     &d::kStreamedBytes,
     &t::kFewSetsBytes,
     &t::kLeastChunksOfThread,
+    &p::kMostSumBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

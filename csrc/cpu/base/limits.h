@@ -136,6 +136,8 @@ CONV2D_LIMIT kMostPhasePixels = 1024;
 // A patch of all channels, and a panel of all channels and taps: both are read again by every phase.
 CONV2D_LIMIT kMostPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kMostPanelBytes = 640 * 1024;
+// A phase's sums of a panel, where two phases are stored together: that is worth more than tiles that stay in L2.
+CONV2D_LIMIT kMostSumBytes = 512 * 1024;
 
 }  // namespace phases
 

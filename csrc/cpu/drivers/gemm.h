@@ -186,6 +186,7 @@ struct ConvCall {
       operands.c = c.sums;
       operands.c_pitch = width;
       operands.accumulate = !begins;
+      operands.half = !G && ends_in_half<T>(min64(width, item.m0 + item.channels_m - m));
       if (in_result) {
         if (segment.ends(gemm)) operands.bias = bias_first ? item.zeros : item.bias;
         if constexpr (kStoresSums) sum_in_result(item, m, operands, vectors);

@@ -170,6 +170,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
       pack_grad_output(t, segment, start * kPerVector, vectors, scratch.panel);
       operands.a_pitch = operands.c_pitch = vectors * L;
       operands.c = c_tile + t.elements() * start * L;
+      operands.half = !G && ends_in_half<T>(min64(vectors * L, t.channels_m - start * L));
       gemm_panel<G, T>(t.elements(), vectors, operands);
     }
   }

@@ -3,12 +3,15 @@
 // A phase reads some of a kernel's taps, but all of the weight's cache lines. With few pixels, drivers/gemm.h would
 // wait for these lines once a phase. Here a work item is some images times a chunk of result channels. It packs
 // grad_output once for all phases. For each panel of result channels it packs all taps of all channels once, phase by
-// phase; the micro-kernel then runs over the pixels of one phase after the other.
+// phase; the micro-kernel then runs over the pixels of one phase after the other. In planes, the columns of two phases
+// lie in turn, and are stored together.
 //
 //   panel   [phase][channel][tap of the phase][NR]
 //
 // Each phase's sums are those of drivers/gemm.h, chain for chain and bit for bit.
 #pragma once
+
+#include <functional>
 
 #include "../kernels/gemm.h"
 #include "../kernels/vector_shape.h"
@@ -94,12 +97,13 @@ struct PhasesCall {
       const int64_t lanes = min64(width, channels_m - m);
       pack_taps(weight + m * any.weight_m, lanes, width, part<T>(memory, layout.taps), panel);
       operands.j_offset = position_offsets;
+      operands.half = ends_in_half<T>(lanes);
       for (int f = 0; f < phases.count; ++f) {
         const ConvGemm& g = phases.gemm[f];
         const ResultPiece piece{group, 1, {image0, images, 0, g.rows, 0, g.cols}};
         const int64_t pixels = piece.tile.pixels();
-        const ChunkSums<T> c{part<T>(memory, layout.c_tile), part<T>(memory, layout.total_tile),
-                             part<T>(memory, layout.lost_tile), k[f].has_chunks()};
+        const ChunkSums<T> c{sums_of(memory, f), part<T>(memory, layout.total_tile), part<T>(memory, layout.lost_tile),
+                             k[f].has_chunks()};
         operands.chain = k[f].chain;
         operands.c = c.sums;
         operands.a_pitch = operands.c_pitch = width;
@@ -113,7 +117,36 @@ struct PhasesCall {
         }
         c.finish(pixels * width);
         operands.j_offset += pixels;
-        store_lanes<S, T>(g, piece, 0, {c.sums, width, pixels, lanes, zeros}, m0 + m, 1);
+        if (!phases.columns_in_turn) {
+          store_lanes<S, T>(g, piece, 0, {c.sums, width, pixels, lanes, zeros}, m0 + m, 1);
+        } else if (f % 2 == 1) {
+          const TileSums<T> lanes_of_pixel{nullptr, width, 0, lanes, zeros};
+          store_two_phases(f - 1, piece, memory, lanes_of_pixel, m0 + m);
+        }
+      }
+    }
+  }
+
+  T* sums_of(char* memory, int f) const {
+    return part<T>(memory, phases.columns_in_turn && f % 2 == 1 ? layout.second_tile : layout.c_tile);
+  }
+
+  // Phases f and f + 1, of the same rows: all columns of these.
+  void store_two_phases(int f, ResultPiece piece, char* memory, TileSums<T> even, int64_t m) const {
+    const bool in_order = std::less<>()(phases.gemm[f].destination, phases.gemm[f + 1].destination);
+    const int first = in_order ? f : f + 1, second = in_order ? f + 1 : f;
+    const ConvGemm& g = phases.gemm[first];
+    TileSums<T> odd = even;
+    even.data = sums_of(memory, first);
+    even.pixels = g.cols;
+    odd.data = sums_of(memory, second);
+    odd.pixels = phases.gemm[second].cols;
+    S* const destination = piece.first_pixel<S>(g, m);
+    for (int64_t n = 0; n < piece.tile.images; ++n) {
+      for (int64_t row = 0; row < g.rows; ++row) {
+        store_columns_in_turn(even, odd, destination + n * g.destination_n + row * g.destination_row, g.destination_m);
+        even.data += even.pixels * even.pitch;
+        odd.data += odd.pixels * odd.pitch;
       }
     }
   }

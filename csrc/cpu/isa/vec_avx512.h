@@ -152,6 +152,23 @@ struct Vec<float> {
     v[1] = add(_mm512_shuffle_ps(u[2], u[3], 0x44), _mm512_shuffle_ps(u[2], u[3], 0xee));
     return add(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
   }
+  // Half a vector, the lower one. A CPU that takes vectors of 512 bits in two steps (Zen 4) takes halves in one.
+  struct Half {
+    using reg = __m256;
+    static CONV2D_INLINE reg load(const float* p) { return _mm256_loadu_ps(p); }
+    static CONV2D_INLINE reg broadcast(const float* p) { return _mm256_set1_ps(*p); }
+    static CONV2D_INLINE reg add(reg a, reg b) { return _mm256_add_ps(a, b); }
+#if defined(CONV2D_BFLOAT16_PAIRS)
+    static CONV2D_INLINE reg load(const BFloat16Pair* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+    static CONV2D_INLINE reg broadcast(const BFloat16Pair* p) { return of(Vec<float>::broadcast(p)); }
+    static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm256_dpbf16_ps(c, __m256bh(a), __m256bh(b)); }
+#else
+    static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
+#endif
+    static CONV2D_INLINE reg of(__m512 a) { return _mm512_castps512_ps256(a); }
+    // With zeros in the upper half.
+    static CONV2D_INLINE __m512 whole(reg a) { return _mm512_zextps256_ps512(a); }
+  };
 };
 
 template <>

@@ -65,6 +65,19 @@ CONV2D_INLINE void end_step(const P*& pointer) {
   if constexpr (kInRounds<T>) __asm__ volatile("" : "+r"(pointer) : : "memory");
 }
 
+// Whether half a vector is multiplied in less time than a whole one.
+template <class T, class = void>
+constexpr bool kHasHalves = false;
+template <class T>
+constexpr bool kHasHalves<T, std::void_t<typename Vec<T>::Half>> = true;
+
+// Whether the last vector of so many lanes is no more than half full.
+template <class T>
+CONV2D_INLINE bool ends_in_half(int64_t lanes) {
+  constexpr int L = Vec<T>::kLanes;
+  return kHasHalves<T> && (lanes - 1) % L < L / 2;
+}
+
 template <class T>
 struct GemmOperands {
   int64_t depth, chain;
@@ -78,12 +91,26 @@ struct GemmOperands {
   int64_t c_pitch;
   bool accumulate;
   const T* bias = nullptr;  // NR elements that are added after the last chain
+  bool half = false;        // the upper half of a panel's last vector is empty: zeros may be stored there
 };
 
-template <class T, int MR, int NV, bool kLanesAreGroups>
+// The vector that ends a panel.
+template <class T, bool kHalf>
+struct LastVector {
+  using type = Vec<T>;
+};
+template <class T>
+struct LastVector<T, true> {
+  using type = typename Vec<T>::Half;
+};
+
+// kHalf: of the last vector, a half.
+template <class T, int MR, int NV, bool kLanesAreGroups, bool kHalf>
 void gemm_ukernel(const GemmOperands<T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
+  using H = typename LastVector<T, kHalf>::type;
+  constexpr int kWhole = NV - (kHalf ? 1 : 0), kLast = kWhole * V::kLanes;
   const Operand<T>* bj[MR];
 #pragma GCC unroll 16
   for (int j = 0; j < MR; ++j) {
@@ -101,24 +128,33 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
 
   while (k_offset != k_end) {
     const int64_t* const chain_end = k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end;
-    reg acc[MR][NV];
+    reg acc[MR][kWhole > 0 ? kWhole : 1];
+    [[maybe_unused]] typename H::reg last[MR];
 #pragma GCC unroll 16
     for (int j = 0; j < MR; ++j) {
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) acc[j][v] = V::load(operands.start + v * V::kLanes);
+      for (int v = 0; v < kWhole; ++v) acc[j][v] = V::load(operands.start + v * V::kLanes);
+      if constexpr (kHalf) last[j] = H::load(operands.start + kLast);
     }
 
     const auto step = [&](int at) CONV2D_INLINE_LAMBDA {
       const int64_t offset = k_offset[at];
       const Operand<T>* const row = a + (kDensePanel ? at * a_pitch : 0);
-      reg av[NV];
+      reg av[kWhole > 0 ? kWhole : 1];
+      [[maybe_unused]] typename H::reg av_last;
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) av[v] = V::load(row + v * V::kLanes);
+      for (int v = 0; v < kWhole; ++v) av[v] = V::load(row + v * V::kLanes);
+      if constexpr (kHalf) av_last = H::load(row + kLast);
 #pragma GCC unroll 16
       for (int j = 0; j < MR; ++j) {
-        const reg bv = kLanesAreGroups ? V::load(bj[j] + offset) : V::broadcast(bj[j] + offset);
+        if constexpr (kWhole == 0) {
+          last[j] = H::fma(av_last, H::broadcast(bj[j] + offset), last[j]);
+        } else {
+          const reg bv = kLanesAreGroups ? V::load(bj[j] + offset) : V::broadcast(bj[j] + offset);
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) multiply_add<T>(acc[j][v], av[v], bv);
+          for (int v = 0; v < kWhole; ++v) multiply_add<T>(acc[j][v], av[v], bv);
+          if constexpr (kHalf) last[j] = H::fma(av_last, H::of(bv), last[j]);
+        }
       }
       if (!kDensePanel) a += a_pitch;
       end_step<T>(a);
@@ -145,14 +181,17 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
     for (int j = 0; j < MR; ++j, c += operands.c_pitch) {
       if (accumulate) {
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) acc[j][v] = V::add(V::load(c + v * V::kLanes), acc[j][v]);
+        for (int v = 0; v < kWhole; ++v) acc[j][v] = V::add(V::load(c + v * V::kLanes), acc[j][v]);
+        if constexpr (kHalf) last[j] = H::add(H::load(c + kLast), last[j]);
       }
       if (bias != nullptr) {
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) acc[j][v] = V::add(acc[j][v], V::load(bias + v * V::kLanes));
+        for (int v = 0; v < kWhole; ++v) acc[j][v] = V::add(acc[j][v], V::load(bias + v * V::kLanes));
+        if constexpr (kHalf) last[j] = H::add(last[j], H::load(bias + kLast));
       }
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) V::store(c + v * V::kLanes, acc[j][v]);
+      for (int v = 0; v < kWhole; ++v) V::store(c + v * V::kLanes, acc[j][v]);
+      if constexpr (kHalf) V::store(c + kLast, H::whole(last[j]));
     }
     accumulate = true;
   }
@@ -162,11 +201,11 @@ template <class T>
 using GemmUkernel = void (*)(const GemmOperands<T>&);
 
 // The micro-kernels of one panel width, by rows - 1.
-template <class T, int NV, bool G, class Rows>
+template <class T, int NV, bool G, bool kHalf, class Rows>
 struct UkernelRow;
-template <class T, int NV, bool G, int... kRow>
-struct UkernelRow<T, NV, G, std::integer_sequence<int, kRow...>> {
-  static constexpr GemmUkernel<T> by_rows[] = {gemm_ukernel<T, kRow + 1, NV, G>...};
+template <class T, int NV, bool G, bool kHalf, int... kRow>
+struct UkernelRow<T, NV, G, kHalf, std::integer_sequence<int, kRow...>> {
+  static constexpr GemmUkernel<T> by_rows[] = {gemm_ukernel<T, kRow + 1, NV, G, kHalf>...};
 };
 template <class T>
 struct Ukernels {
@@ -174,21 +213,25 @@ struct Ukernels {
   int rows;
 };
 template <class T, int NV, bool G>
-CONV2D_INLINE Ukernels<T> ukernels_of() {
+CONV2D_INLINE Ukernels<T> ukernels_of([[maybe_unused]] bool half) {
   constexpr int rows = kRows<T, NV>;
-  return {UkernelRow<T, NV, G, std::make_integer_sequence<int, rows>>::by_rows, rows};
+  using Rows = std::make_integer_sequence<int, rows>;
+  if constexpr (kHasHalves<T> && !G) {
+    if (half) return {UkernelRow<T, NV, G, true, Rows>::by_rows, rows};
+  }
+  return {UkernelRow<T, NV, G, false, Rows>::by_rows, rows};
 }
 template <class T, bool G>
-CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors) {
+CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors, bool half = false) {
   constexpr int max = Vec<T>::kMaxVectors;
   if constexpr (max >= 4) {
-    if (vectors == 4) return ukernels_of<T, 4, G>();
-    if (vectors == 3) return ukernels_of<T, 3, G>();
+    if (vectors == 4) return ukernels_of<T, 4, G>(half);
+    if (vectors == 3) return ukernels_of<T, 3, G>(half);
   }
   if constexpr (max >= 2) {
-    if (vectors == 2) return ukernels_of<T, 2, G>();
+    if (vectors == 2) return ukernels_of<T, 2, G>(half);
   }
-  return ukernels_of<T, 1, G>();
+  return ukernels_of<T, 1, G>(half);
 }
 
 // Rows of the packed panel that all rows of C use before the next ones, as whole chains: so many stay in L1 beside what
@@ -213,7 +256,7 @@ CONV2D_INLINE GemmOperands<T> pass_of(const GemmOperands<T>& operands, int64_t k
 // rows would leave the FMA units waiting for its few chains.
 template <bool G, class T>
 CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands) {
-  const Ukernels<T> ukernels = ukernels_for<T, G>(vectors);
+  const Ukernels<T> ukernels = ukernels_for<T, G>(vectors, operands.half);
   const Panels blocks = cut_panels(rows, ukernels.rows);
   for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
     GemmOperands<T> now = pass_of(operands, k);

@@ -109,7 +109,9 @@ struct TileSums {
   // to -0 becomes +0.
   const T* bias;
 
-  typename Vec<T>::reg bias_from(int64_t m) const { return bias ? Vec<T>::load(bias + m) : Vec<T>::zero(); }
+  CONV2D_INLINE typename Vec<T>::reg bias_from(int64_t m) const {
+    return bias ? Vec<T>::load(bias + m) : Vec<T>::zero();
+  }
   // L pixels' sums of L channels, with the bias, as L vectors of pixels. Of the pixels n exist.
   CONV2D_INLINE void load_planes(int64_t x, int64_t n, int64_t m, typename Vec<T>::reg (&r)[Vec<T>::kLanes]) const {
     constexpr int L = Vec<T>::kLanes;
@@ -305,6 +307,36 @@ CONV2D_INLINE void store_every_other_pixel(const TileSums<T>& sums, const TileTa
         } else {
           V::store_partial(d, low, int(n0));
           V::store_partial(d + L, high, int(n1));
+        }
+      }
+    }
+  }
+}
+
+// Columns 2x of planes from `even`, 2x + 1 from `odd`, which has as many pixels or one less.
+template <class S, class T>
+CONV2D_INLINE void store_columns_in_turn(const TileSums<T>& even, const TileSums<T>& odd, S* to, int64_t m_step) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  for (int64_t m = 0; m < even.channels; m += L) {
+    const int64_t valid = min64(even.channels - m, L);
+    for (int64_t x = 0; x < even.pixels; x += L) {
+      const int64_t n = min64(even.pixels - x, L), n_odd = min64(odd.pixels - x, L), stored = n + n_odd;
+      typename V::reg r[L], other[L];
+      even.load_planes(x, n, m, r);
+      odd.load_planes(x, n_odd, m, other);
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        if (i >= valid) continue;
+        S* const d = to + (m + i) * m_step + 2 * x;
+        typename V::reg low, high;
+        V::zip(r[i], other[i], low, high);
+        if (stored == 2 * L) {
+          store_as(d, low);
+          store_as(d + L, high);
+        } else {
+          store_as_partial(d, low, int(min64(stored, L)));
+          if (stored > L) store_as_partial(d + L, high, int(stored - L));
         }
       }
     }

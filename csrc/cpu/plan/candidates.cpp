@@ -69,8 +69,16 @@ const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector
   return one_segment ? nullptr : "the taps make several segments, or none";
 }
 
+// Vectors of 64 bytes, each filled by channels of one group that lie side by side: groups that fill their lanes are no
+// faster, even without the transposition of results.
+bool fills_wide_vectors(int64_t m, bool side_by_side, const VectorShape& vector) {
+  return side_by_side && m % vector.lanes == 0 && vector.lanes * vector.element_size == 64;
+}
+
 const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector) {
-  return lanes_are_groups(g, vector) ? nullptr : kFewerLanesAtWork;
+  const bool side_by_side = g.source_c == 1 && g.destination_m == 1;
+  const bool accepted = lanes_are_groups(g, vector) && !fills_wide_vectors(g.m, side_by_side, vector);
+  return accepted ? nullptr : kFewerLanesAtWork;
 }
 
 const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector) {
@@ -100,7 +108,8 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
   const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
   const bool pointwise = g.taps() == 1;
   const double over_pixels = filled(pointwise ? g.rows * g.cols : g.cols);
-  const double over_channels = filled(g.m);
+  const int64_t parts = vector.halves_pay && !pointwise ? 2 : 1;
+  const double over_channels = double(parts * g.m) / double(round_up(parts * g.m, vector.lanes));
   const char* const kDearer = "vectors over result channels are estimated to be faster";
   if (g.source_c == 1 && g.channels > 1 && g.source_col != 1) {
     // Where a pixel's channels lie together, as in channels_last, a planar patch is a transposition: it takes the time
@@ -300,8 +309,11 @@ const char* refuse_weight_depthwise(const Call& call, const VectorShape& vector)
 
 const char* refuse_weight_groups(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
-  return lanes_are_groups(p.groups, p.out_channels_per_group(), p.in_channels_per_group(), vector) ? nullptr
-                                                                                                   : kFewerLanesAtWork;
+  const int64_t m = p.out_channels_per_group();
+  const bool side_by_side = call.a.stride[1] == 1 && call.b.stride[1] == 1;
+  const bool accepted =
+      lanes_are_groups(p.groups, m, p.in_channels_per_group(), vector) && !fills_wide_vectors(m, side_by_side, vector);
+  return accepted ? nullptr : kFewerLanesAtWork;
 }
 
 const char* refuse_weight_transposed(const Call& call, const VectorShape& vector) {

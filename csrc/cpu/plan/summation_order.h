@@ -90,6 +90,7 @@ struct VectorShape {
   bool interleaves;      // has interleave.h's stores
   ChainLimits limits;
   int64_t operand_bytes = 0;  // of an element of a patch or panel, where it is not one of the compute type
+  bool halves_pay = false;    // half a vector takes half the time; for the choice of a candidate, which changes no bit
   int64_t operand_size() const { return operand_bytes != 0 ? operand_bytes : element_size; }
 };
 

@@ -21,6 +21,13 @@ int64_t elements_of_patch(const JoinedPhases& phases, int64_t images, const Vect
                         images, vector.element_size);
 }
 
+// Pixels of a tile in the largest phase.
+int64_t most_pixels(int64_t m, bool columns_in_turn, const VectorShape& vector) {
+  if (!columns_in_turn) return limit::kMostPhasePixels;
+  const int64_t vectors = min64(div_up(m, vector.lanes), vector.max_vectors);
+  return limit::kMostSumBytes / (vectors * vector.lanes * vector.element_size);
+}
+
 // The coordinates that the taps of an axis meet, between `low` and `high`.
 void extend(const GatherAxis& axis, int64_t positions, int64_t taps, int64_t& low, int64_t& high) {
   for (const int64_t position : {int64_t{0}, positions - 1}) {
@@ -45,10 +52,12 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   const int64_t phase_count = step_h * step_w;
   if (phase_count < 2) return "the stride has one phase";
   if (phase_count > JoinedPhases::kMost || p.taps() > JoinedPhases::kMostTaps) return "too many phases or taps";
-  const int64_t most_h = limit::kMostPhasePixels * p.stride_h, most_w = limit::kMostPhasePixels * p.stride_w;
-  if (p.in_h > most_h || p.in_w > most_w) return kManyPixels;
   if (!vector.interleaves) return "these kernels are not compiled for this dtype and instruction set";
-  if (p.in_channels_per_group() < 2 * vector.lanes || p.out_channels == 0) return "few input channels in a group";
+  phases.columns_in_turn = step_w == 2 && call.result.stride[3] == 1 && call.result.stride[1] != 1;
+  const int64_t least = phases.columns_in_turn ? vector.lanes / 2 : 2 * vector.lanes;
+  if (p.in_channels_per_group() < least || p.out_channels == 0) return "few input channels in a group";
+  const int64_t most = most_pixels(p.in_channels_per_group(), phases.columns_in_turn, vector);
+  if (p.in_h > most * p.stride_h || p.in_w > most * p.stride_w) return kManyPixels;
   // The gradient of one output pixel, and phases that are cut into bands, are other GEMMs than these.
   if (p.out_pixels() == 1 || grad_input_cuts_bands(p)) return "the phases are cut into bands, or there is one output";
 
@@ -62,8 +71,9 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
   for_each_grad_input_gemm(call, [&](const ConvGemm& g) {
-    // No gradients of patch layers, and no vectors over groups.
-    joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !lanes_are_groups(g, vector);
+    // No gradients of patch layers, and no vectors over groups, unless they would have to be stored column by column.
+    const bool over_groups = lanes_are_groups(g, vector) && (!phases.columns_in_turn || g.m < vector.lanes);
+    joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !over_groups;
     if (!joins) return;
     // One after the other, columns fastest.
     const int f = phases.count++;
@@ -82,30 +92,35 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   // Sizes before their products.
   if (phases.gemm[0].channels > limit::kMostPanelBytes) return kManyPixels;
   if (max64(phases.rows, phases.cols) > limit::kMostPatchBytes) return kManyPixels;
-  const bool fits = phases.most_pixels() <= limit::kMostPhasePixels &&
-                    panel_bytes(phases, vector, 1) <= limit::kMostPanelBytes &&
+  const bool fits = phases.most_pixels() <= most && panel_bytes(phases, vector, 1) <= limit::kMostPanelBytes &&
                     elements_of_patch(phases, 1, vector) * vector.element_size <= limit::kMostPatchBytes;
-  return fits ? nullptr : kManyPixels;
+  if (!fits) return kManyPixels;
+  // A smaller chunk, for more threads, takes no more.
+  const int64_t bytes = lay_out_scratch(tile_phases(phases, vector, 1), phases, vector).bytes;
+  return bytes <= limits::kMaxScratchBytes ? nullptr : kManyPixels;
 }
 
 PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, int num_threads) {
   PhasesTiling t{};
   const int64_t batch = phases.gemm[0].batch, groups = phases.gemm[0].groups;
-  const int64_t image_bytes = elements_of_patch(phases, 1, vector) * vector.element_size;
-  t.tile_images = even_piece(batch, min64(limit::kMostPatchBytes / max64(image_bytes, 1),
-                                          limit::kMostPhasePixels / max64(phases.most_pixels(), 1)));
-  t.tiles_n = div_up(batch, t.tile_images);
-  t.patch_elements = elements_of_patch(phases, t.tile_images, vector);
   t.panel_vectors = vector.max_vectors;
   const auto fits = [&](int64_t vectors) { return panel_bytes(phases, vector, vectors) <= limit::kMostPanelBytes; };
   while (t.panel_vectors > 1 && !fits(t.panel_vectors)) --t.panel_vectors;
-  // Chunks, each of which packs the patch anew, for the sake of idle threads alone.
-  const int64_t vectors = div_up(phases.gemm[0].m, vector.lanes), tiles = groups * t.tiles_n;
-  int64_t chunks = 1;
-  while (threads_would_idle(tiles * chunks, num_threads) && chunks < vectors) ++chunks;
-  t.chunk_vectors = div_up(vectors, chunks);
-  t.chunks_m = div_up(vectors, t.chunk_vectors);
-  return t;
+  const int64_t image_bytes = elements_of_patch(phases, 1, vector) * vector.element_size;
+  const int64_t pixels = most_pixels(phases.gemm[0].m, phases.columns_in_turn, vector);
+  int64_t images = min64(limit::kMostPatchBytes / max64(image_bytes, 1), pixels / max64(phases.most_pixels(), 1));
+  for (;; images /= 2) {
+    t.tile_images = even_piece(batch, images);
+    t.tiles_n = div_up(batch, t.tile_images);
+    t.patch_elements = elements_of_patch(phases, t.tile_images, vector);
+    // Chunks, each of which packs the patch anew, for the sake of idle threads alone.
+    const int64_t vectors = div_up(phases.gemm[0].m, vector.lanes), tiles = groups * t.tiles_n;
+    int64_t chunks = 1;
+    while (threads_would_idle(tiles * chunks, num_threads) && chunks < vectors) ++chunks;
+    t.chunk_vectors = div_up(vectors, chunks);
+    t.chunks_m = div_up(vectors, t.chunk_vectors);
+    if (t.tile_images == 1 || lay_out_scratch(t, phases, vector).bytes <= limits::kMaxScratchBytes) return t;
+  }
 }
 
 PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& phases, const VectorShape& vector) {
@@ -122,6 +137,7 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   s.panel = layout.take(panel_bytes(phases, vector, vectors));
   const int64_t tile_bytes = tiling.tile_images * phases.most_pixels() * width * size;
   s.c_tile = layout.take(tile_bytes);
+  s.second_tile = phases.columns_in_turn ? layout.take(tile_bytes) : s.c_tile;
   bool has_chunks = false;
   for (int f = 0; f < phases.count; ++f) {
     has_chunks = has_chunks || block_k(phases.gemm[f], vector.limits).has_chunks();
@@ -130,7 +146,6 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   s.lost_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
   s.patch = layout.take(tiling.patch_elements * size);
   s.bytes = layout.bytes();
-  CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
   return s;
 }
 

@@ -23,6 +23,8 @@ struct JoinedPhases {
   int64_t first_i[kMost], first_j[kMost], step_i, step_j;
   // Coordinates of grad_output that any tap of any phase meets.
   int64_t first_row, rows, first_col, cols;
+  // Phases 2f and 2f + 1 have the columns of the same rows in turn, which lie side by side, and are stored together.
+  bool columns_in_turn;
 
   int64_t taps() const { return taps_h * taps_w; }
   // Of one image, in the largest phase.
@@ -49,7 +51,7 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
 
 // A thread's scratch: offsets in bytes, each part on a cache line of its own.
 struct PhasesScratch {
-  int64_t position_offsets, tap_offsets, zeros, taps, panel, c_tile, total_tile, lost_tile, patch, bytes;
+  int64_t position_offsets, tap_offsets, zeros, taps, panel, c_tile, second_tile, total_tile, lost_tile, patch, bytes;
 };
 PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& phases, const VectorShape& vector);
 

@@ -43,6 +43,7 @@ struct GemmCase {
   Buffer<T> start, bias;
   int64_t a_pitch, c_pitch;
   Result<T> c;
+  bool half = false;  // of the last vector, half is computed, and zeros are stored behind
 
   GemmCase(int64_t rows_, int64_t vectors, Sum sum_, int64_t a_gap, int64_t c_gap, Random& random)
       : rows(rows_),
@@ -73,13 +74,19 @@ struct GemmCase {
     }
   }
   GemmOperands<T> operands() {
-    return {sum.depth,       sum.chain,    a.data(), a_pitch, b.data(),       j_offset.data(),
-            k_offset.data(), start.data(), c.data(), c_pitch, sum.accumulate, sum.has_bias ? bias.data() : nullptr};
+    return {sum.depth, sum.chain,       a.data(),        a_pitch,
+            b.data(),  j_offset.data(), k_offset.data(), start.data(),
+            c.data(),  c_pitch,         sum.accumulate,  sum.has_bias ? bias.data() : nullptr,
+            half};
   }
   void compare() {
     for (int64_t j = 0; j < rows; ++j) {
       for (int64_t i = 0; i < width; ++i) {
         T* const row = c.expected.data() + j * c_pitch;
+        if (half && i >= width - L / 2) {
+          put(row, i, T{});
+          continue;
+        }
         const T last = get(bias.data(), i);
         put(row, i,
             chained_sum<T>(sum.depth, sum.chain, get(start.data(), i), sum.accumulate, get(row, i),
@@ -98,15 +105,19 @@ void check_gemm_ukernels() {
   begin_part(std::string("gemm_ukernel ") +
              (kTakesPairs<T> ? kNameOf<BFloat16Pair> : kNameOf<T>)+(G ? ", groups" : ""));
   Random random(1);
-  for (int64_t vectors = 1; vectors <= Vec<T>::kMaxVectors; ++vectors) {
-    const Ukernels<T> ukernels = ukernels_for<T, G>(vectors);
+  // Vectors of a panel, twice; the odd numbers end in a half.
+  for (int64_t halves = kHasHalves<T> && !G ? 1 : 2; halves <= 2 * Vec<T>::kMaxVectors;
+       halves += kHasHalves<T> && !G ? 1 : 2) {
+    const int64_t vectors = div_up(halves, 2);
+    const Ukernels<T> ukernels = ukernels_for<T, G>(vectors, halves % 2 == 1);
     for (int64_t rows = 1; rows <= ukernels.rows; ++rows) {
       for (const Sum& sum : kSums) {
         // Only a single vector of groups has a pitch of its own.
         const int64_t a_gap = G && vectors == 1 && sum.depth % 2 ? 3 : 0;
-        describe("%dx%d, depth %d, chain %d, accumulate %d, bias %d", int(rows), int(vectors), int(sum.depth),
+        describe("%dx%g, depth %d, chain %d, accumulate %d, bias %d", int(rows), double(halves) / 2, int(sum.depth),
                  int(sum.chain), sum.accumulate, sum.has_bias);
         GemmCase<T, G> now(rows, vectors, sum, a_gap, sum.depth % 3 == 0 ? 5 : 0, random);
+        now.half = halves % 2 == 1;
         ukernels.by_rows[rows - 1](now.operands());
         now.compare();
       }
@@ -125,6 +136,7 @@ void check_gemm_panel() {
       const Sum sum{random.between(1, 40), random.between(1, 16), random.once_in(2), random.once_in(2)};
       describe("%d rows, %d vectors, depth %d, chain %d", int(rows), int(vectors), int(sum.depth), int(sum.chain));
       GemmCase<T, G> now(rows, vectors, sum, 0, 0, random);
+      now.half = kHasHalves<T> && !G && random.once_in(2);
       gemm_panel<G, T>(rows, vectors, now.operands());
       now.compare();
     }

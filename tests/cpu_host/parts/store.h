@@ -75,6 +75,36 @@ void check_store_tile() {
   }
 }
 
+// The columns of two phases, in turn.
+template <class S>
+void check_store_columns() {
+  using T = ComputeType<S>;
+  constexpr int64_t L = Vec<T>::kLanes;
+  begin_part(std::string("store_columns_in_turn ") + kNameOf<S>);
+  Random random(44);
+  for (int64_t cols = 1; cols <= 4 * L + 3; ++cols) {
+    const int64_t channels = random.between(1, 2 * L + 1), width = round_up(channels, L);
+    const int64_t pixels[] = {div_up(cols, 2), cols / 2}, m_step = cols + random.between(0, 3);
+    const bool has_bias = random.once_in(2);
+    describe("%d columns, %d channels %d apart, bias %d", int(cols), int(channels), int(m_step), has_bias);
+    Buffer<T> sums[] = {Buffer<T>(pixels[0] * width), Buffer<T>(pixels[1] * width)}, bias(width);
+    for (Buffer<T>& of_phase : sums) fill(of_phase, random);
+    fill(bias, random);
+    Result<S> dst((channels - 1) * m_step + cols);
+    fill(dst, random);
+    for (int64_t x = 0; x < cols; ++x) {
+      for (int64_t m = 0; m < channels; ++m) {
+        const T sum = get(sums[x % 2].data() + x / 2 * width, m);
+        dst.expected[size_t(m * m_step + x)] = narrowed<S>(add(sum, has_bias ? get(bias.data(), m) : T{}));
+      }
+    }
+    const T* const added = has_bias ? bias.data() : nullptr;
+    store_columns_in_turn(TileSums<T>{sums[0].data(), width, pixels[0], channels, added},
+                          TileSums<T>{sums[1].data(), width, pixels[1], channels, added}, dst.data(), m_step);
+    dst.compare();
+  }
+}
+
 template <class S>
 void check_store_row() {
   using T = ComputeType<S>;
