@@ -103,10 +103,38 @@ struct PixelCopier {
                  Panel<T>{dst, patch.col_pitch, patch.col_pitch}, conj);
     } else if (from.step == patch.col_pitch && from.step == patch.channels && source.channel == 1) {
       copy_run(from.data, 1, from.count * patch.channels, dst, conj);
-    } else {
+    } else if (source.channel != 1) {
       for (int64_t x = 0; x < from.count; ++x) {
         copy_run(from.data + x * from.step, source.channel, patch.channels, dst + x * patch.col_pitch, conj);
       }
+    } else {
+      copy_pixels(patch, from, dst, conj);
+    }
+  }
+
+ private:
+  // Pixels whose channels lie side by side. The numbers of channels that groups have, of which a copy is a few
+  // instructions, are constants.
+  static CONV2D_INLINE void copy_pixels(const Patch& patch, const SourceRun<S>& from, T* dst, bool conj) {
+    switch (patch.channels) {
+      case 8:
+        return copy_pixels_of(std::integral_constant<int64_t, 8>{}, patch, from, dst, conj);
+      case 16:
+        return copy_pixels_of(std::integral_constant<int64_t, 16>{}, patch, from, dst, conj);
+      case 24:
+        return copy_pixels_of(std::integral_constant<int64_t, 24>{}, patch, from, dst, conj);
+      case 32:
+        return copy_pixels_of(std::integral_constant<int64_t, 32>{}, patch, from, dst, conj);
+      default:
+        return copy_pixels_of(patch.channels, patch, from, dst, conj);
+    }
+  }
+  template <class Channels>
+  static CONV2D_INLINE void copy_pixels_of(Channels channels, const Patch& patch, const SourceRun<S>& from, T* dst,
+                                           bool conj) {
+    const S* src = from.data;
+    for (int64_t x = 0; x < from.count; ++x, src += from.step, dst += patch.col_pitch) {
+      copy_run(src, 1, channels, dst, conj);
     }
   }
 };
