@@ -199,6 +199,33 @@ CONV2D_INLINE auto with_constant(int64_t n, const Call& call) {
   }
 }
 
+#if defined(CONV2D_NATIVE_VEC)
+// dst[i] = src[2 * i] for i in [0, n), n > 0. Nothing behind the last one is read.
+template <class T>
+CONV2D_INLINE void copy_every_other(const T* src, int64_t n, T* dst) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  typename V::reg even, odd;
+  int64_t i = 0;
+  for (; i + L < n; i += L) {
+    V::unzip(V::load(src + 2 * i), V::load(src + 2 * i + L), even, odd);
+    V::store(dst + i, even);
+  }
+  if constexpr (kHasMasks) {
+    const int left = int(n - i), span = 2 * left - 1;
+    const typename V::reg low = V::load_partial(src + 2 * i, span < L ? span : L);
+    V::unzip(low, span > L ? V::load_partial(src + 2 * i + L, span - L) : V::zero(), even, odd);
+    V::store_partial(dst + i, even, left);
+  } else if (n >= L) {  // the last block overlaps
+    i = n - L;
+    V::unzip(V::load(src + 2 * i), V::load_partial(src + 2 * i + L, L - 1), even, odd);
+    V::store(dst + i, even);
+  } else {
+    for (; i < n; ++i) dst[i] = src[2 * i];
+  }
+}
+#endif
+
 // dst[i] = src[i * step] for i in [0, n), widened, conjugated where asked and complex.
 template <class S, class T>
 CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool conj) {
@@ -217,6 +244,11 @@ CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool 
         if (i < n) __builtin_memcpy(dst + n - kBlock, src + n - kBlock, 32);
         return;
       }
+#if defined(CONV2D_NATIVE_VEC)
+      if constexpr (kHasTranspose<T> && std::is_same_v<S, T>) {
+        if (step == 2 && n > 0) return copy_every_other(src, n, dst);
+      }
+#endif
       for (int64_t i = 0; i < n; ++i) dst[i] = src[i * step];
       return;
     }

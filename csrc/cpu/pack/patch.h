@@ -116,26 +116,14 @@ struct PixelCopier {
   // Pixels whose channels lie side by side. The numbers of channels that groups have, of which a copy is a few
   // instructions, are constants.
   static CONV2D_INLINE void copy_pixels(const Patch& patch, const SourceRun<S>& from, T* dst, bool conj) {
-    switch (patch.channels) {
-      case 8:
-        return copy_pixels_of(std::integral_constant<int64_t, 8>{}, patch, from, dst, conj);
-      case 16:
-        return copy_pixels_of(std::integral_constant<int64_t, 16>{}, patch, from, dst, conj);
-      case 24:
-        return copy_pixels_of(std::integral_constant<int64_t, 24>{}, patch, from, dst, conj);
-      case 32:
-        return copy_pixels_of(std::integral_constant<int64_t, 32>{}, patch, from, dst, conj);
-      default:
-        return copy_pixels_of(patch.channels, patch, from, dst, conj);
-    }
-  }
-  template <class Channels>
-  static CONV2D_INLINE void copy_pixels_of(Channels channels, const Patch& patch, const SourceRun<S>& from, T* dst,
-                                           bool conj) {
-    const S* src = from.data;
-    for (int64_t x = 0; x < from.count; ++x, src += from.step, dst += patch.col_pitch) {
-      copy_run(src, 1, channels, dst, conj);
-    }
+    with_constant<8, 16, 24, 32, 0>(patch.channels, [&](auto constant) CONV2D_INLINE_LAMBDA {
+      const int64_t channels = constant > 0 ? int64_t(constant) : patch.channels;
+      const S* src = from.data;
+      T* to = dst;
+      for (int64_t x = 0; x < from.count; ++x, src += from.step, to += patch.col_pitch) {
+        copy_run(src, 1, channels, to, conj);
+      }
+    });
   }
 };
 
