@@ -83,7 +83,7 @@ _GENERAL = (
     | _parts("dot_ukernel", "float32, float64, bfloat16")
     | _parts("Vec", "float32, float64")
     | _parts("convert", "bfloat16, float16")
-    | _parts("copy_run", "float32, bfloat16, complex64")
+    | _parts("copy_run", "float32, float64, bfloat16, complex64")
     | _parts("pack_lanes, pack_patch, store_tile", "float32, float64, bfloat16, complex64")
     | _parts("pack_weight, pack_weight_of_taps", "float32, bfloat16, complex64")
     | _parts("store_lanes", "float32, bfloat16")

@@ -267,10 +267,18 @@ def test_few_planes(problem):
 
 @pytest.mark.parametrize("problem", testing.STRIDED, ids=str)
 def test_phases_of_the_stride(problem):
-    """Together on small images, else one by one; the order of summation is the same."""
+    """Together, in channels_last on small images alone; the order of summation is the same."""
     large = dataclasses.replace(problem, in_size=(300, 290))
-    few, many = _explain(problem).grad_input, _explain(large).grad_input
-    assert few.engine == "implicit GEMM, the phases of the stride together"
+    together = "implicit GEMM, the phases of the stride together"
+    few, bands = _explain(problem).grad_input, _explain(large).grad_input
+    input, weight = (t.to(memory_format=torch.channels_last) for t in make_tensors(large)[:2])
+    many = conv2d_ext.explain(input, weight, **large.call_args()).grad_input
+    assert few.engine == together
+    # Planes with two phases along a row are cut into bands.
+    assert problem.stride[1] == 2
+    assert bands.engine == together
+    assert bands.tile_rows < 300 // problem.stride[0]
+    assert bands.workspace_bytes_per_thread <= 4 * 2**20
     assert few.micro_kernel.startswith("gemm_ukernel_f32_")
     assert few.tile_pixels == few.gemm_n == problem.batch * few.tile_rows * few.tile_cols
     assert _explain(problem.with_batch(100)).grad_input.engine == few.engine

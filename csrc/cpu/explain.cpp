@@ -260,7 +260,7 @@ class TaskExplainer {
     set_gemm(*most);
     const PhasesTiling t = tile_phases(phases, vector_, threads_);
     name_gemm_kernel(t.chunk_vectors, t.panel_vectors);
-    set_tile(t.tile_images, most->rows, most->cols);
+    set_tile(t.tile_images, min64(t.tile_rows, most->rows), most->cols);
     set_work(t.items(phases), lay_out_scratch(t, phases, vector_).bytes);
   }
 

@@ -429,6 +429,14 @@ MUTATIONS = (
     ),
     M(
         "isa/convert.h",
+        "every other element ends one too late",
+        "span = 2 * left - 1",
+        "span = 2 * left",
+        isas=("avx512",),
+        sanitizer="address",
+    ),
+    M(
+        "isa/convert.h",
         "the last elements of a run are not copied",
         "if (i < n) __builtin_memcpy(dst + n - kBlock, src + n - kBlock, 32);",
         "",
@@ -535,6 +543,13 @@ MUTATIONS = (
         "the padding on the right is stale",
         "clear(to + in.end * patch_.col_pitch, (cols.run_length - in.end) * patch_.col_pitch);",
         "",
+    ),
+    M(
+        "pack/patch.h",
+        "a row's second vector has the first one's padding",
+        "inside_bits_ >> x",
+        "inside_bits_",
+        isas=("avx512",),
     ),
     M(
         "pack/patch.h",
@@ -860,6 +875,19 @@ MUTATIONS = (
         "all phases read the first one's weights",
         "first_row[f] = row;",
         "first_row[f] = 0;",
+    ),
+    M(
+        "drivers/phases.h",
+        "every band of rows reads the first one's pixels",
+        "    tile.rows.first += row0;\n",
+        "",
+    ),
+    M(
+        "drivers/phases.h",
+        "the last band of rows is as high as the others",
+        "max64(min64(tiling.tile_rows, g.rows - row0), 0)",
+        "min64(tiling.tile_rows, g.rows)",
+        sanitizer="address",
     ),
     M(
         "drivers/phases.h",
@@ -1296,6 +1324,12 @@ MUTATIONS = (
     ),
     M(
         "plan/tile_phases.cpp",
+        "bands of rows reach as far as the phase with most rows",
+        "extend(g.axis_h, 1, g.taps_h, low_row, high_row);",
+        "if (f == 0) extend(g.axis_h, 1, g.taps_h, low_row, high_row);",
+    ),
+    M(
+        "plan/tile_phases.cpp",
         "the patch lacks the last column",
         "phases.cols = high_col - low_col + 1;",
         "phases.cols = max64(high_col - low_col, 1);",
@@ -1303,8 +1337,8 @@ MUTATIONS = (
     M(
         "plan/tile_phases.cpp",
         "room for the positions of one image",
-        "pixels += tiling.tile_images * phases.gemm[f].rows",
-        "pixels += phases.gemm[f].rows",
+        "pixels += tiling.tile_images * min64(",
+        "pixels += min64(",
         sanitizer="address",
     ),
     M(

@@ -439,6 +439,8 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
     case Driver::kPhases: {
       const PhasesTiling t = tile_phases(*task.phases, vector, threads);
       expect_cut(task.phases->gemm[0].batch, t.tile_images, t.tiles_n, "images");
+      expect_cut(task.phases->most_rows(), t.tile_rows, t.tiles_h, "rows of the phases");
+      expect(t.tile_images == 1 || t.tiles_h == 1, "only whole images together");
       expect_cut(div_up(task.phases->gemm[0].m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
       return expect_scratch(lay_out_scratch(t, *task.phases, vector).bytes);
     }

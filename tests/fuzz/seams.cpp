@@ -290,6 +290,7 @@ int64_t* const kLimits[] = {
     &t::kFewSetsBytes,
     &t::kLeastChunksOfThread,
     &p::kMostSumBytes,
+    &p::kLeastRows,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -138,6 +138,8 @@ CONV2D_LIMIT kMostPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kMostPanelBytes = 640 * 1024;
 // A phase's sums of a panel, where two phases are stored together: that is worth more than tiles that stay in L2.
 CONV2D_LIMIT kMostSumBytes = 512 * 1024;
+// Rows of a phase that tiles keep when they are cut for idle threads.
+CONV2D_LIMIT kLeastRows = 4;
 
 }  // namespace phases
 

@@ -1,10 +1,10 @@
 // The GEMM driver of grad_input where the phases of a stride run together (join_phases, plan/tile_phases.h).
 //
 // A phase reads some of a kernel's taps, but all of the weight's cache lines. With few pixels, drivers/gemm.h would
-// wait for these lines once a phase. Here a work item is some images times a chunk of result channels. It packs
-// grad_output once for all phases. For each panel of result channels it packs all taps of all channels once, phase by
-// phase; the micro-kernel then runs over the pixels of one phase after the other. In planes, the columns of two phases
-// lie in turn, and are stored together.
+// wait for these lines once a phase. Here a work item is some images, or a band of rows, times a chunk of result
+// channels. It packs grad_output once for all phases. For each panel of result channels it packs all taps of all
+// channels once, phase by phase; the micro-kernel then runs over the pixels of one phase after the other. In planes,
+// the columns of two phases lie in turn, and are stored together.
 //
 //   panel   [phase][channel][tap of the phase][NR]
 //
@@ -59,18 +59,19 @@ struct PhasesCall {
     // All pixels that a phase reads, as they lie.
     const GatherAxis rows{1, phases.first_row, 1}, cols{1, phases.first_col, 1};
     patch = lay_out_patch(patch_order(false, any.channels, any.source_c, any.source_col, any.source_w),
-                          make_patch_axis(rows, 0, phases.rows, 0, 1), make_patch_axis(cols, 0, phases.cols, 0, 1),
-                          tiling.tile_images, any.channels, L, sizeof(T));
+                          make_patch_axis(rows, 0, tiling.tile_rows + phases.row_reach, 0, 1),
+                          make_patch_axis(cols, 0, phases.cols, 0, 1), tiling.tile_images, any.channels, L, sizeof(T));
   }
 
   int64_t items() const { return tiling.items(phases); }
 
   void work(int64_t item) const {
-    // Images vary fastest: neighbouring items share weights.
-    const int64_t image0 = item % tiling.tiles_n * tiling.tile_images;
+    // Bands, then images, vary fastest: neighbouring items share weights.
+    const int64_t row0 = item % tiling.tiles_h * tiling.tile_rows;
+    const int64_t image0 = item / tiling.tiles_h % tiling.tiles_n * tiling.tile_images;
     const int64_t images = min64(tiling.tile_images, any.batch - image0);
-    const int64_t group = item / tiling.tiles_n / tiling.chunks_m;
-    const int64_t m0 = item / tiling.tiles_n % tiling.chunks_m * tiling.chunk_vectors * L;
+    const int64_t group = item / tiling.tiles() / tiling.chunks_m;
+    const int64_t m0 = item / tiling.tiles() % tiling.chunks_m * tiling.chunk_vectors * L;
     const int64_t channels_m = min64(tiling.chunk_vectors * L, any.m - m0);
     const Panels panels = cut_panels(div_up(channels_m, L), tiling.panel_vectors);
 
@@ -85,9 +86,11 @@ struct PhasesCall {
     const S* const weight = static_cast<const S*>(any.weight) + group * any.weight_g + m0 * any.weight_m;
     Patch tile = patch;
     tile.images = images;
+    tile.rows.first += row0;
+    tile.rows.size = tile.rows.run_length = min64(tiling.tile_rows, phases.most_rows() - row0) + phases.row_reach;
     pack_patch(tile, source_of(any, source), false, patch_data);
     fill_zero(zeros, panels.size(0) * L);
-    fill_offsets(images, position_offsets, tap_offsets);
+    fill_offsets(images, row0, position_offsets, tap_offsets);
 
     GemmOperands<T> operands{};
     operands.b = patch_data;
@@ -100,8 +103,9 @@ struct PhasesCall {
       operands.half = ends_in_half<T>(lanes);
       for (int f = 0; f < phases.count; ++f) {
         const ConvGemm& g = phases.gemm[f];
-        const ResultPiece piece{group, 1, {image0, images, 0, g.rows, 0, g.cols}};
+        const ResultPiece piece{group, 1, {image0, images, row0, rows_of_band(g, row0), 0, g.cols}};
         const int64_t pixels = piece.tile.pixels();
+        if (pixels == 0) continue;
         const ChunkSums<T> c{sums_of(memory, f), part<T>(memory, layout.total_tile), part<T>(memory, layout.lost_tile),
                              k[f].has_chunks()};
         operands.chain = k[f].chain;
@@ -120,19 +124,23 @@ struct PhasesCall {
         if (!phases.columns_in_turn) {
           store_lanes<S, T>(g, piece, 0, {c.sums, width, pixels, lanes, zeros}, m0 + m, 1);
         } else if (f % 2 == 1) {
-          const TileSums<T> lanes_of_pixel{nullptr, width, 0, lanes, zeros};
-          store_two_phases(f - 1, piece, memory, lanes_of_pixel, m0 + m);
+          store_two_phases(f - 1, piece, memory, {nullptr, width, 0, lanes, zeros}, m0 + m);
         }
       }
     }
+  }
+
+  int64_t rows_of_band(const ConvGemm& g, int64_t row0) const {
+    return max64(min64(tiling.tile_rows, g.rows - row0), 0);
   }
 
   T* sums_of(char* memory, int f) const {
     return part<T>(memory, phases.columns_in_turn && f % 2 == 1 ? layout.second_tile : layout.c_tile);
   }
 
-  // Phases f and f + 1, of the same rows: all columns of these.
-  void store_two_phases(int f, ResultPiece piece, char* memory, TileSums<T> even, int64_t m) const {
+  // Phases f and f + 1, of the same rows: all columns of these. Which phase has column 0 depends on the padding.
+  // `even`: all but where its sums are, and how many.
+  void store_two_phases(int f, const ResultPiece& piece, char* memory, TileSums<T> even, int64_t m) const {
     const bool in_order = std::less<>()(phases.gemm[f].destination, phases.gemm[f + 1].destination);
     const int first = in_order ? f : f + 1, second = in_order ? f + 1 : f;
     const ConvGemm& g = phases.gemm[first];
@@ -143,7 +151,7 @@ struct PhasesCall {
     odd.pixels = phases.gemm[second].cols;
     S* const destination = piece.first_pixel<S>(g, m);
     for (int64_t n = 0; n < piece.tile.images; ++n) {
-      for (int64_t row = 0; row < g.rows; ++row) {
+      for (int64_t row = 0; row < piece.tile.rows; ++row) {
         store_columns_in_turn(even, odd, destination + n * g.destination_n + row * g.destination_row, g.destination_m);
         even.data += even.pixels * even.pitch;
         odd.data += odd.pixels * odd.pitch;
@@ -152,10 +160,10 @@ struct PhasesCall {
   }
 
   // The offsets of all phases, one after the other: of their pixels, and of the rows of their panels.
-  void fill_offsets(int64_t images, int64_t* position_offsets, int64_t* tap_offsets) const {
+  void fill_offsets(int64_t images, int64_t row0, int64_t* position_offsets, int64_t* tap_offsets) const {
     for (int f = 0; f < phases.count; ++f) {
       const ConvGemm& g = phases.gemm[f];
-      position_offsets = fill_positions(patch, images, g.rows, g.cols, position_offsets);
+      position_offsets = fill_positions(patch, images, rows_of_band(g, row0), g.cols, position_offsets);
       for (int64_t c = 0; c < g.channels; ++c) {
         for (int64_t i = 0; i < g.taps_h; ++i) {
           for (int64_t j = 0; j < g.taps_w; ++j) {

@@ -57,14 +57,16 @@ struct Vec<float> {
 #endif
   static CONV2D_INLINE reg sqrt(reg a) { return _mm512_sqrt_ps(a); }
   static CONV2D_INLINE __mmask16 mask(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
-  static CONV2D_INLINE reg load_partial(const float* p, int n) {
-    announce_load(p, mask(n));
-    return _mm512_maskz_loadu_ps(mask(n), p);
+  static CONV2D_INLINE reg load_lanes(const float* p, __mmask16 lanes) {
+    announce_load(p, lanes);
+    return _mm512_maskz_loadu_ps(lanes, p);
   }
-  static CONV2D_INLINE void store_partial(float* p, reg v, int n) {
-    announce_store(p, mask(n));
-    _mm512_mask_storeu_ps(p, mask(n), v);
+  static CONV2D_INLINE void store_lanes(float* p, reg v, __mmask16 lanes) {
+    announce_store(p, lanes);
+    _mm512_mask_storeu_ps(p, lanes, v);
   }
+  static CONV2D_INLINE reg load_partial(const float* p, int n) { return load_lanes(p, mask(n)); }
+  static CONV2D_INLINE void store_partial(float* p, reg v, int n) { store_lanes(p, v, mask(n)); }
   static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
     const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     even = _mm512_permutex2var_ps(a, first, b);
@@ -159,7 +161,9 @@ struct Vec<float> {
     static CONV2D_INLINE reg broadcast(const float* p) { return _mm256_set1_ps(*p); }
     static CONV2D_INLINE reg add(reg a, reg b) { return _mm256_add_ps(a, b); }
 #if defined(CONV2D_BFLOAT16_PAIRS)
-    static CONV2D_INLINE reg load(const BFloat16Pair* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+    static CONV2D_INLINE reg load(const BFloat16Pair* p) {
+      return _mm256_castsi256_ps(_mm256_loadu_si256(static_cast<const __m256i_u*>(static_cast<const void*>(p))));
+    }
     static CONV2D_INLINE reg broadcast(const BFloat16Pair* p) { return of(Vec<float>::broadcast(p)); }
     static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm256_dpbf16_ps(c, __m256bh(a), __m256bh(b)); }
 #else
@@ -183,14 +187,16 @@ struct Vec<double> {
   static CONV2D_INLINE reg add(reg a, reg b) { return _mm512_add_pd(a, b); }
   static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_pd(a, b, c); }
   static CONV2D_INLINE __mmask8 mask(int n) { return static_cast<__mmask8>((1u << n) - 1u); }
-  static CONV2D_INLINE reg load_partial(const double* p, int n) {
-    announce_load(p, mask(n));
-    return _mm512_maskz_loadu_pd(mask(n), p);
+  static CONV2D_INLINE reg load_lanes(const double* p, __mmask8 lanes) {
+    announce_load(p, lanes);
+    return _mm512_maskz_loadu_pd(lanes, p);
   }
-  static CONV2D_INLINE void store_partial(double* p, reg v, int n) {
-    announce_store(p, mask(n));
-    _mm512_mask_storeu_pd(p, mask(n), v);
+  static CONV2D_INLINE void store_lanes(double* p, reg v, __mmask8 lanes) {
+    announce_store(p, lanes);
+    _mm512_mask_storeu_pd(p, lanes, v);
   }
+  static CONV2D_INLINE reg load_partial(const double* p, int n) { return load_lanes(p, mask(n)); }
+  static CONV2D_INLINE void store_partial(double* p, reg v, int n) { store_lanes(p, v, mask(n)); }
   static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
     const __m512i first = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
     even = _mm512_permutex2var_pd(a, first, b);

@@ -65,7 +65,7 @@ CONV2D_INLINE void end_step(const P*& pointer) {
   if constexpr (kInRounds<T>) __asm__ volatile("" : "+r"(pointer) : : "memory");
 }
 
-// Whether half a vector is multiplied in less time than a whole one.
+// Whether Vec<T> has halves.
 template <class T, class = void>
 constexpr bool kHasHalves = false;
 template <class T>
@@ -104,7 +104,7 @@ struct LastVector<T, true> {
   using type = typename Vec<T>::Half;
 };
 
-// kHalf: of the last vector, a half.
+// kHalf: of the last vector the lower half alone is computed.
 template <class T, int MR, int NV, bool kLanesAreGroups, bool kHalf>
 void gemm_ukernel(const GemmOperands<T>& operands) {
   using V = Vec<T>;

@@ -141,7 +141,11 @@ class PatchPacker {
         transposed_(kHasTranspose<T> && patch.order == PatchOrder::kPlanar && source.channel == 1 && source.col != 1 &&
                     patch.channels > 1),
         planes_(all_at_once() || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels),
-        first_run_(indices_inside(patch.cols.first, patch.cols.run_step, patch.cols.run_length, source.width)) {}
+        first_run_(indices_inside(patch.cols.first, patch.cols.run_step, patch.cols.run_length, source.width)),
+        by_masks_(patch.order == PatchOrder::kPlanar && !transposed_ && patch.cols.runs == 1 &&
+                  patch.cols.run_step * source.col == 1 && patch.cols.run_length <= 64),
+        row_bits_(first_bits(patch.cols.run_length)),
+        inside_bits_(first_bits(first_run_.end) & ~first_bits(first_run_.begin)) {}
 
   CONV2D_INLINE void pack(T* dst) const {
     const bool joined = rows_join();
@@ -190,6 +194,16 @@ class PatchPacker {
 
   CONV2D_INLINE void pack_row(int64_t plane, const S* from, T* to) const {
     const PatchAxis& cols = patch_.cols;
+    if constexpr (kCopiesByMasks) {
+      if (by_masks_) {
+        using V = Vec<T>;
+        for (int64_t x = 0; x < cols.run_length; x += V::kLanes) {
+          const typename V::reg pixels = V::load_lanes(from + cols.first + x, inside_bits_ >> x);
+          V::store_lanes(to + x, pixels, row_bits_ >> x);
+        }
+        return;
+      }
+    }
     for (int64_t run = 0; run < cols.runs; ++run, to += cols.run_length * patch_.col_pitch) {
       const int64_t first = cols.first + run * cols.run_shift;
       const Interval in = run == 0 ? first_run_ : indices_inside(first, cols.run_step, cols.run_length, source_.width);
@@ -234,11 +248,19 @@ class PatchPacker {
     }
   }
 
+  // A row of at most 64 pixels that lie side by side, together with its padding.
+  static constexpr bool kCopiesByMasks = kHasMasks && kHasTranspose<T> && std::is_same_v<S, T>;
+  static constexpr uint64_t first_bits(int64_t n) {
+    return n <= 0 ? 0 : n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
+  }
+
   const Patch& patch_;
   const Source<S>& source_;
   const bool conj_, interleaved_, transposed_;
   const int64_t planes_;
   const Interval first_run_;
+  const bool by_masks_;
+  const uint64_t row_bits_, inside_bits_;  // of a row's pixels, and of those inside the source
 };
 
 template <class S, class T>

@@ -24,6 +24,7 @@ using limits::one_pixel::kMostProductRows;
 const char* const kNotCompiled = "these kernels are not compiled for this dtype and instruction set";
 const char* const kRowsApart = "the weight's rows don't lie as the result's";
 const char* const kFewerLanesAtWork = "vectors over a group's channels have more lanes at work";
+const char* const kFilled = "a group's channels fill vectors as well";
 
 // A sum so short that the transposition of results takes a good part of the time.
 constexpr int64_t kShortSum = 64;
@@ -69,16 +70,15 @@ const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector
   return one_segment ? nullptr : "the taps make several segments, or none";
 }
 
-// Vectors of 64 bytes, each filled by channels of one group that lie side by side: groups that fill their lanes are no
-// faster, even without the transposition of results.
+// Where channels of one group, side by side, fill every vector of 64 bytes, vectors over groups are no faster.
 bool fills_wide_vectors(int64_t m, bool side_by_side, const VectorShape& vector) {
   return side_by_side && m % vector.lanes == 0 && vector.lanes * vector.element_size == 64;
 }
 
 const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector) {
   const bool side_by_side = g.source_c == 1 && g.destination_m == 1;
-  const bool accepted = lanes_are_groups(g, vector) && !fills_wide_vectors(g.m, side_by_side, vector);
-  return accepted ? nullptr : kFewerLanesAtWork;
+  if (!lanes_are_groups(g, vector)) return kFewerLanesAtWork;
+  return fills_wide_vectors(g.m, side_by_side, vector) ? kFilled : nullptr;
 }
 
 const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector) {
@@ -311,9 +311,8 @@ const char* refuse_weight_groups(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
   const int64_t m = p.out_channels_per_group();
   const bool side_by_side = call.a.stride[1] == 1 && call.b.stride[1] == 1;
-  const bool accepted =
-      lanes_are_groups(p.groups, m, p.in_channels_per_group(), vector) && !fills_wide_vectors(m, side_by_side, vector);
-  return accepted ? nullptr : kFewerLanesAtWork;
+  if (!lanes_are_groups(p.groups, m, p.in_channels_per_group(), vector)) return kFewerLanesAtWork;
+  return fills_wide_vectors(m, side_by_side, vector) ? kFilled : nullptr;
 }
 
 const char* refuse_weight_transposed(const Call& call, const VectorShape& vector) {

@@ -10,22 +10,29 @@ namespace {
 
 namespace limit = limits::phases;
 
-const char* const kManyPixels = "a phase's pixels or a panel of all taps would not stay in L2";
+const char* const kManyPixels = "too many pixels, or a panel or a patch too large, for phases that run together";
 
 int64_t panel_bytes(const JoinedPhases& phases, const VectorShape& vector, int64_t vectors) {
   return phases.gemm[0].channels * phases.taps() * vectors * vector.lanes * vector.element_size;
 }
 
-int64_t elements_of_patch(const JoinedPhases& phases, int64_t images, const VectorShape& vector) {
-  return patch_elements(odd_lines(phases.rows * phases.cols, vector.element_size) * images, phases.gemm[0].channels,
-                        images, vector.element_size);
+int64_t elements_of_patch(const JoinedPhases& phases, int64_t images, int64_t rows, const VectorShape& vector) {
+  const int64_t plane = odd_lines((rows + phases.row_reach) * phases.cols, vector.element_size);
+  return patch_elements(plane * images, phases.gemm[0].channels, images, vector.element_size);
 }
 
-// Pixels of a tile in the largest phase.
-int64_t most_pixels(int64_t m, bool columns_in_turn, const VectorShape& vector) {
+// How many pixels of its largest phase a tile may have.
+int64_t pixel_limit(int64_t m, bool columns_in_turn, const VectorShape& vector) {
   if (!columns_in_turn) return limit::kMostPhasePixels;
   const int64_t vectors = min64(div_up(m, vector.lanes), vector.max_vectors);
   return limit::kMostSumBytes / (vectors * vector.lanes * vector.element_size);
+}
+
+// How many images a tile with so many of their rows may have; 0: one is too many.
+int64_t image_limit(const JoinedPhases& phases, int64_t rows, const VectorShape& vector) {
+  const int64_t image_bytes = elements_of_patch(phases, 1, rows, vector) * vector.element_size;
+  const int64_t pixels = pixel_limit(phases.gemm[0].m, phases.columns_in_turn, vector);
+  return min64(limit::kMostPatchBytes / max64(image_bytes, 1), pixels / max64(phases.most_pixels(rows), 1));
 }
 
 // The coordinates that the taps of an axis meet, between `low` and `high`.
@@ -56,8 +63,8 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   phases.columns_in_turn = step_w == 2 && call.result.stride[3] == 1 && call.result.stride[1] != 1;
   const int64_t least = phases.columns_in_turn ? vector.lanes / 2 : 2 * vector.lanes;
   if (p.in_channels_per_group() < least || p.out_channels == 0) return "few input channels in a group";
-  const int64_t most = most_pixels(p.in_channels_per_group(), phases.columns_in_turn, vector);
-  if (p.in_h > most * p.stride_h || p.in_w > most * p.stride_w) return kManyPixels;
+  const int64_t most = pixel_limit(p.in_channels_per_group(), phases.columns_in_turn, vector);
+  if (p.in_w > most * p.stride_w || (p.in_h > most * p.stride_h && !phases.columns_in_turn)) return kManyPixels;
   // The gradient of one output pixel, and phases that are cut into bands, are other GEMMs than these.
   if (p.out_pixels() == 1 || grad_input_cuts_bands(p)) return "the phases are cut into bands, or there is one output";
 
@@ -71,7 +78,8 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
   for_each_grad_input_gemm(call, [&](const ConvGemm& g) {
-    // No gradients of patch layers, and no vectors over groups, unless they would have to be stored column by column.
+    // No gradients of patch layers. Vectors over groups are as good, except in planes: there they store column by
+    // column, so that phases run together from a full vector of channels on.
     const bool over_groups = lanes_are_groups(g, vector) && (!phases.columns_in_turn || g.m < vector.lanes);
     joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !over_groups;
     if (!joins) return;
@@ -81,45 +89,58 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
     phases.gemm[f].weight = call.b.data;
     phases.first_i[f] = f / step_w;
     phases.first_j[f] = f % step_w;
-    extend(g.axis_h, g.rows, g.taps_h, low_row, high_row);
+    extend(g.axis_h, 1, g.taps_h, low_row, high_row);
     extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
   });
   if (!joins || phases.count != phase_count) return "vectors run over groups, or the kernel's taps never overlap";
   phases.first_row = low_row;
-  phases.rows = high_row - low_row + 1;
+  phases.row_reach = high_row - low_row;
   phases.first_col = low_col;
   phases.cols = high_col - low_col + 1;
   // Sizes before their products.
   if (phases.gemm[0].channels > limit::kMostPanelBytes) return kManyPixels;
-  if (max64(phases.rows, phases.cols) > limit::kMostPatchBytes) return kManyPixels;
-  const bool fits = phases.most_pixels() <= most && panel_bytes(phases, vector, 1) <= limit::kMostPanelBytes &&
-                    elements_of_patch(phases, 1, vector) * vector.element_size <= limit::kMostPatchBytes;
-  if (!fits) return kManyPixels;
-  // A smaller chunk, for more threads, takes no more.
+  if (max64(phases.row_reach + phases.most_rows(), phases.cols) > limit::kMostPatchBytes) return kManyPixels;
+  // Images are cut into bands where stores are what is saved; else tiles that stay in L2 are worth more.
+  const int64_t least_rows = phases.columns_in_turn ? 1 : phases.most_rows();
+  if (panel_bytes(phases, vector, 1) > limit::kMostPanelBytes || image_limit(phases, least_rows, vector) == 0) {
+    return kManyPixels;
+  }
+  // A smaller tile or chunk, for more threads, takes no more.
   const int64_t bytes = lay_out_scratch(tile_phases(phases, vector, 1), phases, vector).bytes;
   return bytes <= limits::kMaxScratchBytes ? nullptr : kManyPixels;
 }
 
 PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, int num_threads) {
   PhasesTiling t{};
-  const int64_t batch = phases.gemm[0].batch, groups = phases.gemm[0].groups;
+  const int64_t batch = phases.gemm[0].batch, vectors = div_up(phases.gemm[0].m, vector.lanes);
   t.panel_vectors = vector.max_vectors;
-  const auto fits = [&](int64_t vectors) { return panel_bytes(phases, vector, vectors) <= limit::kMostPanelBytes; };
+  const auto fits = [&](int64_t width) { return panel_bytes(phases, vector, width) <= limit::kMostPanelBytes; };
   while (t.panel_vectors > 1 && !fits(t.panel_vectors)) --t.panel_vectors;
-  const int64_t image_bytes = elements_of_patch(phases, 1, vector) * vector.element_size;
-  const int64_t pixels = most_pixels(phases.gemm[0].m, phases.columns_in_turn, vector);
-  int64_t images = min64(limit::kMostPatchBytes / max64(image_bytes, 1), pixels / max64(phases.most_pixels(), 1));
-  for (;; images /= 2) {
+  int64_t rows = phases.most_rows();
+  while (rows > 1 && image_limit(phases, rows, vector) == 0) rows = div_up(rows, 2);
+  for (int64_t images = image_limit(phases, rows, vector);;) {
     t.tile_images = even_piece(batch, images);
     t.tiles_n = div_up(batch, t.tile_images);
-    t.patch_elements = elements_of_patch(phases, t.tile_images, vector);
-    // Chunks, each of which packs the patch anew, for the sake of idle threads alone.
-    const int64_t vectors = div_up(phases.gemm[0].m, vector.lanes), tiles = groups * t.tiles_n;
+    t.tile_rows = even_piece(phases.most_rows(), rows);
+    t.tiles_h = div_up(phases.most_rows(), t.tile_rows);
+    t.patch_elements = elements_of_patch(phases, t.tile_images, t.tile_rows, vector);
+    // For the sake of idle threads alone: chunks, each of which packs the patch anew; where they don't suffice smaller
+    // tiles, each of which packs the weights anew.
+    const int64_t tiles = phases.gemm[0].groups * t.tiles();
     int64_t chunks = 1;
     while (threads_would_idle(tiles * chunks, num_threads) && chunks < vectors) ++chunks;
     t.chunk_vectors = div_up(vectors, chunks);
     t.chunks_m = div_up(vectors, t.chunk_vectors);
-    if (t.tile_images == 1 || lay_out_scratch(t, phases, vector).bytes <= limits::kMaxScratchBytes) return t;
+    const bool in_scratch = lay_out_scratch(t, phases, vector).bytes <= limits::kMaxScratchBytes;
+    if (in_scratch && !threads_would_idle(t.items(phases), num_threads)) return t;
+    const int64_t least_rows = in_scratch ? limit::kLeastRows : 1;
+    if (t.tile_images > 1) {
+      images = t.tile_images / 2;
+    } else if (t.tile_rows > least_rows) {
+      rows = max64(div_up(t.tile_rows, 2), least_rows);
+    } else {
+      return t;
+    }
   }
 }
 
@@ -127,7 +148,9 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   const int64_t size = vector.element_size, vectors = min64(tiling.panel_vectors, tiling.chunk_vectors);
   const int64_t width = vectors * vector.lanes, depth = phases.gemm[0].channels * phases.taps();
   int64_t pixels = 0;
-  for (int f = 0; f < phases.count; ++f) pixels += tiling.tile_images * phases.gemm[f].rows * phases.gemm[f].cols;
+  for (int f = 0; f < phases.count; ++f) {
+    pixels += tiling.tile_images * min64(tiling.tile_rows, phases.gemm[f].rows) * phases.gemm[f].cols;
+  }
   ScratchLayout layout;
   PhasesScratch s{};
   s.position_offsets = layout.take_offsets(pixels);
@@ -135,7 +158,7 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   s.zeros = layout.take(width * size);
   s.taps = layout.take(phases.taps() * width * size);
   s.panel = layout.take(panel_bytes(phases, vector, vectors));
-  const int64_t tile_bytes = tiling.tile_images * phases.most_pixels() * width * size;
+  const int64_t tile_bytes = tiling.tile_images * phases.most_pixels(tiling.tile_rows) * width * size;
   s.c_tile = layout.take(tile_bytes);
   s.second_tile = phases.columns_in_turn ? layout.take(tile_bytes) : s.c_tile;
   bool has_chunks = false;

@@ -21,16 +21,23 @@ struct JoinedPhases {
   int64_t taps_h, taps_w, weight_i, weight_j;
   // Of each phase: its first tap, and from tap to tap.
   int64_t first_i[kMost], first_j[kMost], step_i, step_j;
-  // Coordinates of grad_output that any tap of any phase meets.
-  int64_t first_row, rows, first_col, cols;
+  // Coordinates of grad_output that any tap of any phase meets: from the first n rows of each phase on n + row_reach
+  // rows, and the columns of all.
+  int64_t first_row, row_reach, first_col, cols;
   // Phases 2f and 2f + 1 have the columns of the same rows in turn, which lie side by side, and are stored together.
   bool columns_in_turn;
 
   int64_t taps() const { return taps_h * taps_w; }
-  // Of one image, in the largest phase.
-  int64_t most_pixels() const {
+  // Rows of the phase that has most of them.
+  int64_t most_rows() const {
     int64_t most = 0;
-    for (int f = 0; f < count; ++f) most = max64(most, gemm[f].rows * gemm[f].cols);
+    for (int f = 0; f < count; ++f) most = max64(most, gemm[f].rows);
+    return most;
+  }
+  // Pixels of one image, in up to `rows` rows of the largest phase.
+  int64_t most_pixels(int64_t rows) const {
+    int64_t most = 0;
+    for (int f = 0; f < count; ++f) most = max64(most, min64(gemm[f].rows, rows) * gemm[f].cols);
     return most;
   }
 };
@@ -39,13 +46,14 @@ struct JoinedPhases {
 // nullptr; else why not. The choice changes no bit.
 const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhases& phases);
 
-// A work item: all pixels of some images, for a chunk of a group's result channels.
+// A work item: of some images the same rows of every phase, for a chunk of a group's result channels.
 struct PhasesTiling {
-  int64_t tile_images, tiles_n;
+  int64_t tile_images, tiles_n, tile_rows, tiles_h;
   int64_t panel_vectors;            // the widest panel
   int64_t chunk_vectors, chunks_m;  // as in ConvTiling
   int64_t patch_elements;
-  int64_t items(const JoinedPhases& phases) const { return phases.gemm[0].groups * tiles_n * chunks_m; }
+  int64_t tiles() const { return tiles_n * tiles_h; }
+  int64_t items(const JoinedPhases& phases) const { return phases.gemm[0].groups * tiles() * chunks_m; }
 };
 PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, int num_threads);
 

@@ -50,6 +50,7 @@ void check_general_parts() {
   check_convert<BFloat16>();
   check_convert<Float16>();
   check_copy_run<Float>();
+  check_copy_run<double>();
   check_copy_run<BFloat16>();
   check_copy_run<Complex<float>>();
   check_lanes<Float>();
