@@ -60,12 +60,16 @@ const Engine& engine_for(DType dtype) {
 namespace {
 
 // Whether this is a CPU known to take twice the time for a vector of 512 bits as for one of 256: Zen 4, AMD's family
-// 19h, of which Zen 3 has no AVX-512. Not every compiler's __builtin_cpu_is knows that name.
+// 19h, of which Zen 3 has no AVX-512. Not every compiler's __builtin_cpu_is knows that name. CPUID is asked once: under
+// a hypervisor it takes longer than a small convolution.
 bool halves_wide_vectors() {
 #if defined(__x86_64__)
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  const bool known = __builtin_cpu_is("amd") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0;
-  return known && (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == 0x19;
+  static const bool halves = [] {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    const bool known = __builtin_cpu_is("amd") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0;
+    return known && (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == 0x19;
+  }();
+  return halves;
 #else
   return false;
 #endif
