@@ -291,6 +291,8 @@ int64_t* const kLimits[] = {
     &t::kLeastChunksOfThread,
     &p::kMostSumBytes,
     &p::kLeastRows,
+    &d::kLeastBlockBytes,
+    &d::kBlockWeightBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -111,8 +111,11 @@ namespace depthwise {
 
 // 16-bit types are read in place for kernels of up to so many rows, each of which widens them anew.
 CONV2D_LIMIT kWidenedRows = 5;
-// Bytes of a pixel's groups that a work item takes: enough for hardware to stream them.
-CONV2D_LIMIT kBlockBytes = 256;
+// Bytes of a pixel's groups that a work item takes: enough for hardware to stream them, and fewer where weights of so
+// many would crowd L1.
+CONV2D_LIMIT kBlockBytes = 512;
+CONV2D_LIMIT kLeastBlockBytes = 256;
+CONV2D_LIMIT kBlockWeightBytes = 6400;
 // What a tile meets of the source stays in L2; where all of it is packed, beside what it is packed from.
 CONV2D_LIMIT kTileBytes = 512 * 1024;
 CONV2D_LIMIT kPackedBytes = 128 * 1024;

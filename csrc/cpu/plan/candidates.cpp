@@ -70,15 +70,17 @@ const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector
   return one_segment ? nullptr : "the taps make several segments, or none";
 }
 
-// Where channels of one group, side by side, fill every vector of 64 bytes, vectors over groups are no faster.
-bool fills_wide_vectors(int64_t m, bool side_by_side, const VectorShape& vector) {
-  return side_by_side && m % vector.lanes == 0 && vector.lanes * vector.element_size == 64;
+// Where channels of one group fill every vector of 64 bytes, vectors over groups are no faster if the channels lie side
+// by side, or if the groups leave lanes empty.
+bool fills_wide_vectors(int64_t m, int64_t groups, bool side_by_side, const VectorShape& vector) {
+  const bool wide = vector.lanes * vector.element_size == 64;
+  return wide && m % vector.lanes == 0 && (side_by_side || groups % vector.lanes != 0);
 }
 
 const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector) {
   const bool side_by_side = g.source_c == 1 && g.destination_m == 1;
   if (!lanes_are_groups(g, vector)) return kFewerLanesAtWork;
-  return fills_wide_vectors(g.m, side_by_side, vector) ? kFilled : nullptr;
+  return fills_wide_vectors(g.m, g.groups, side_by_side, vector) ? kFilled : nullptr;
 }
 
 const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector) {
@@ -312,7 +314,7 @@ const char* refuse_weight_groups(const Call& call, const VectorShape& vector) {
   const int64_t m = p.out_channels_per_group();
   const bool side_by_side = call.a.stride[1] == 1 && call.b.stride[1] == 1;
   if (!lanes_are_groups(p.groups, m, p.in_channels_per_group(), vector)) return kFewerLanesAtWork;
-  return fills_wide_vectors(m, side_by_side, vector) ? kFilled : nullptr;
+  return fills_wide_vectors(m, p.groups, side_by_side, vector) ? kFilled : nullptr;
 }
 
 const char* refuse_weight_transposed(const Call& call, const VectorShape& vector) {

@@ -15,7 +15,9 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   DepthwiseTiling t{};
   const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them
   const int64_t block_bytes = vector.lanes * vector.element_size;
-  t.block_vectors = even_piece(vectors, max64(1, limit::kBlockBytes / block_bytes));
+  const int64_t most_bytes =
+      min64(limit::kBlockBytes, max64(limit::kLeastBlockBytes, limit::kBlockWeightBytes / max64(gemm.taps(), 1)));
+  t.block_vectors = even_piece(vectors, max64(1, most_bytes / block_bytes));
   t.blocks = div_up(vectors, t.block_vectors);
 
   const int64_t pixel_bytes = (t.block_vectors + 1) * block_bytes;
