@@ -143,7 +143,7 @@ class PatchPacker {
         planes_(all_at_once() || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels),
         first_run_(indices_inside(patch.cols.first, patch.cols.run_step, patch.cols.run_length, source.width)),
         by_masks_(patch.order == PatchOrder::kPlanar && !transposed_ && patch.cols.runs == 1 &&
-                  patch.cols.run_step * source.col == 1 && patch.cols.run_length <= 64),
+                  patch.cols.run_step == 1 && source.col == 1 && patch.cols.run_length <= 64),
         row_bits_(first_bits(patch.cols.run_length)),
         inside_bits_(first_bits(first_run_.end) & ~first_bits(first_run_.begin)) {}
 
@@ -197,8 +197,10 @@ class PatchPacker {
     if constexpr (kCopiesByMasks) {
       if (by_masks_) {
         using V = Vec<T>;
+        // Of a row that lies in the padding the first coordinate may be huge.
+        const S* const first = inside_bits_ != 0 ? from + cols.first : from;
         for (int64_t x = 0; x < cols.run_length; x += V::kLanes) {
-          const typename V::reg pixels = V::load_lanes(from + cols.first + x, inside_bits_ >> x);
+          const typename V::reg pixels = V::load_lanes(first + x, inside_bits_ >> x);
           V::store_lanes(to + x, pixels, row_bits_ >> x);
         }
         return;
