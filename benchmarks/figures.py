@@ -218,7 +218,9 @@ def page_text() -> str:
 def speed_table(document: Document, pairs: Sequence[tuple[str, str, str]] = PAIRS) -> list[str]:
     """Speed over F.conv2d by class of layers: means on one thread and two, the slowest layer."""
     columns = [
-        (direction, pair) for pair in pairs for direction in _distinct(document.usable, "direction")
+        (direction, pair)
+        for pair in pairs
+        for direction in sorted(_distinct(document.usable, "direction"))
     ]
     head = ["layers", *(f"{pair[2]}, {d.replace('+', ' + ')}" for d, pair in columns)]
     lines = [_line(head), _rule(head)]
@@ -263,7 +265,7 @@ def share_section(document: Document) -> list[str]:
     lines += [_line(head), _rule(head)]
     low: list[str] = []
     for title, classes in _class_rows(document.usable):
-        for direction in _distinct(document.usable, "direction"):
+        for direction in sorted(_distinct(document.usable, "direction")):
             cases = [
                 r
                 for r in document.usable
@@ -429,7 +431,9 @@ def _amx_line(document: Document) -> str:
     found = []
     for dtype, part in _by_dtype(document):
         cases = [result for result in part.usable if result.layer_class in DENSE_CLASSES]
-        columns = [(direction, PAIRS[0]) for direction in _distinct(part.usable, "direction")]
+        columns = [
+            (direction, PAIRS[0]) for direction in sorted(_distinct(part.usable, "direction"))
+        ]
         found.append(f"{dtype} {', '.join(_speeds(cases, columns))}")
     return f"With AMX, the last row: {'; '.join(found)}."
 

@@ -57,7 +57,7 @@ def save(figure: Figure, path: Path) -> Path:
 def speed_by_class(document: Document) -> Figure:
     """The README's picture: every layer as a dot, class by class, on one thread and on two."""
     results = [r for r in document.usable if r.speedup(OURS, ATEN) is not None]
-    directions, threads = _distinct(results, "direction"), _distinct(results, "threads")
+    directions, threads = sorted(_distinct(results, "direction")), _distinct(results, "threads")
     present = [name for name in LAYER_CLASSES if any(r.layer_class == name for r in results)]
     figure = Figure(figsize=(5.2 * len(directions), 4.6), layout="constrained")
     row = figure.subplots(1, len(directions), squeeze=False, sharey=True)[0]
@@ -139,7 +139,7 @@ def _grid(
     results: Sequence[Result], width: float, height: float, *, sharey: bool = True
 ) -> tuple[Figure, list]:
     """A row of axes for each direction, a column for each number of threads, and their cases."""
-    directions, threads = _distinct(results, "direction"), _distinct(results, "threads")
+    directions, threads = sorted(_distinct(results, "direction")), _distinct(results, "threads")
     figure = Figure(
         figsize=(width * len(threads), 0.6 + height * len(directions)), layout="constrained"
     )

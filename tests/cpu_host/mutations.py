@@ -1324,14 +1324,14 @@ MUTATIONS = (
     ),
     M(
         "plan/tile_phases.cpp",
-        "bands of rows reach as far as the phase with most rows",
+        "bands of rows reach as far as those of the first phase",
         "extend(g.axis_h, 1, g.taps_h, low_row, high_row);",
         "if (f == 0) extend(g.axis_h, 1, g.taps_h, low_row, high_row);",
     ),
     M(
         "plan/tile_phases.cpp",
         "the patch lacks the last column",
-        "phases.cols = high_col - low_col + 1;",
+        "phases.cols = saturating_add(high_col, saturating_add(-low_col, 1));",
         "phases.cols = max64(high_col - low_col, 1);",
     ),
     M(

@@ -139,7 +139,7 @@ struct PhasesCall {
   }
 
   // Phases f and f + 1, of the same rows: all columns of these. Which phase has column 0 depends on the padding.
-  // `even`: all but where its sums are, and how many.
+  // `even`: its `data` and `pixels` are set here.
   void store_two_phases(int f, const ResultPiece& piece, char* memory, TileSums<T> even, int64_t m) const {
     const bool in_order = std::less<>()(phases.gemm[f].destination, phases.gemm[f + 1].destination);
     const int first = in_order ? f : f + 1, second = in_order ? f + 1 : f;

@@ -60,7 +60,7 @@ const Engine& engine_for(DType dtype) {
 namespace {
 
 // Whether this is a CPU known to take twice the time for a vector of 512 bits as for one of 256: Zen 4, AMD's family
-// 19h, of which Zen 3 has no AVX-512. Not every compiler's __builtin_cpu_is knows that name. CPUID is asked once: under
+// 19h, of which Zen 3 has no AVX-512. Not every compiler's __builtin_cpu_is knows amdfam19h. CPUID is asked once: under
 // a hypervisor it takes longer than a small convolution.
 bool halves_wide_vectors() {
 #if defined(__x86_64__)

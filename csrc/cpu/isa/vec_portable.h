@@ -8,7 +8,7 @@
 //                                 float and double)
 //   sqrt                          (float)
 //   load_partial, store_partial   the first n lanes, 0 <= n <= kLanes; nothing else is touched
-//   load_lanes, store_lanes       those whose bits are set, the others zero (AVX-512's float and double)
+//   load_lanes, store_lanes       those whose bits are set; others load as zero (AVX-512's float and double)
 //   transpose                     of kLanes vectors, in registers (float and double)
 //   load_transposed               the same of 32-bit elements in memory (float where kLoadsTransposed)
 //   unzip, zip                    the elements of two vectors in a row, those of even and of odd number; the inverse

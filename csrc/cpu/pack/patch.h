@@ -198,7 +198,8 @@ class PatchPacker {
       if (by_masks_) {
         using V = Vec<T>;
         // Of a row that lies in the padding the first coordinate may be huge.
-        const S* const first = inside_bits_ != 0 ? from + cols.first : from;
+        if (inside_bits_ == 0) return clear(to, cols.run_length);
+        const S* const first = from + cols.first;
         for (int64_t x = 0; x < cols.run_length; x += V::kLanes) {
           const typename V::reg pixels = V::load_lanes(first + x, inside_bits_ >> x);
           V::store_lanes(to + x, pixels, row_bits_ >> x);

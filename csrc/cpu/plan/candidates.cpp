@@ -24,7 +24,7 @@ using limits::one_pixel::kMostProductRows;
 const char* const kNotCompiled = "these kernels are not compiled for this dtype and instruction set";
 const char* const kRowsApart = "the weight's rows don't lie as the result's";
 const char* const kFewerLanesAtWork = "vectors over a group's channels have more lanes at work";
-const char* const kFilled = "a group's channels fill vectors as well";
+const char* const kFilled = "a group's channels fill vectors, which groups would do no better";
 
 // A sum so short that the transposition of results takes a good part of the time.
 constexpr int64_t kShortSum = 64;

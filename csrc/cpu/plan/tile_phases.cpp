@@ -94,12 +94,14 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   });
   if (!joins || phases.count != phase_count) return "vectors run over groups, or the kernel's taps never overlap";
   phases.first_row = low_row;
-  phases.row_reach = high_row - low_row;
+  phases.row_reach = saturating_add(high_row, -low_row);
   phases.first_col = low_col;
-  phases.cols = high_col - low_col + 1;
+  phases.cols = saturating_add(high_col, saturating_add(-low_col, 1));
   // Sizes before their products.
   if (phases.gemm[0].channels > limit::kMostPanelBytes) return kManyPixels;
-  if (max64(phases.row_reach + phases.most_rows(), phases.cols) > limit::kMostPatchBytes) return kManyPixels;
+  if (max64(saturating_add(phases.row_reach, phases.most_rows()), phases.cols) > limit::kMostPatchBytes) {
+    return kManyPixels;
+  }
   // Images are cut into bands where stores are what is saved; else tiles that stay in L2 are worth more.
   const int64_t least_rows = phases.columns_in_turn ? 1 : phases.most_rows();
   if (panel_bytes(phases, vector, 1) > limit::kMostPanelBytes || image_limit(phases, least_rows, vector) == 0) {
@@ -118,7 +120,7 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
   while (t.panel_vectors > 1 && !fits(t.panel_vectors)) --t.panel_vectors;
   int64_t rows = phases.most_rows();
   while (rows > 1 && image_limit(phases, rows, vector) == 0) rows = div_up(rows, 2);
-  for (int64_t images = image_limit(phases, rows, vector);;) {
+  for (int64_t images = rows < phases.most_rows() ? 1 : image_limit(phases, rows, vector);;) {
     t.tile_images = even_piece(batch, images);
     t.tiles_n = div_up(batch, t.tile_images);
     t.tile_rows = even_piece(phases.most_rows(), rows);
@@ -127,10 +129,11 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
     // For the sake of idle threads alone: chunks, each of which packs the patch anew; where they don't suffice smaller
     // tiles, each of which packs the weights anew.
     const int64_t tiles = phases.gemm[0].groups * t.tiles();
-    int64_t chunks = 1;
-    while (threads_would_idle(tiles * chunks, num_threads) && chunks < vectors) ++chunks;
-    t.chunk_vectors = div_up(vectors, chunks);
-    t.chunks_m = div_up(vectors, t.chunk_vectors);
+    for (int64_t chunks = 1;; ++chunks) {
+      t.chunk_vectors = div_up(vectors, chunks);
+      t.chunks_m = div_up(vectors, t.chunk_vectors);
+      if (t.chunk_vectors == 1 || !threads_would_idle(tiles * t.chunks_m, num_threads)) break;
+    }
     const bool in_scratch = lay_out_scratch(t, phases, vector).bytes <= limits::kMaxScratchBytes;
     if (in_scratch && !threads_would_idle(t.items(phases), num_threads)) return t;
     const int64_t least_rows = in_scratch ? limit::kLeastRows : 1;

@@ -21,8 +21,8 @@ struct JoinedPhases {
   int64_t taps_h, taps_w, weight_i, weight_j;
   // Of each phase: its first tap, and from tap to tap.
   int64_t first_i[kMost], first_j[kMost], step_i, step_j;
-  // Coordinates of grad_output that any tap of any phase meets: from the first n rows of each phase on n + row_reach
-  // rows, and the columns of all.
+  // Coordinates of grad_output that any tap of any phase meets: the first n rows of every phase meet n + row_reach
+  // rows, from first_row on; columns: all that are met.
   int64_t first_row, row_reach, first_col, cols;
   // Phases 2f and 2f + 1 have the columns of the same rows in turn, which lie side by side, and are stored together.
   bool columns_in_turn;
@@ -42,8 +42,8 @@ struct JoinedPhases {
   }
 };
 
-// Joins the phases of grad_input where there are so few pixels that packing weights takes the time, and returns
-// nullptr; else why not. The choice changes no bit.
+// Joins the phases of grad_input where there are so few pixels that packing weights takes the time, or where two phases
+// have a row's columns in turn, and returns nullptr; else why not. The choice changes no bit.
 const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhases& phases);
 
 // A work item: of some images the same rows of every phase, for a chunk of a group's result channels.
