@@ -20,7 +20,8 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   t.block_vectors = even_piece(vectors, max64(1, most_bytes / block_bytes));
   t.blocks = div_up(vectors, t.block_vectors);
 
-  const int64_t pixel_bytes = (t.block_vectors + 1) * block_bytes;
+  const int64_t pixel_bytes =
+      odd_lines_of_channels((t.block_vectors + 1) * vector.lanes, vector.element_size) * vector.element_size;
   t.tile_cols = gemm.cols;
   const auto patch_bytes = [&](int64_t rows) {
     return saturating_mul(patch_size(gemm.axis_h, rows, gemm.taps_h), patch_size(gemm.axis_w, t.tile_cols, gemm.taps_w),
