@@ -162,7 +162,7 @@ struct Vec<float> {
     static CONV2D_INLINE reg add(reg a, reg b) { return _mm256_add_ps(a, b); }
 #if defined(CONV2D_BFLOAT16_PAIRS)
     static CONV2D_INLINE reg load(const BFloat16Pair* p) {
-      return _mm256_castsi256_ps(_mm256_loadu_si256(static_cast<const __m256i_u*>(static_cast<const void*>(p))));
+      return _mm256_castsi256_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(p)));
     }
     static CONV2D_INLINE reg broadcast(const BFloat16Pair* p) { return of(Vec<float>::broadcast(p)); }
     static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm256_dpbf16_ps(c, __m256bh(a), __m256bh(b)); }
