@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks import bits
 from benchmarks.problems import DENSE_CLASSES, LAYER_CLASSES
 from benchmarks.report import MODEL_PAIRS, PAIRS, per_pixel, speedups
-from benchmarks.results import ATEN, OURS, Document, Result, geomean
+from benchmarks.results import ATEN, OURS, Document, Result, directions_of, distinct, geomean
 from conv2d_ext import build_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -217,11 +217,7 @@ def page_text() -> str:
 
 def speed_table(document: Document, pairs: Sequence[tuple[str, str, str]] = PAIRS) -> list[str]:
     """Speed over F.conv2d by class of layers: means on one thread and two, the slowest layer."""
-    columns = [
-        (direction, pair)
-        for pair in pairs
-        for direction in sorted(_distinct(document.usable, "direction"))
-    ]
+    columns = [(direction, pair) for pair in pairs for direction in directions_of(document.usable)]
     head = ["layers", *(f"{pair[2]}, {d.replace('+', ' + ')}" for d, pair in columns)]
     lines = [_line(head), _rule(head)]
     for title, classes in _class_rows(document.usable):
@@ -244,7 +240,7 @@ def _means(cases: Sequence[Result], ours: str, peer: str) -> str:
     """Of the speed over `peer`, for each number of threads; in brackets the slowest case."""
     means = [
         f"{geomean(ratios):.2f}"
-        for threads in sorted(_distinct(cases, "threads"))
+        for threads in sorted(distinct(cases, "threads"))
         if (ratios := speedups([c for c in cases if c.threads == threads], ours, peer))
     ]
     return f"{', '.join(means)} ({min(speedups(cases, ours, peer)):.2f})" if means else ""
@@ -265,7 +261,7 @@ def share_section(document: Document) -> list[str]:
     lines += [_line(head), _rule(head)]
     low: list[str] = []
     for title, classes in _class_rows(document.usable):
-        for direction in sorted(_distinct(document.usable, "direction")):
+        for direction in directions_of(document.usable):
             cases = [
                 r
                 for r in document.usable
@@ -303,7 +299,7 @@ def _is_bound_by_peak(document: Document, case: Result) -> bool:
 def _shares(cases: Sequence[Result], contestant: str) -> list[float]:
     """The median for each number of threads."""
     found = []
-    for threads in sorted(_distinct(cases, "threads")):
+    for threads in sorted(distinct(cases, "threads")):
         shares = [
             share
             for case in cases
@@ -328,7 +324,7 @@ def _class_rows(results: Sequence[Result]) -> Iterator[tuple[str, tuple[str, ...
 
 
 def _speed_caption(document: Document) -> str:
-    dtypes = " and ".join(_distinct(document.usable, "dtype"))
+    dtypes = " and ".join(distinct(document.usable, "dtype"))
     return (
         f"Speedup over `F.conv2d` in the same memory format: geometric means, 1 thread and 2 "
         f"(slowest layer). {_layers(r.name for r in document.usable)}, {dtypes}, batch 1. "
@@ -408,7 +404,7 @@ def _slowest(document: Document) -> list[str]:
 
 def _by_dtype(document: Document) -> Iterator[tuple[str, Document]]:
     """float32 first."""
-    dtypes = _distinct(document.results, "dtype")
+    dtypes = distinct(document.results, "dtype")
     for dtype in sorted(dtypes, key=lambda name: name != "float32"):
         results = [result for result in document.results if result.dtype == dtype]
         names = {result.name for result in results}
@@ -431,9 +427,7 @@ def _amx_line(document: Document) -> str:
     found = []
     for dtype, part in _by_dtype(document):
         cases = [result for result in part.usable if result.layer_class in DENSE_CLASSES]
-        columns = [
-            (direction, PAIRS[0]) for direction in sorted(_distinct(part.usable, "direction"))
-        ]
+        columns = [(direction, PAIRS[0]) for direction in directions_of(part.usable)]
         found.append(f"{dtype} {', '.join(_speeds(cases, columns))}")
     return f"With AMX, the last row: {'; '.join(found)}."
 
@@ -475,7 +469,7 @@ def _growth_section(document: Document) -> list[str]:
     head = ["series", "threads", "this library, worst", "F.conv2d, worst"]
     lines += [_line(head), _rule(head)]
     for series in dict.fromkeys(tuple(result.lists) for result in document.usable):
-        for threads in sorted(_distinct(document.usable, "threads")):
+        for threads in sorted(distinct(document.usable, "threads")):
             cases = [
                 r for r in document.usable if tuple(r.lists) == series and r.threads == threads
             ]
@@ -520,10 +514,6 @@ def _bits_section(document: dict) -> list[str]:
 
 def _json(name: str) -> dict:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def _distinct(results: Sequence[Result], field: str) -> list:
-    return list(dict.fromkeys(getattr(result, field) for result in results))
 
 
 def _line(cells: Sequence[str]) -> str:

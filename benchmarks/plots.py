@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator
 
 from benchmarks.problems import LAYER_CLASSES
 from benchmarks.report import MODEL_PAIRS, PAIRS, per_pixel
-from benchmarks.results import ATEN, OURS, Document, Result, geomean
+from benchmarks.results import ATEN, OURS, Document, Result, directions_of, distinct, geomean
 
 _COLORS = dict(
     zip(
@@ -38,7 +38,7 @@ def draw(document: Document, folder: Path) -> list[Path]:
         figures = {"models": _models(results)}
     else:
         figures = {}
-        for dtype in _distinct(results, "dtype"):
+        for dtype in distinct(results, "dtype"):
             cases = [result for result in results if result.dtype == dtype]
             for ours, peer, layout in PAIRS:
                 if any(result.speedup(ours, peer) is not None for result in cases):
@@ -57,7 +57,7 @@ def save(figure: Figure, path: Path) -> Path:
 def speed_by_class(document: Document) -> Figure:
     """The README's picture: every layer as a dot, class by class, on one thread and on two."""
     results = [r for r in document.usable if r.speedup(OURS, ATEN) is not None]
-    directions, threads = sorted(_distinct(results, "direction")), _distinct(results, "threads")
+    directions, threads = directions_of(results), distinct(results, "threads")
     present = [name for name in LAYER_CLASSES if any(r.layer_class == name for r in results)]
     figure = Figure(figsize=(5.2 * len(directions), 4.6), layout="constrained")
     row = figure.subplots(1, len(directions), squeeze=False, sharey=True)[0]
@@ -139,7 +139,7 @@ def _grid(
     results: Sequence[Result], width: float, height: float, *, sharey: bool = True
 ) -> tuple[Figure, list]:
     """A row of axes for each direction, a column for each number of threads, and their cases."""
-    directions, threads = sorted(_distinct(results, "direction")), _distinct(results, "threads")
+    directions, threads = directions_of(results), distinct(results, "threads")
     figure = Figure(
         figsize=(width * len(threads), 0.6 + height * len(directions)), layout="constrained"
     )
@@ -157,7 +157,7 @@ def _grid(
 def _ratios(results: Sequence[Result], ours: str, peer: str, title: str) -> Figure:
     """A named bar for each problem, class by class, the slowest beside the peer first."""
     names = {
-        layer_class: _distinct([r for r in results if r.layer_class == layer_class], "name")
+        layer_class: distinct([r for r in results if r.layer_class == layer_class], "name")
         for layer_class in LAYER_CLASSES
     }
     rows = sum(len(found) + 1 for found in names.values() if found)
@@ -277,7 +277,7 @@ def _models(results: Sequence[Result]) -> Figure:
 def _growth(results: Sequence[Result]) -> Figure:
     """The time for a pixel relative to the best of its contestant, a panel for each series."""
     series = list(dict.fromkeys(result.lists[0] for result in results))
-    threads = _distinct(results, "threads")
+    threads = distinct(results, "threads")
     figure = Figure(figsize=(6 * len(series), 0.6 + 3.5 * len(threads)), layout="constrained")
     rows = figure.subplots(len(threads), len(series), squeeze=False)
     for row, count in zip(rows, threads, strict=True):
@@ -310,7 +310,3 @@ def _growth_panel(axes: Axes, cases: Sequence[Result]) -> None:
     axes.set_xlabel(f"output pixels ({named}{grey})", fontsize=7)
     axes.set_ylabel("time for a pixel over the best")
     axes.legend(fontsize=7)
-
-
-def _distinct(results: Sequence[Result], field: str) -> list:
-    return list(dict.fromkeys(getattr(result, field) for result in results))

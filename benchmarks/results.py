@@ -146,6 +146,16 @@ def _read_result(record: dict) -> Result:
     return Result(timings=timings, **record)
 
 
+def distinct(results: Iterable[Result], field: str) -> list:
+    """The values of a field, in the order of their first appearance."""
+    return list(dict.fromkeys(getattr(result, field) for result in results))
+
+
+def directions_of(results: Iterable[Result]) -> list[str]:
+    """Forward first, whichever was measured first."""
+    return sorted(distinct(results, "direction"))
+
+
 def geomean(values: Iterable[float]) -> float:
     """Raises statistics.StatisticsError where there are none."""
     return math.exp(statistics.fmean(map(math.log, values)))
