@@ -281,7 +281,7 @@ class TaskExplainer {
     if (g.taps() <= blocking(g).chain && has_depthwise_ukernel(g.taps_w, row, g.cols)) {
       e_.micro_kernel = ukernel("depthwise_ukernel", kDepthwisePixels, g.taps_w, "s" + std::to_string(row.step));
     }
-    if (is_floating(dtype_) && size_of(dtype_) == 2 && reads_depthwise_in_place(g, blocking(g).chain, true)) {
+    if (is_floating(dtype_) && size_of(dtype_) == 2 && t.in_place) {
       e_.refused = why_widened(dtype_, "as loaded or in the packers");
     }
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);

@@ -484,6 +484,18 @@ MUTATIONS = (
         "store_as(dst, acc[q])",
     ),
     M(
+        "kernels/depthwise.h",
+        "columns beside the source are read",
+        "EDGES ? if_bit(inside, x, column, kZeros) : column",
+        "column",
+    ),
+    M(
+        "kernels/depthwise.h",
+        "rows above and below the source are read",
+        "operands.rows_inside.contains(i) ? operands.columns_inside : 0;",
+        "operands.columns_inside;",
+    ),
+    M(
         "kernels/depthwise_weight.h",
         "the oldest pixel's last tap is not taken",
         "for (int q = 1; q < kWindow; ++q, b += position) {",
@@ -942,14 +954,32 @@ MUTATIONS = (
     M(
         "drivers/depthwise.h",
         "pixels against which taps run begin at the first one",
-        "const int64_t col = run + (backwards ? at + width - 1 : at) * runs;",
-        "const int64_t col = run + at * runs;",
+        "blocks.at + b * width + (backwards() ? width - 1 : 0);",
+        "blocks.at + b * width;",
     ),
     M(
         "drivers/depthwise.h",
         "each run begins with the first pixel",
-        "const int64_t col = run + (backwards ? at + width - 1 : at) * runs;",
-        "const int64_t col = (backwards ? at + width - 1 : at) * runs;",
+        "moved(moved(view.data, view.position_row, row), view.position_col, first);",
+        "moved(view.data, view.position_row, row);",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "a block that begins inside counts as inside",
+        "max64(run.inside.end - blocks.at, 0) / width,",
+        "div_up(max64(run.inside.end - blocks.at, 0), width),",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "rows at the upper and lower edge have pixels inside",
+        "inside = operands.rows_inside.count() == gemm.taps_h;",
+        "inside = operands.rows_inside.count() > 0;",
+    ),
+    M(
+        "plan/patch_axis.h",
+        "descending coordinates end one too late",
+        "indices_inside(size - 1 - first, -step, count, size)",
+        "indices_inside(size - first, -step, count, size)",
     ),
     M(
         "drivers/depthwise.h",

@@ -478,8 +478,9 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       const int64_t widest = min64(g->groups, (t.block_vectors + 1) * vector.lanes - 1);
       const int64_t pixels =
           saturating_mul(patch_size(g->axis_h, t.tile_rows, g->taps_h), patch_size(g->axis_w, t.tile_cols, g->taps_w));
-      expect(saturating_mul(pixels, odd_lines_of_channels(widest, vector.element_size)) <= t.patch_elements,
-             "room for the patch");
+      expect(
+          t.in_place || saturating_mul(pixels, odd_lines_of_channels(widest, vector.element_size)) <= t.patch_elements,
+          "room for the patch");
       return expect_scratch(lay_out_scratch(t, *g, vector).bytes);
     }
     case Driver::kPlanes: {

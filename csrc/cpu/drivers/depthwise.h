@@ -2,11 +2,11 @@
 //
 //   destination[n, p, q, g] = bias[g] + sum over (i, j) of weight[g, i, j] * source[n, row(p, i), col(q, j), g]
 //
-// Vectors run over groups, which lie side by side in both tensors. So pixels all of whose taps lie inside the source
-// are computed in place: no patch, no C tile. The others read a zero-padded patch [row][col][group], and so do 16-bit
-// types of kernels with many rows, each of which would widen the source anew, or without a micro-kernel
-// (reads_depthwise_in_place). Where dilation spreads the taps of a row, its pixels go through the micro-kernels in runs
-// (DepthwiseRow).
+// Vectors run over groups, which lie side by side in both tensors. So pixels are computed in place: no patch, no C
+// tile. At the source's edges micro-kernels read zeros for the taps beyond. A zero-padded patch [row][col][group]
+// serves 16-bit types of kernels with many rows, each of which would widen the source anew, and problems without a
+// micro-kernel (DepthwiseTiling::in_place). Where dilation spreads the taps of a row, its pixels go through the
+// micro-kernels in runs (DepthwiseRow).
 //
 // The order of summation is the canonical one (plan/summation_order.h): one chain of fused multiply-adds, taps
 // ascending. Problems of several chains, those without a micro-kernel, and those of too few pixels in a run go through
@@ -26,14 +26,14 @@
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // A rectangle of pixels as the micro-kernels read it, in the patch or in the source: element steps between positions
-// and between taps, from the first position's first tap. A patch may have other runs than the source.
+// and between taps, from the first position's first tap, modulo 2^64. A patch may have other runs than the source.
 template <class P>
 struct DepthwiseView {
   const P* data;
   int64_t position_row, position_col, tap_row, tap_col;
   DepthwiseRow row;
   int64_t cols;  // that the choice of a micro-kernel goes by
-  bool streams;  // from memory
+  bool in_place;
 };
 
 template <class S, class T>
@@ -41,15 +41,13 @@ struct DepthwiseCall {
   static constexpr int L = Vec<T>::kLanes;
   const ConvGemm& gemm;
   const int64_t chain;
-  const bool in_place;  // pixels inside the source are
-  const bool streams;   // caches don't hold the source
+  const bool streams;  // caches don't hold the source
   const DepthwiseTiling tiling;
   const DepthwiseScratch layout;
 
   DepthwiseCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         chain(block_k(g, vector_shape<T>().limits).chain),
-        in_place(reads_depthwise_in_place(g, chain, sizeof(S) != sizeof(T))),
         streams(saturating_mul(g.batch, g.source_h, g.source_w, g.groups * int64_t(sizeof(S))) >=
                 limits::depthwise::kStreamedBytes),
         tiling(tile_depthwise(g, vector_shape<T>(), sizeof(S), num_threads)),
@@ -76,24 +74,13 @@ struct DepthwiseCall {
     const Block block = block_at(item % tiling.blocks);
     load_operands(block);
     const Tile tile = tiling.tile(item / tiling.blocks, gemm);
-    const int64_t row = tile.row, row_end = row + tile.rows, col = tile.col, col_end = col + tile.cols;
-    const Rectangle whole{row, tile.rows, col, tile.cols};
-    const Interval rows = positions_inside(gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h);
-    const Interval cols = positions_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
-    const int64_t row_low = min64(max64(rows.begin, row), row_end), row_high = max64(min64(rows.end, row_end), row_low);
-    const int64_t col_low = min64(max64(cols.begin, col), col_end), col_high = max64(min64(cols.end, col_end), col_low);
-    const Rectangle inner{row_low, row_high - row_low, col_low, col_high - col_low};
+    const Rectangle pixels{tile.row, tile.rows, tile.col, tile.cols};
     for (int64_t n = tile.image; n < tile.image + tile.images; ++n) {
-      // Strips of the border cost a patch each; where they are most of the tile, one patch is cheaper.
-      if (!in_place || 4 * inner.area() < 3 * whole.area()) {
-        compute_packed(block, n, whole);
-        continue;
+      if (tiling.in_place) {
+        compute_in_place(block, n, pixels);
+      } else {
+        compute_packed(block, n, pixels);
       }
-      compute_packed(block, n, {row, row_low - row, col, whole.cols});
-      compute_packed(block, n, {row_low, inner.rows, col, col_low - col});
-      compute_in_place(block, n, inner);
-      compute_packed(block, n, {row_low, inner.rows, col_high, col_end - col_high});
-      compute_packed(block, n, {row_high, row_end - row_high, col, whole.cols});
     }
   }
 
@@ -130,7 +117,6 @@ struct DepthwiseCall {
   }
 
   void compute_packed(const Block& block, int64_t image, const Rectangle& r) const {
-    if (r.area() == 0) return;
     const Patch patch =
         lay_out_patch(PatchOrder::kChannelInner, make_patch_axis(gemm.axis_h, r.row, r.rows, 0, gemm.taps_h),
                       make_patch_axis(gemm.axis_w, r.col, r.cols, 0, gemm.taps_w), 1, block.groups, L, sizeof(T));
@@ -147,14 +133,13 @@ struct DepthwiseCall {
   }
 
   void compute_in_place(const Block& block, int64_t image, const Rectangle& r) const {
-    if (r.area() == 0) return;
+    const S* const first = moved(moved(source_of_image(block, image), gemm.source_row, gemm.axis_h.source(r.row, 0)),
+                                 gemm.source_col, gemm.axis_w.source(r.col, 0));
     compute(block, image, r,
-            DepthwiseView<S>{
-                source_of_image(block, image) + gemm.axis_h.source(r.row, 0) * gemm.source_row +
-                    gemm.axis_w.source(r.col, 0) * gemm.source_col,
-                saturating_mul(gemm.axis_h.step, gemm.source_row), saturating_mul(gemm.axis_w.step, gemm.source_col),
-                saturating_mul(gemm.axis_h.tap, gemm.source_row), saturating_mul(gemm.axis_w.tap, gemm.source_col),
-                depthwise_row(gemm), gemm.cols, streams});
+            DepthwiseView<S>{first, wrapping_mul(gemm.axis_h.step, gemm.source_row),
+                             wrapping_mul(gemm.axis_w.step, gemm.source_col),
+                             wrapping_mul(gemm.axis_h.tap, gemm.source_row),
+                             wrapping_mul(gemm.axis_w.tap, gemm.source_col), depthwise_row(gemm), gemm.cols, true});
   }
 
   template <class P>
@@ -168,53 +153,84 @@ struct DepthwiseCall {
       }
     }
     const DepthwiseUkernels<P, S>& ukernels = depthwise_ukernels<P, S>(gemm.taps_w, view.row.step);
-    // Where taps run against the positions, so do a block's pixels, from its last one on.
-    const bool backwards = gemm.taps_w > 1 && view.tap_col < 0;
-    // Micro-kernels advance once more after the last row and column; a step that is never taken may lead anywhere.
-    const int64_t position = r.cols <= runs ? 0 : runs * view.position_col;
-    const int64_t tap_row_step = gemm.taps_h == 1 ? 0 : view.tap_row;
-    const int64_t tap_col_step = gemm.taps_w == 1 ? position : view.tap_col;
-    const int64_t dst_position = r.cols <= runs ? 0 : runs * gemm.destination_col;
+    DepthwiseOperands<P, S> operands = operands_of(block, view);
+    const int64_t rows_ahead = operands.rows_ahead;
+    const Interval cols_inside = positions_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
+    for (int64_t row = 0; row < r.rows; ++row) {
+      if (view.in_place) {
+        const int64_t step = gemm.taps_h == 1 ? gemm.axis_h.step : gemm.axis_h.tap;
+        operands.rows_inside = coordinates_inside(gemm.axis_h.source(r.row + row, 0), step, gemm.taps_h, gemm.source_h);
+      }
+      const bool inside = operands.rows_inside.count() == gemm.taps_h;
+      operands.rows_ahead = row + 1 < r.rows ? rows_ahead : 0;
+      for (int64_t first = 0; first < min64(runs, r.cols); ++first) {
+        Run<P> run{};
+        run.source = moved(moved(view.data, view.position_row, row), view.position_col, first);
+        run.dst = dst + row * gemm.destination_row + first * gemm.destination_col;
+        run.col = r.col + first;
+        run.row = view.row;
+        run.count = div_up(r.cols - first, runs);
+        run.inside = {0, run.count};
+        if (view.in_place) {
+          run.inside.begin = inside ? div_up(max64(cols_inside.begin - run.col, 0), runs) : run.count;
+          run.inside.end = div_up(max64(cols_inside.end - run.col, 0), runs);
+        }
+        compute_run(ukernels, run, operands);
+      }
+    }
+  }
+
+  // Of every row of pixels alike.
+  template <class P>
+  DepthwiseOperands<P, S> operands_of(const Block& block, const DepthwiseView<P>& view) const {
+    const int64_t runs = view.row.runs;
     DepthwiseOperands<P, S> operands{};
-    operands.position = position;
-    operands.tap_row = tap_row_step;
-    operands.tap_col = tap_col_step;
+    operands.position = wrapping_mul(runs, view.position_col);
+    operands.tap_row = view.tap_row;
+    operands.tap_col = gemm.taps_w == 1 ? operands.position : view.tap_col;
     operands.taps_h = gemm.taps_h;
+    operands.rows_inside = {0, gemm.taps_h};
     operands.weights = block.weights;
     operands.start = block.start;
     operands.bias = block.bias;
     operands.vectors = block.vectors();
     operands.last_lane = block.lane(block.vectors() - 1);
-    operands.dst_position = dst_position;
-    operands.dst_step = backwards ? -dst_position : dst_position;
-    // Rows and columns that the pixels above and before don't read.
-    if (view.streams) {
+    operands.dst_position = wrapping_mul(runs, gemm.destination_col);
+    operands.dst_step = wrapping_mul(backwards() ? -runs : runs, gemm.destination_col);
+    // What the next row of pixels reads that this one doesn't, and of the columns that a block shares with its
+    // neighbours half.
+    if (view.in_place && streams) {
       operands.rows_ahead = min64(depthwise_row(gemm.taps_h, gemm.axis_h.step, gemm.axis_h.tap).step, gemm.taps_h);
     }
     const int64_t first_row = gemm.axis_h.tap < 0 ? 0 : gemm.taps_h - operands.rows_ahead;
-    const int64_t first_col = backwards ? 0 : gemm.taps_w - view.row.step;
-    const int64_t ahead = first_row * tap_row_step + first_col * tap_col_step;
-    for (int64_t row = 0; row < r.rows; ++row) {
-      for (int64_t run = 0; run < min64(runs, r.cols); ++run) {
-        const int64_t count = div_up(r.cols - run, runs);
-        const auto pixels = [&](DepthwiseUkernel<P, S> ukernel, int64_t width, int64_t at, int64_t blocks) {
-          const int64_t col = run + (backwards ? at + width - 1 : at) * runs;
-          operands.source = view.data + row * view.position_row + col * view.position_col;
-          operands.dst = dst + row * gemm.destination_row + col * gemm.destination_col;
-          operands.blocks = blocks;
-          operands.ahead = ahead + width * position;
-          ukernel(operands);
-        };
-        compute_run(ukernels, count, pixels);
-      }
-    }
+    operands.ahead = wrapping_sum(view.position_row, wrapping_mul(first_row, view.tap_row),
+                                  wrapping_mul((gemm.taps_w - view.row.step) / 2, view.tap_col));
+    return operands;
   }
 
+  // Where taps run against the positions, so do a block's pixels, from its last one on.
+  bool backwards() const { return gemm.taps_w > 1 && gemm.axis_w.tap < 0; }
+
+  // Pixels of a row that follow one another in micro-kernels.
+  template <class P>
+  struct Run {
+    const P* source;  // of the first pixel, which is at column `col` of the result
+    S* dst;
+    int64_t col;
+    DepthwiseRow row;
+    int64_t count;
+    Interval inside;  // those all of whose taps lie in the source
+  };
+
   // What seven or four don't divide overlaps the pixels before: computed twice, to the same bits.
-  template <class P, class Pixels>
-  static void compute_run(const DepthwiseUkernels<P, S>& ukernels, int64_t count, const Pixels& pixels) {
+  template <class P>
+  void compute_run(const DepthwiseUkernels<P, S>& ukernels, const Run<P>& run,
+                   DepthwiseOperands<P, S>& operands) const {
     constexpr int64_t kSeven = kDepthwisePixels;
-    const int64_t sevens = count / kSeven, left = count % kSeven;
+    const int64_t count = run.count, sevens = count / kSeven, left = count % kSeven;
+    const auto pixels = [&](const DepthwiseUkernelPair<P, S>& pair, int64_t width, int64_t at, int64_t blocks) {
+      compute_blocks(pair, width, {at, blocks}, run, operands);
+    };
     if (sevens > 0) pixels(ukernels.by_seven, kSeven, 0, sevens);
     if (left > 4 && sevens > 0) {
       pixels(ukernels.by_seven, kSeven, count - kSeven, 1);
@@ -224,6 +240,35 @@ struct DepthwiseCall {
     } else if (left > 0) {
       pixels(ukernels.one, 1, count - left, left);
     }
+  }
+
+  // Blocks of `width` pixels from pixel `at` on: those inside the source by one call, those at its edges by one each.
+  struct Blocks {
+    int64_t at, count;
+  };
+  template <class P>
+  void compute_blocks(const DepthwiseUkernelPair<P, S>& ukernels, int64_t width, const Blocks& blocks,
+                      const Run<P>& run, DepthwiseOperands<P, S>& operands) const {
+    const int64_t begin = min64(div_up(max64(run.inside.begin - blocks.at, 0), width), blocks.count);
+    const int64_t end = max64(min64(max64(run.inside.end - blocks.at, 0) / width, blocks.count), begin);
+    for (int64_t b = 0; b < blocks.count; b += operands.blocks) {
+      const bool inside = begin <= b && b < end;
+      const int64_t pixel = blocks.at + b * width + (backwards() ? width - 1 : 0);
+      operands.source = moved(run.source, operands.position, pixel);
+      operands.dst = run.dst + pixel * run.row.runs * gemm.destination_col;
+      operands.blocks = inside ? end - begin : 1;
+      if (!inside) operands.columns_inside = columns_inside(run, width, pixel);
+      (inside ? ukernels.inside : ukernels.at_edges)(operands);
+    }
+  }
+
+  // Of the columns that a block meets, from those of `pixel` on: a bit for each that lies in the source.
+  template <class P>
+  uint32_t columns_inside(const Run<P>& run, int64_t width, int64_t pixel) const {
+    const int64_t first = gemm.axis_w.source(run.col + pixel * run.row.runs, 0);
+    const int64_t step = gemm.taps_w == 1 ? gemm.axis_w.step : gemm.axis_w.tap;
+    const Interval inside = coordinates_inside(first, step, (width - 1) * run.row.step + gemm.taps_w, gemm.source_w);
+    return (uint32_t{1} << inside.end) - (uint32_t{1} << inside.begin);
   }
 
   // Any taps and any number of chains: the GEMM's micro-kernel, whose tables hold what the view says.

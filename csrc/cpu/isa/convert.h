@@ -163,6 +163,20 @@ CONV2D_INLINE void load_once([[maybe_unused]] Reg& v) {
 #endif
 }
 
+// `p` if bit number `bit` of `bits` is set, or `other`: without a branch.
+template <class T>
+CONV2D_INLINE const T* if_bit(uint32_t bits, int bit, const T* p, const T* other) {
+#if defined(CONV2D_NATIVE_VEC)
+  __asm__("test %[mask], %k[bits]\n\tcmovz %[other], %[p]"
+          : [p] "+r"(p)
+          : [mask] "ri"(1 << bit), [bits] "r"(bits), [other] "r"(other)
+          : "cc");
+  return p;
+#else
+  return bits >> bit & 1 ? p : other;
+#endif
+}
+
 template <class T>
 CONV2D_INLINE void store_as(T* p, typename Vec<T>::reg v) {
   Vec<T>::store(p, v);

@@ -13,6 +13,10 @@ struct DepthwiseOperands {
   const P* source;  // the first pixel's first tap, the first group
   int64_t position, tap_row, tap_col;
   int64_t taps_h;
+  // Of a block at the source's edges: which rows of taps lie in the source, and which columns that its pixels meet, a
+  // bit for each.
+  Interval rows_inside;
+  uint32_t columns_inside;
   const T* weights;       // [vector][i][j][lane]
   const T *start, *bias;  // [vector][lane], added first and last
   int64_t vectors;
@@ -20,35 +24,42 @@ struct DepthwiseOperands {
   S* dst;
   int64_t dst_position, dst_step;  // between pixels of successive blocks, and of one
   int64_t blocks;
-  // While a block is computed, the next one's new columns are prefetched, in so many rows of taps (0: none). `ahead`
-  // leads from the block's source to the first of them.
+  // While a block is computed, columns of the row of pixels below it are prefetched, in so many rows of taps (0: none).
+  // `ahead` leads from the block's source to the first of them.
   int64_t rows_ahead, ahead;
 };
+
+// `count` steps on. The address may be any that is not read: beside the source, or beyond what memory there can be.
+template <class P>
+CONV2D_INLINE P* moved(P* p, int64_t step, int64_t count = 1) {
+  return reinterpret_cast<P*>(reinterpret_cast<uint64_t>(p) + uint64_t(step) * uint64_t(count) * sizeof(P));
+}
 
 // Asks L2 for `columns` columns of some rows, a cache line of each. (L1 would lose them: pixels that lie a power of two
 // apart share few of its sets.)
 template <class P>
 CONV2D_INLINE void prefetch_columns(const P* row, int64_t rows, int64_t tap_row, int columns, int64_t tap_col) {
-  for (; rows > 0; --rows, row += tap_row) {
+  for (; rows > 0; --rows, row = moved(row, tap_row)) {
     const P* column = row;
 #pragma GCC unroll 14
-    for (int x = 0; x < columns; ++x, column += tap_col) __builtin_prefetch(column, 0, 2);
+    for (int x = 0; x < columns; ++x, column = moved(column, tap_col)) __builtin_prefetch(column, 0, 2);
   }
 }
 
 // The micro-kernel family depthwise_ukernel_<dtype>_<MR>x<KW>s<STEP>__<isa>: rows of KW taps, positions STEP taps
 // apart. Each column of the source is loaded once and meets every (pixel, tap) pair it belongs to. Columns ascend, so
-// each pixel meets its taps in ascending order.
+// each pixel meets its taps in ascending order. EDGES: columns beside the source are read from a vector of zeros.
 //
 // Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16. Bound: MR * KW FMAs (2 a cycle)
 // against KW + (MR - 1) * STEP + KW loads (2 a cycle). A column of 16 bits takes one or two instructions more, where
-// FMAs go, for each row of taps that meets it. Of a source that caches don't hold, the next block's columns are
-// prefetched: pixels lie too far apart for hardware to do it.
-template <class P, class S, int MR, int KW, int STEP>
+// FMAs go, for each row of taps that meets it; one at edges a comparison and a conditional move. Of a source that
+// caches don't hold, columns are prefetched: pixels lie too far apart for hardware to do it.
+template <class P, class S, int MR, int KW, int STEP, bool EDGES>
 void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
   using T = ComputeType<S>;
   using V = Vec<T>;
   using reg = typename V::reg;
+  alignas(64) static const P kZeros[V::kLanes] = {};
   const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col, dst_step = operands.dst_step;
   const int64_t depth = operands.taps_h * KW * V::kLanes, last = operands.vectors - 1;
   const P* block_source = operands.source;
@@ -60,26 +71,28 @@ void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
       reg acc[MR];
 #pragma GCC unroll 8
       for (int q = 0; q < MR; ++q) acc[q] = V::load(operands.start + v * V::kLanes);
-      const P* row = block_source + lane;
+      const P* row = moved(block_source, lane);
       if (operands.rows_ahead > 0 && v * V::kLanes * int64_t(sizeof(P)) % 64 == 0) {
-        prefetch_columns(row + operands.ahead, operands.rows_ahead, tap_row, MR * STEP, tap_col);
+        prefetch_columns(moved(row, operands.ahead), operands.rows_ahead, tap_row, MR * STEP, tap_col);
       }
+      [[maybe_unused]] int64_t i = 0;
       for (const T* const weights_end = weights + depth; weights != weights_end;
-           row += tap_row, weights += KW * V::kLanes) {
+           row = moved(row, tap_row), weights += KW * V::kLanes, ++i) {
         reg w[KW];
 #pragma GCC unroll 8
         for (int j = 0; j < KW; ++j) w[j] = V::load(weights + j * V::kLanes);
+        [[maybe_unused]] const uint32_t inside = operands.rows_inside.contains(i) ? operands.columns_inside : 0;
         const P* column = row;
 #pragma GCC unroll 32
         for (int x = 0; x < (MR - 1) * STEP + KW; ++x) {
-          reg s = load_as(column);
+          reg s = load_as(EDGES ? if_bit(inside, x, column, kZeros) : column);
           load_once(s);  // compilers would rather make the load a part of each multiply-add
 #pragma GCC unroll 8
           for (int j = 0; j < KW; ++j) {
             const int q = (x - j) / STEP;
             if (x >= j && q * STEP == x - j && q < MR) acc[q] = V::fma(w[j], s, acc[q]);
           }
-          column += tap_col;
+          column = moved(column, tap_col);
           // Kept as one pointer that advances: as many multiples of tap_col would not fit the registers.
           __asm__("" : "+r"(column));
         }
@@ -87,25 +100,34 @@ void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
       const reg bias = V::load(operands.bias + v * V::kLanes);
       S* dst = block_dst + lane;
 #pragma GCC unroll 8
-      for (int q = 0; q < MR; ++q, dst += dst_step) store_as(dst, V::add(acc[q], bias));
+      for (int q = 0; q < MR; ++q, dst = moved(dst, dst_step)) store_as(dst, V::add(acc[q], bias));
     }
-    block_source += MR * operands.position;
-    block_dst += MR * operands.dst_position;
+    block_source = moved(block_source, operands.position, MR);
+    block_dst = moved(block_dst, operands.dst_position, MR);
   }
 }
 
 template <class P, class S>
 using DepthwiseUkernel = void (*)(const DepthwiseOperands<P, S>&);
 
+// For pixels all of whose taps lie inside the source, and for others, which a patch does not have.
+template <class P, class S>
+struct DepthwiseUkernelPair {
+  DepthwiseUkernel<P, S> inside, at_edges;
+};
+template <class P, class S, int MR, int KW, int STEP>
+constexpr DepthwiseUkernelPair<P, S> kDepthwiseUkernelPair = {
+    depthwise_ukernel<P, S, MR, KW, STEP, false>, depthwise_ukernel<P, S, MR, KW, STEP, std::is_same_v<P, S>>};
+
 // The micro-kernels of one kind of row: for 7, 4 and 1 pixels.
 template <class P, class S>
 struct DepthwiseUkernels {
-  DepthwiseUkernel<P, S> by_seven, by_four, one;
+  DepthwiseUkernelPair<P, S> by_seven, by_four, one;
 };
 template <class P, class S, int KW, int STEP>
-constexpr DepthwiseUkernels<P, S> kDepthwiseUkernels = {depthwise_ukernel<P, S, kDepthwisePixels, KW, STEP>,
-                                                        depthwise_ukernel<P, S, 4, KW, STEP>,
-                                                        depthwise_ukernel<P, S, 1, KW, STEP>};
+constexpr DepthwiseUkernels<P, S> kDepthwiseUkernels = {kDepthwiseUkernelPair<P, S, kDepthwisePixels, KW, STEP>,
+                                                        kDepthwiseUkernelPair<P, S, 4, KW, STEP>,
+                                                        kDepthwiseUkernelPair<P, S, 1, KW, STEP>};
 
 // For rows that has_depthwise_ukernel (plan/tile_depthwise.h).
 template <class P, class S>

@@ -38,6 +38,12 @@ inline Interval positions_inside(const GatherAxis& axis, int64_t taps, int64_t p
   return {begin, max64(begin, end)};
 }
 
+// Of `count` coordinates first, first + step, ..., which may descend, those that lie in a source of `size`; step is not
+// 0.
+inline Interval coordinates_inside(int64_t first, int64_t step, int64_t count, int64_t size) {
+  return step < 0 ? indices_inside(size - 1 - first, -step, count, size) : indices_inside(first, step, count, size);
+}
+
 // Elements along one axis of the patch of the first `positions` and `taps`.
 inline int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t taps) {
   return make_patch_axis(axis, 0, positions, 0, taps).size;

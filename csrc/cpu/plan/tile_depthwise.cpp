@@ -6,10 +6,20 @@ namespace conv2d_ext::cpu {
 
 namespace limit = limits::depthwise;
 
-bool reads_depthwise_in_place(const ConvGemm& gemm, int64_t chain, bool widens) {
-  return !widens || (gemm.taps_h <= limit::kWidenedRows && gemm.taps() <= chain &&
-                     has_depthwise_ukernel(gemm.taps_w, depthwise_row(gemm), gemm.cols));
+namespace {
+
+bool reads_in_place(const ConvGemm& gemm, int64_t chain, bool widens) {
+  const bool inside = positions_inside(gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h).count() == gemm.rows &&
+                      positions_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w).count() == gemm.cols;
+  if (inside && !widens) return true;
+  const DepthwiseRow row = depthwise_row(gemm);
+  // At edges each run is a call or two: few pixels would not pay for it.
+  return gemm.taps() <= chain && has_depthwise_ukernel(gemm.taps_w, row, gemm.cols) &&
+         (inside || row.runs == 1 || gemm.cols / row.runs >= kDepthwisePixels) &&
+         (!widens || gemm.taps_h <= limit::kWidenedRows);
 }
+
+}  // namespace
 
 DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads) {
   DepthwiseTiling t{};
@@ -27,9 +37,9 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
     return saturating_mul(patch_size(gemm.axis_h, rows, gemm.taps_h), patch_size(gemm.axis_w, t.tile_cols, gemm.taps_w),
                           pixel_bytes);
   };
-  const int64_t chain = block_k(gemm, vector.limits).chain;
-  const bool in_place = reads_depthwise_in_place(gemm, chain, storage_size != vector.element_size);
-  const int64_t most = in_place ? limit::kTileBytes : limit::kPackedBytes;
+  const bool widens = storage_size != vector.element_size;
+  t.in_place = reads_in_place(gemm, block_k(gemm, vector.limits).chain, widens);
+  const int64_t most = widens && !t.in_place ? limit::kPackedBytes : limit::kTileBytes;
   // A wide row's patch can be too large. A single pixel's always fits.
   while (t.tile_cols > 1 && patch_bytes(1) > most) t.tile_cols = div_up(t.tile_cols, 2);
   t.tile_rows = gemm.rows;
@@ -50,7 +60,7 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
     if (div_up(gemm.batch, t.tile_images) * t.blocks < 4 * num_threads) t.tile_images = 1;
   }
   t.count_tiles(gemm);
-  t.patch_elements = patch_bytes(t.tile_rows) / vector.element_size + 128 / vector.element_size;
+  t.patch_elements = t.in_place ? 0 : patch_bytes(t.tile_rows) / vector.element_size + 128 / vector.element_size;
   CONV2D_EXT_ASSERT(lay_out_scratch(t, gemm, vector).bytes <= limits::kMaxScratchBytes);
   return t;
 }

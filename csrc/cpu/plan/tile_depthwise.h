@@ -40,10 +40,6 @@ inline bool has_depthwise_ukernel(int64_t taps_w, int64_t step) {
 inline bool has_depthwise_ukernel(int64_t taps_w, const DepthwiseRow& row, int64_t cols) {
   return has_depthwise_ukernel(taps_w, row.step) && (row.runs == 1 || cols / row.runs >= 4);
 }
-// Whether pixels all of whose taps lie inside the source read it as it lies. A type that is widened does so for each
-// row of taps anew.
-bool reads_depthwise_in_place(const ConvGemm& gemm, int64_t chain, bool widens);
-
 // The taps that depthwise_weight_ukernel takes at once: of `taps_w` columns so many, and of `taps_h` rows of as many
 // one, two, three or the most for which there are accumulators; and the pixels' step, if they share columns, or 0.
 constexpr int64_t depthwise_weight_cols(int64_t taps_w) {
@@ -65,6 +61,10 @@ constexpr int kMostDepthwiseGemms = 4;
 struct DepthwiseTiling : TileGrid {
   int64_t block_vectors;  // whole vectors of groups in a block; the last block takes what is left, too
   int64_t blocks;
+  // The source is read as it lies, and not from a patch: by micro-kernels of rows of taps, and where no pixel meets the
+  // padding by others, too. (Types that are widened are so for each row of taps anew: many rows are cheaper in a
+  // patch.)
+  bool in_place;
   int64_t patch_elements;
   int64_t image_pixels() const { return tile_rows * tile_cols; }  // which are computed at a time
   int64_t items() const { return tiles() * blocks; }

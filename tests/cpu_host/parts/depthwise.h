@@ -18,11 +18,12 @@ void check_depthwise() {
       if (!has_depthwise_ukernel(taps_w, step)) continue;
       const DepthwiseUkernels<P, S>& ukernels = depthwise_ukernels<P, S>(taps_w, step);
       for (const int64_t width : {7, 4, 1}) {
-        const DepthwiseUkernel<P, S> ukernel = width == 7   ? ukernels.by_seven
-                                               : width == 4 ? ukernels.by_four
-                                                            : ukernels.one;
+        const DepthwiseUkernelPair<P, S>& pair = width == 7   ? ukernels.by_seven
+                                                 : width == 4 ? ukernels.by_four
+                                                              : ukernels.one;
         for (int64_t taps_h = 1; taps_h <= 4; ++taps_h) {
-          const int64_t blocks = random.between(1, 3), vectors = random.between(1, 3);
+          const bool at_edges = std::is_same_v<P, S> && random.once_in(2);
+          const int64_t blocks = at_edges ? 1 : random.between(1, 3), vectors = random.between(1, 3);
           const int64_t rows_ahead = random.between(0, taps_h), ahead = random.between(-1000, 1000);
           // The last vector overlaps the one before it where groups are no whole vectors.
           const int64_t last_lane = (vectors - 1) * L - (vectors > 1 ? random.between(0, L - 1) : 0);
@@ -37,6 +38,14 @@ void check_depthwise() {
           const int64_t dst_step = (random.once_in(3) ? -1 : 1) * (groups + random.between(0, 3));
           describe("%dx%ds%d, %d rows of taps %d apart, columns %d apart, %d groups, %d blocks", int(width),
                    int(taps_w), int(step), int(taps_h), int(tap_row), int(tap_col), int(groups), int(blocks));
+          // Beside the source there are zeros, whatever lies there in memory.
+          Interval rows{0, taps_h}, cols{0, columns};
+          if (at_edges) {
+            rows = {random.between(0, taps_h), random.between(0, taps_h)};
+            cols.end = random.between(0, columns);
+            cols.begin = random.between(0, cols.end);
+          }
+          const uint32_t bits = uint32_t(((uint64_t{1} << cols.end) - 1) ^ ((uint64_t{1} << cols.begin) - 1));
           const Dimension from[] = {{taps_h, tap_row}, {columns, tap_col}, {groups, 1}};
           const Dimension to[] = {{pixels, dst_step}, {groups, 1}};
           int64_t before = 0, elements = 0, dst_before = 0, dst_elements = 0;
@@ -60,9 +69,10 @@ void check_depthwise() {
           }
           const int64_t first = turn < 0 ? (blocks - 1) * width : 0;  // pixel of the first block
           const int64_t from_first = before + first * step * tap_col, to_first = dst_before + first * dst_step;
-          ukernel({source.data() + from_first, position, tap_row, tap_col, taps_h, weights.data(), start.data(),
-                   bias.data(), vectors, last_lane, dst.data() + to_first, turn * dst_step, dst_step, blocks,
-                   rows_ahead, ahead});
+          (at_edges ? pair.at_edges
+                    : pair.inside)({source.data() + from_first, position, tap_row, tap_col, taps_h, rows, bits,
+                                    weights.data(), start.data(), bias.data(), vectors, last_lane,
+                                    dst.data() + to_first, turn * dst_step, dst_step, blocks, rows_ahead, ahead});
           for (int64_t q = 0; q < pixels; ++q) {
             for (int64_t v = 0; v < vectors; ++v) {
               const int64_t lane = v + 1 < vectors ? v * L : last_lane;
@@ -70,9 +80,9 @@ void check_depthwise() {
                 T sum = start[v * L + l];
                 for (int64_t i = 0; i < taps_h; ++i) {
                   for (int64_t j = 0; j < taps_w; ++j) {
-                    sum = multiply_add(
-                        weights[((v * taps_h + i) * taps_w + j) * L + l],
-                        widened(source[before + q * step * tap_col + i * tap_row + j * tap_col + lane + l]), sum);
+                    const int64_t at = before + q * step * tap_col + i * tap_row + j * tap_col + lane + l;
+                    const P value = rows.contains(i) && cols.contains(q * step + j) ? source[at] : P{};
+                    sum = multiply_add(weights[((v * taps_h + i) * taps_w + j) * L + l], widened(value), sum);
                   }
                 }
                 dst.expected[size_t(dst_before + q * dst_step + lane + l)] = narrowed<S>(add(sum, bias[v * L + l]));
