@@ -31,7 +31,8 @@ _UKERNEL = re.compile(
 # Of depthwise problems: 'rows' pixels by 'columns' taps, and 'rows' by 'columns' taps.
 _DEPTHWISE = re.compile(
     r"cpu::(?P<isa>\w+)::depthwise_(?P<weight>weight_)?ukernel<(?P<dtype>[\w:]+)"
-    r"(?:, (?P<result>[A-Za-z][\w:]*))?, (?P<rows>\d+), (?P<columns>\d+)(?:, (?P<step>\d+))?>\("
+    r"(?:, (?P<result>[A-Za-z][\w:]*))?, (?P<rows>\d+), (?P<columns>\d+)(?:, (?P<step>\d+))?"
+    r"(?:, (?P<at_edges>true|false))?>\("
 )
 # Of depthwise input gradients with a stride of 2: 'rows' by 'vectors' in each of two phases.
 _STRIDED = re.compile(
@@ -305,12 +306,15 @@ def test_depthwise_inner_loops_hold_their_accumulators_in_registers(isa, dtype, 
             if source != result or source.rpartition("::")[2] != dtype:
                 continue
             rows, columns = int(match["rows"]), int(match["columns"])
-            found[rows, columns, int(match["step"] or 1)] = int(symbol[1], 16), int(symbol[2], 16)
+            at_edges = match["at_edges"] == "true"
+            key = rows, columns, int(match["step"] or 1), at_edges
+            found[key] = int(symbol[1], 16), int(symbol[2], 16)
     assert found, "the module lacks this family of micro-kernels"
     slow = {}
-    for (rows, columns, step), (address, size) in found.items():
+    for (rows, columns, step, at_edges), (address, size) in found.items():
         code = disassemble(address, size)
         name = f"depthwise {'weight ' if weight else ''}{dtype} {rows} x {columns} / {step}, {isa}"
+        name += ", at edges" if at_edges else ""
         accumulators = rows * columns if weight else rows
         loops = innermost_fma_loops(code)
         faults = [] if loops else ["no loop with FMAs"]

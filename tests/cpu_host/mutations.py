@@ -873,8 +873,8 @@ MUTATIONS = (
     M(
         "drivers/strided.h",
         "the last row of a phase is not computed",
-        "(rows - 1 - h.phase) / p.stride_h + 1 : 0",
-        "(rows - 1 - h.phase) / p.stride_h : 0",
+        "(tile.rows - 1 - h.phase) / p.stride_h + 1 : 0",
+        "(tile.rows - 1 - h.phase) / p.stride_h : 0",
     ),
     M(
         "drivers/strided.h",

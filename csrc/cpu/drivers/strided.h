@@ -25,7 +25,15 @@ struct StridedCall {
   const TensorView result;
   const StridedTiling tiling;
   const StridedScratch layout;
-  GradInputPhase even, odd;  // the phases of the columns
+  GradInputPhase even, odd;      // the phases of the columns
+  GradInputPhase row_phases[2];  // the first ones, of most strides all
+
+  // A work item's part of a plane, and the outputs that it meets.
+  struct PlaneTile {
+    int64_t row, rows, pair, columns;
+    MetOutputs met_h, met_w;
+  };
+  PlaneTile first;
 
   StridedCall(const Call& call, int num_threads)
       : problem(call.problem),
@@ -33,41 +41,56 @@ struct StridedCall {
         weight(call.b),
         result(call.result),
         tiling(tile_strided(problem, vector_shape<T>(), num_threads)),
-        layout(lay_out_scratch(tiling, problem, vector_shape<T>())) {
+        layout(lay_out_scratch(tiling, problem, vector_shape<T>())),
+        first(tile_at(0)) {
     const Conv2dProblem& p = problem;
     even = grad_input_phase(0, p.in_w, p.kernel_w, 2, p.pad_left, p.dilation_w);
     odd = grad_input_phase(1, p.in_w, p.kernel_w, 2, p.pad_left, p.dilation_w);
     if (even.phase != 0) std::swap(even, odd);
+    for (int64_t tap = 0; tap < min64(p.stride_h, 2); ++tap) row_phases[tap] = row_phase(tap);
   }
 
   int64_t items() const { return problem.batch * problem.groups * tiling.tiles(); }
 
+  GradInputPhase row_phase(int64_t tap) const {
+    const Conv2dProblem& p = problem;
+    return grad_input_phase(tap, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
+  }
+
+  PlaneTile tile_at(int64_t number) const {
+    const Conv2dProblem& p = problem;
+    PlaneTile tile{};
+    tile.row = number / tiling.tiles_w * tiling.tile_rows;
+    tile.rows = min64(tiling.tile_rows, p.in_h - tile.row);
+    tile.pair = number % tiling.tiles_w * tiling.tile_pairs;
+    tile.columns = min64(2 * tiling.tile_pairs, p.in_w - 2 * tile.pair);
+    // Lanes beyond the last pair are computed and not stored; what they read lies in the patch, too.
+    const int64_t pairs = round_up(div_up(tile.columns, 2), L);
+    tile.met_h = met_outputs(p.rows(), p.kernel_h, tile.row, tile.rows);
+    tile.met_w = met_outputs(p.cols(), p.kernel_w, 2 * tile.pair, 2 * pairs);
+    return tile;
+  }
+
   void work(int64_t item) const {
     const Conv2dProblem& p = problem;
-    const int64_t tile = item % tiling.tiles(), group = item / tiling.tiles() % p.groups;
+    const int64_t number = item % tiling.tiles(), group = item / tiling.tiles() % p.groups;
     const int64_t image = item / tiling.tiles() / p.groups;
-    const int64_t row0 = tile / tiling.tiles_w * tiling.tile_rows, rows = min64(tiling.tile_rows, p.in_h - row0);
-    const int64_t pair0 = tile % tiling.tiles_w * tiling.tile_pairs;
-    const int64_t columns = min64(2 * tiling.tile_pairs, p.in_w - 2 * pair0), pairs = div_up(columns, 2);
+    const PlaneTile tile = number == 0 ? first : tile_at(number);
 
     char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
     T* const weights = reinterpret_cast<T*>(memory);
     T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
-
-    // Lanes beyond the last pair are computed and not stored; what they read lies in the patch, too.
-    const MetOutputs met_h = met_outputs(p.rows(), p.kernel_h, row0, rows);
-    const MetOutputs met_w = met_outputs(p.cols(), p.kernel_w, 2 * pair0, 2 * round_up(pairs, L));
-    const int64_t pitch = met_w.size;
+    const int64_t pitch = tile.met_w.size, columns = tile.columns;
     const int64_t *const w = weight.stride, *const gi = result.stride;
-    pack(image, group, met_h, met_w, patch_data);
+    pack(image, group, tile, patch_data);
 
-    S* const dst = static_cast<S*>(result.data) + image * gi[0] + group * gi[1] + row0 * gi[2] + 2 * pair0;
-    const Panels panels = cut_panels(div_up(pairs, L), kStridedVectors);
+    S* const dst = static_cast<S*>(result.data) + image * gi[0] + group * gi[1] + tile.row * gi[2] + 2 * tile.pair;
+    const Panels panels = cut_panels(div_up(columns, 2 * L), kStridedVectors);
     for (int64_t tap = 0; tap < p.stride_h; ++tap) {
-      const GradInputPhase h = grad_input_phase(tap, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
+      const GradInputPhase h = tap < 2 ? row_phases[tap] : row_phase(tap);
       // Tiles begin with whole rounds of the phases.
-      const int64_t position = row0 / p.stride_h;
-      const int64_t phase_rows = h.phase < rows ? (rows - 1 - h.phase) / p.stride_h + 1 : 0;
+      const int64_t position = tile.row / p.stride_h;
+      const int64_t phase_rows = h.phase < tile.rows ? (tile.rows - 1 - h.phase) / p.stride_h + 1 : 0;
       if (phase_rows == 0) continue;
       T* to = weights;
       const S* const from = static_cast<const S*>(weight.data) + group * w[0];
@@ -78,7 +101,7 @@ struct StridedCall {
         to += even.taps + odd.taps;
       }
       StridedOperands<S, T> o{};
-      o.odd = odd.axis.source(pair0, 0) - even.axis.source(pair0, 0);
+      o.odd = odd.axis.source(tile.pair, 0) - even.axis.source(tile.pair, 0);
       o.position_row = pitch;
       o.tap_row = h.axis.tap * pitch;
       o.tap_col = even.axis.tap;
@@ -87,15 +110,17 @@ struct StridedCall {
       o.odd_taps = odd.taps;
       o.weights = weights;
       o.dst_row = p.stride_h * gi[2];
-      const T* const source =
-          patch_data + (h.axis.source(position, 0) - met_h.first) * pitch + even.axis.source(pair0, 0) - met_w.first;
+      const T* const phase = patch_data + (h.axis.source(position, 0) - tile.met_h.first) * pitch +
+                             even.axis.source(tile.pair, 0) - tile.met_w.first;
       for (int64_t panel = 0; panel < panels.count; ++panel) {
         const int64_t start = panels.start(panel) * L, most = strided_rows(panels.size(panel));
         const StridedUkernels<S, T>& ukernels = strided_ukernels<S, T>(panels.size(panel));
         o.columns = columns - 2 * start;
         for (int64_t r = 0; r < phase_rows;) {
+          // What is left overlaps the rows before: computed twice, to the same bits.
+          if (phase_rows >= most) r = min64(r, phase_rows - most);
           const bool several = phase_rows - r >= most;
-          o.source = source + r * pitch + start;
+          o.source = phase + r * pitch + start;
           o.dst = dst + h.phase * gi[2] + r * o.dst_row + 2 * start;
           (several ? ukernels.several : ukernels.one)(o);
           r += several ? most : 1;
@@ -105,7 +130,8 @@ struct StridedCall {
   }
 
   // The outputs that a tile meets, with zeros around them.
-  void pack(int64_t image, int64_t group, const MetOutputs& rows, const MetOutputs& cols, T* patch) const {
+  void pack(int64_t image, int64_t group, const PlaneTile& tile, T* patch) const {
+    const MetOutputs &rows = tile.met_h, &cols = tile.met_w;
     const int64_t* const go = grad_output.stride;
     const S* const plane = static_cast<const S*>(grad_output.data) + image * go[0] + group * go[1];
     const Interval in_h = indices_inside(rows.first, 1, rows.size, problem.out_h);

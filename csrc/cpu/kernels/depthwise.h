@@ -32,7 +32,8 @@ struct DepthwiseOperands {
 // `count` steps on. The address may be any that is not read: beside the source, or beyond what memory there can be.
 template <class P>
 CONV2D_INLINE P* moved(P* p, int64_t step, int64_t count = 1) {
-  return reinterpret_cast<P*>(reinterpret_cast<uint64_t>(p) + uint64_t(step) * uint64_t(count) * sizeof(P));
+  const uint64_t address = reinterpret_cast<uint64_t>(p) + uint64_t(step) * uint64_t(count) * sizeof(P);
+  return reinterpret_cast<P*>(address);  // NOLINT(performance-no-int-to-ptr): of no object, and so no offset in one
 }
 
 // Asks L2 for `columns` columns of some rows, a cache line of each. (L1 would lose them: pixels that lie a power of two

@@ -241,7 +241,7 @@ const char* refuse_strided(const Conv2dProblem& p, const int64_t* result, const 
   if (p.stride_w != 2 || result[3] != 1 || p.kernel_w < 2 || p.dilation_w % 2 == 0) {
     return "the stride along the row is not 2, or pixels are not neighbours";
   }
-  if (p.in_w < vector.lanes || p.out_pixels() < 2) return "rows shorter than a vector, or one output";
+  if (p.in_w < div_up(vector.lanes, 2) || p.out_pixels() < 2) return "rows shorter than half a vector, or one output";
   const int64_t row_phases = grad_input_tap_step(p.stride_h, p.dilation_h);
   if (row_phases != p.stride_h || p.kernel_h < row_phases) return "a phase of the rows has no tap";
   // All taps of a phase have to make one chain, and none of them may be left out.
