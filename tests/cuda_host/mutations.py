@@ -537,6 +537,19 @@ MUTATIONS = (
 )
 
 
+def _replaced(file_name: str, old: str, new: str) -> str:
+    text = (ROOT / "csrc" / "cuda" / file_name).read_text()
+    found = text.count(old)
+    if found != 1:
+        raise ValueError(f"{file_name} has this text {found} times, not once: {old}")
+    return text.replace(old, new)
+
+
+def replaced(mutation: Mutation) -> str:
+    """The file with the replacement; raises where it does not have the text once."""
+    return _replaced(mutation.file, mutation.old, mutation.new)
+
+
 def build_altered(
     file_name: str, old: str, new: str, *, unit: str, sanitize: bool = False
 ) -> pathlib.Path:
@@ -545,12 +558,7 @@ def build_altered(
     with tempfile.TemporaryDirectory() as folder:
         csrc = pathlib.Path(folder) / "csrc"
         shutil.copytree(ROOT / "csrc", csrc, ignore=shutil.ignore_patterns("cpu"))
-        file = csrc / "cuda" / file_name
-        text = file.read_text()
-        found = text.count(old)
-        if found != 1:
-            raise ValueError(f"{file_name} has this text {found} times, not once: {old}")
-        file.write_text(text.replace(old, new))
+        (csrc / "cuda" / file_name).write_text(_replaced(file_name, old, new))
         # First, so that its kernels are the ones that are linked.
         altered = compile_unit(
             csrc / "cuda" / unit, csrc=csrc, sanitize=sanitize, warnings_are_errors=False

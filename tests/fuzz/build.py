@@ -37,7 +37,11 @@ _REPLACED = {
 _WATCHED = {"harness.cpp", "seams.cpp", "threads.cpp"}
 
 SANITIZERS = {
-    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "address": (
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-fno-sanitize=null,object-size",  # the address sanitizer sees these, too
+    ),
     "thread": ("-fsanitize=thread",),
     "coverage": ("-fprofile-instr-generate", "-fcoverage-mapping"),
     "none": (),
