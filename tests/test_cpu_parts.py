@@ -3,8 +3,9 @@
 cpu_host/parts/ calls each with every tail, on memory that ends where its operands end (the address
 sanitizer sees most accesses, a guard page all), and holds each result to the bit
 against a scalar loop that follows its header's formula. It is compiled once for each instruction
-set (UNSANITIZED without sanitizers, on guard pages all the same), and runs where the machine has it. cpu_host/plan_rules.cpp holds the order of summation against
-docs/design.md, and tilings against what they have to cover.
+set (UNSANITIZED without sanitizers, on guard pages all the same), and runs where the machine has
+it. cpu_host/plan_rules.cpp holds the order of summation against docs/design.md, and tilings against
+what they have to cover.
 
 Compiled without optimization: that halves the time, and these programs run for seconds.
 
@@ -104,6 +105,7 @@ _NATIVE = (
     _parts("pixel_ukernel, depthwise_weight_panel", "float32, float64")
     | _parts("depthwise_ukernel", "float32, float64, bfloat16")
     | {"depthwise_ukernel bfloat16, widened"}
+    | {f"{part}, in rows" for part in _parts("pack_transposed", "float32, float64, bfloat16")}
     | _parts(
         "plane_ukernel, row_ukernel, column_ukernel, strided_ukernel, pack_transposed, "
         "pack_planes, load_interleaved, store_interleaved, store_row, store_columns_in_turn",

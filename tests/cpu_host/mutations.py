@@ -982,6 +982,18 @@ MUTATIONS = (
         "indices_inside(size - first, -step, count, size)",
     ),
     M(
+        "pack/lanes.h",
+        "rows that are transposed as one run lie without padding",
+        "at_ += pitch_ + (left_ == 0 ? gap_ : 0);",
+        "at_ += pitch_;",
+    ),
+    M(
+        "pack/lanes.h",
+        "the last block of rows that are transposed as one run begins with a row",
+        "left_(run_ - k % run_),",
+        "left_(run_),",
+    ),
+    M(
         "drivers/depthwise.h",
         "the phases have the items of the first",
         "if (call && item < call->items()) call->work(item);",

@@ -17,20 +17,72 @@ struct Panel {
   T* data;
   int64_t pitch, width;
 };
+// The same with a gap after every `run` elements: rows of a patch between which there is padding.
+template <class T>
+struct GappedPanel : Panel<T> {
+  int64_t run, gap;
+};
+
+// Where element k of a panel lies, and those after it in turn.
+template <class T>
+class PanelCursor {
+ public:
+  CONV2D_INLINE PanelCursor(const Panel<T>& panel, int64_t lane, int64_t k)
+      : pitch_(panel.pitch), at_(panel.data + lane + k * pitch_) {}
+  CONV2D_INLINE T* next() {
+    T* const at = at_;
+    at_ += pitch_;
+    return at;
+  }
+
+ private:
+  const int64_t pitch_;
+  T* at_;
+};
+template <class T>
+class GappedCursor {
+ public:
+  CONV2D_INLINE GappedCursor(const GappedPanel<T>& panel, int64_t lane, int64_t k)
+      : pitch_(panel.pitch),
+        run_(panel.run),
+        gap_(panel.gap),
+        left_(run_ - k % run_),
+        at_(panel.data + lane + k * pitch_ + k / run_ * gap_) {}
+  CONV2D_INLINE T* next() {
+    T* const at = at_;
+    --left_;
+    at_ += pitch_ + (left_ == 0 ? gap_ : 0);
+    left_ = left_ == 0 ? run_ : left_;
+    return at;
+  }
+
+ private:
+  const int64_t pitch_, run_, gap_;
+  int64_t left_;
+  T* at_;
+};
+template <class T>
+CONV2D_INLINE PanelCursor<T> cursor_at(const Panel<T>& panel, int64_t lane, int64_t k) {
+  return {panel, lane, k};
+}
+template <class T>
+CONV2D_INLINE GappedCursor<T> cursor_at(const GappedPanel<T>& panel, int64_t lane, int64_t k) {
+  return {panel, lane, k};
+}
 
 // Of contiguous elements (k_step 1), by kLanes x kLanes blocks in registers. Where depth is no multiple of kLanes, the
 // last block overlaps the one before it.
-template <class S, class T>
-CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Panel<T>& to) {
+template <class T, class S, class Target>
+CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Target& to) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
-  const int64_t lane_step = from.lane_step, depth = from.depth, dst_pitch = to.pitch;
+  const int64_t lane_step = from.lane_step, depth = from.depth;
   for (int64_t lane = 0; lane < to.width; lane += L) {
     const int64_t valid = min64(from.lanes - lane, L);
     const S* const s = from.data + lane * lane_step;
-    T* const d = to.data + lane;
     if (valid <= 0) {
-      for (int64_t k = 0; k < depth; ++k) V::store(d + k * dst_pitch, V::zero());
+      auto cursor = cursor_at(to, lane, 0);
+      for (int64_t k = 0; k < depth; ++k) V::store(cursor.next(), V::zero());
       continue;
     }
     for (int64_t k0 = 0; k0 < depth; k0 += L) {
@@ -49,9 +101,10 @@ CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Panel<T>& to
       }
       V::transpose(r);
       const int64_t n = min64(depth, L);
+      auto cursor = cursor_at(to, lane, k);
 #pragma GCC unroll 16
       for (int i = 0; i < L; ++i) {
-        if (i < n) V::store(d + (k + i) * dst_pitch, r[i]);
+        if (i < n) V::store(cursor.next(), r[i]);
       }
     }
   }
@@ -90,7 +143,7 @@ CONV2D_INLINE void pack_lanes(const LaneSource<S>& from, const Panel<T>& to, boo
       return;
     }
     if (k_step == 1 && depth >= L / 4) {
-      pack_transposed(from, to);
+      pack_transposed<T>(from, to);
       return;
     }
     // Steps of k that lie pages apart: what is needed is asked for early, so that the page tables are searched

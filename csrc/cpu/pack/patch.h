@@ -144,6 +144,9 @@ class PatchPacker {
         first_run_(indices_inside(patch.cols.first, patch.cols.run_step, patch.cols.run_length, source.width)),
         by_masks_(patch.order == PatchOrder::kPlanar && !transposed_ && patch.cols.runs == 1 &&
                   patch.cols.run_step == 1 && source.col == 1 && patch.cols.run_length <= 64),
+        joins_lanes_(kHasTranspose<T> && patch.order == PatchOrder::kLanes && !interleaved_ && patch.rows.runs == 1 &&
+                     patch.cols.runs == 1 && patch.rows.run_step == 1 && patch.cols.run_step == 1 && source.col == 1 &&
+                     source.row == source.width && first_run_.count() == source.width && source.group != 1),
         row_bits_(first_bits(patch.cols.run_length)),
         inside_bits_(first_bits(first_run_.end) & ~first_bits(first_run_.begin)) {}
 
@@ -179,6 +182,9 @@ class PatchPacker {
 
   CONV2D_INLINE void pack_plane(int64_t plane, const S* from, T* to) const {
     const PatchAxis& rows = patch_.rows;
+    if constexpr (kHasTranspose<T>) {
+      if (joins_lanes_) return pack_joined_lanes(from, to);
+    }
     for (int64_t run = 0; run < rows.runs; ++run) {
       const int64_t first = rows.first + run * rows.run_shift;
       for (int64_t r = 0; r < rows.run_length; ++r, to += patch_.row_pitch) {
@@ -190,6 +196,25 @@ class PatchPacker {
         }
       }
     }
+  }
+
+  // Planes whose rows continue one another are transposed as one run: rows are often shorter than a vector.
+  CONV2D_INLINE void pack_joined_lanes(const S* from, T* to) const {
+    const PatchAxis &rows = patch_.rows, &cols = patch_.cols;
+    const int64_t row_pitch = patch_.row_pitch, col_pitch = patch_.col_pitch;
+    const Interval in = indices_inside(rows.first, 1, rows.run_length, source_.height);
+    const int64_t left = first_run_.begin * col_pitch, right = first_run_.end * col_pitch;
+    clear(to, in.begin * row_pitch);
+    for (int64_t row = in.begin; row < in.end; ++row) {
+      clear(to + row * row_pitch, left);
+      clear(to + row * row_pitch + right, cols.run_length * col_pitch - right);
+    }
+    clear(to + in.end * row_pitch, (rows.run_length - in.end) * row_pitch);
+    if (in.count() == 0) return;
+    const LaneSource<S> lanes{from + (rows.first + in.begin) * source_.row, source_.group, 1, source_.lanes,
+                              in.count() * source_.width};
+    T* const first = to + in.begin * row_pitch + left;
+    pack_transposed<T>(lanes, GappedPanel<T>{{first, col_pitch, col_pitch}, source_.width, row_pitch - (right - left)});
   }
 
   CONV2D_INLINE void pack_row(int64_t plane, const S* from, T* to) const {
@@ -262,7 +287,7 @@ class PatchPacker {
   const bool conj_, interleaved_, transposed_;
   const int64_t planes_;
   const Interval first_run_;
-  const bool by_masks_;
+  const bool by_masks_, joins_lanes_;
   const uint64_t row_bits_, inside_bits_;  // of a row's pixels, and of those inside the source
 };
 

@@ -73,8 +73,26 @@ void check_lanes() {
         const int64_t steps[] = {depth, depth + 3, -depth - 1, 0};
         const int64_t lane_step = random.one_of(steps);
         check_lanes_of<S>(lanes, lane_step, depth, 1, width, false, random, [&](const S* src, T* dst, int64_t pitch) {
-          pack_transposed(LaneSource<S>{src, lane_step, 1, lanes, depth}, Panel<T>{dst, pitch, width});
+          pack_transposed<T>(LaneSource<S>{src, lane_step, 1, lanes, depth}, Panel<T>{dst, pitch, width});
         });
+      }
+    }
+    begin_part(std::string("pack_transposed ") + kNameOf<S> + ", in rows");
+    for (int64_t depth = 1; depth <= 2 * L + 3; ++depth) {
+      for (int64_t run = 1; run <= depth; run += random.between(1, 3)) {
+        const int64_t lanes = random.between(1, L), gap = random.between(0, 3) * L;
+        describe("%d lanes of %d elements in rows of %d, %d apart", int(lanes), int(depth), int(run), int(gap));
+        Buffer<S> src(lanes * depth);
+        Result<T> dst((depth - 1) * L + (depth - 1) / run * gap + L);
+        fill(src, random);
+        pack_transposed<T>(LaneSource<S>{src.data(), depth, 1, lanes, depth},
+                           GappedPanel<T>{{dst.data(), L, L}, run, gap});
+        for (int64_t k = 0; k < depth; ++k) {
+          for (int64_t lane = 0; lane < L; ++lane) {
+            dst.expected[size_t(k * L + k / run * gap + lane)] = lane < lanes ? widened(src[lane * depth + k]) : T{};
+          }
+        }
+        dst.compare();
       }
     }
     begin_part(std::string("pack_planes ") + kNameOf<S>);
