@@ -1,5 +1,5 @@
-"""Which of many slow checks a run takes: others after each change of the sources, the same ones for
-the same sources, so that a change passes or fails by itself."""
+"""Which of many slow checks a run takes: others after each change of what they check or of the
+checks, the same ones for the same files, so that a change passes or fails by itself."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import hashlib
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+SUFFIXES = (".h", ".cuh", ".cpp", ".cu", ".py")
 
 
-def turn(folder: str) -> int:
-    """A number that follows from the names and contents of all files of a folder of the project."""
+def turn(*folders: str) -> int:
+    """A number that follows from the names and contents of the sources in some folders."""
     digest = hashlib.sha256()
-    for file in sorted((ROOT / folder).rglob("*")):
-        if file.is_file():
+    for file in sorted(file for folder in folders for file in (ROOT / folder).rglob("*")):
+        if file.suffix in SUFFIXES:
             digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
     return int.from_bytes(digest.digest()[:4], "big")

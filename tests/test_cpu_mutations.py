@@ -1,7 +1,7 @@
 """Whether the fuzzer would find bugs in the CPU engine: cpu_host/mutations.py puts them in.
 
 Each run takes one of them, or four where CONV2D_EXT_FUZZ_SECONDS is 30 or more: other ones for each
-state of csrc/cpu. `python tests/cpu_host/mutations.py` takes all.
+state of csrc/cpu, tests/fuzz and tests/cpu_host. `python tests/cpu_host/mutations.py` takes all.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from cpu_host.mutations import MUTATIONS, chosen, replaced, run_mutant
 from rotation import turn
 
 COUNT = 4 if float(os.environ.get("CONV2D_EXT_FUZZ_SECONDS", "10")) >= 30 else 1
-NUMBER = turn("csrc/cpu")
-# Of random inputs at most: what survives has had a minute, whoever shares the machine.
+NUMBER = turn("csrc/cpu", "tests/fuzz", "tests/cpu_host")
+# Of random inputs at most, which is a minute of them where three programs share a core.
 SECONDS = 180
 
 

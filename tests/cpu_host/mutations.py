@@ -994,6 +994,18 @@ MUTATIONS = (
         "left_(run_),",
     ),
     M(
+        "pack/patch.h",
+        "rows that don't continue one another are transposed as one run",
+        "source.row == source.width && first_run_",
+        "first_run_",
+    ),
+    M(
+        "pack/patch.h",
+        "rows are transposed whole though the patch begins within them",
+        "first_run_.count() == source.width && source.group != 1),",
+        "source.group != 1),",
+    ),
+    M(
         "drivers/depthwise.h",
         "the phases have the items of the first",
         "if (call && item < call->items()) call->work(item);",

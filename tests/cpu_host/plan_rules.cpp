@@ -294,6 +294,14 @@ void check_panels() {
 
 void expect_scratch(int64_t bytes) { expect(bytes >= 0 && bytes <= limits::kMaxScratchBytes, "scratch"); }
 
+// Micro-kernels of rows of taps alone read zeros beside the source, or widen what they read.
+bool may_read_in_place(const ConvGemm& g, const VectorShape& vector, int64_t storage_size) {
+  const bool inside = positions_inside(g.axis_h, g.taps_h, g.rows, g.source_h).count() == g.rows &&
+                      positions_inside(g.axis_w, g.taps_w, g.cols, g.source_w).count() == g.cols;
+  return (inside && storage_size == vector.element_size) ||
+         (g.taps() <= block_k(g, vector.limits).chain && has_depthwise_ukernel(g.taps_w, depthwise_row(g), g.cols));
+}
+
 void check_conv_tiling(const ConvGemm& g, const VectorShape& vector, bool over_groups, int threads) {
   const KBlocking k = block_k(g, vector.limits);
   const ConvTiling t = tile_conv(g, k, vector, over_groups, threads);
@@ -478,6 +486,8 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       const int64_t widest = min64(g->groups, (t.block_vectors + 1) * vector.lanes - 1);
       const int64_t pixels =
           saturating_mul(patch_size(g->axis_h, t.tile_rows, g->taps_h), patch_size(g->axis_w, t.tile_cols, g->taps_w));
+      expect(t.in_place == (t.patch_elements == 0), "a patch, or none");
+      expect(!t.in_place || may_read_in_place(*g, vector, size_of(task.call->dtype)), "zeros at the edges");
       expect(
           t.in_place || saturating_mul(pixels, odd_lines_of_channels(widest, vector.element_size)) <= t.patch_elements,
           "room for the patch");

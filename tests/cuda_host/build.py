@@ -42,7 +42,7 @@ _FLAGS = (
 _SANITIZERS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
-    "-fno-sanitize=null,object-size",  # the address sanitizer sees these, too
+    "-fno-sanitize=null,object-size",  # the address sanitizer sees such accesses
     "-fno-omit-frame-pointer",
 )
 

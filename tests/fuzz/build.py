@@ -40,7 +40,7 @@ SANITIZERS = {
     "address": (
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
-        "-fno-sanitize=null,object-size",  # the address sanitizer sees these, too
+        "-fno-sanitize=null,object-size",  # the address sanitizer sees such accesses
     ),
     "thread": ("-fsanitize=thread",),
     "coverage": ("-fprofile-instr-generate", "-fcoverage-mapping"),

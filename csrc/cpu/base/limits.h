@@ -116,7 +116,7 @@ CONV2D_LIMIT kWidenedRows = 5;
 CONV2D_LIMIT kBlockBytes = 512;
 CONV2D_LIMIT kLeastBlockBytes = 256;
 CONV2D_LIMIT kBlockWeightBytes = 6400;
-// What a tile meets of the source stays in L2; where all of it is packed, beside what it is packed from.
+// What a tile meets of the source stays in L2; where it is widened into a patch, beside what it is widened from.
 CONV2D_LIMIT kTileBytes = 512 * 1024;
 CONV2D_LIMIT kPackedBytes = 128 * 1024;
 // From so many bytes on a source is taken not to fit L2.

@@ -2,11 +2,12 @@
 //
 //   destination[n, p, q, g] = bias[g] + sum over (i, j) of weight[g, i, j] * source[n, row(p, i), col(q, j), g]
 //
-// Vectors run over groups, which lie side by side in both tensors. So pixels are computed in place: no patch, no C
-// tile. At the source's edges micro-kernels read zeros for the taps beyond. A zero-padded patch [row][col][group]
-// serves 16-bit types of kernels with many rows, each of which would widen the source anew, and problems without a
-// micro-kernel (DepthwiseTiling::in_place). Where dilation spreads the taps of a row, its pixels go through the
-// micro-kernels in runs (DepthwiseRow).
+// Vectors run over groups, which lie side by side in both tensors. So pixels are computed in place, without a patch and
+// mostly without a C tile: at the source's edges micro-kernels read zeros for the taps beyond. A zero-padded patch
+// [row][col][group] serves what has no micro-kernel for rows of its taps but meets padding, dilated rows with few
+// pixels in a run, and 16-bit types with many rows of taps, each of which would widen the source anew
+// (DepthwiseTiling::in_place). Where dilation spreads the taps of a row, its pixels go through the micro-kernels in
+// runs (DepthwiseRow).
 //
 // The order of summation is the canonical one (plan/summation_order.h): one chain of fused multiply-adds, taps
 // ascending. Problems of several chains, those without a micro-kernel, and those of too few pixels in a run go through
@@ -197,8 +198,8 @@ struct DepthwiseCall {
     operands.last_lane = block.lane(block.vectors() - 1);
     operands.dst_position = wrapping_mul(runs, gemm.destination_col);
     operands.dst_step = wrapping_mul(backwards() ? -runs : runs, gemm.destination_col);
-    // What the next row of pixels reads that this one doesn't, and of the columns that a block shares with its
-    // neighbours half.
+    // Prefetched are the rows that the next row of pixels reads and this one doesn't. In them a block takes as many
+    // columns as it has pixels (times the step), from the middle of those that it shares with the block before.
     if (view.in_place && streams) {
       operands.rows_ahead = min64(depthwise_row(gemm.taps_h, gemm.axis_h.step, gemm.axis_h.tap).step, gemm.taps_h);
     }
@@ -219,7 +220,7 @@ struct DepthwiseCall {
     int64_t col;
     DepthwiseRow row;
     int64_t count;
-    Interval inside;  // those all of whose taps lie in the source
+    Interval inside;  // those all of whose taps lie in the source; none where begin >= end
   };
 
   // What seven or four don't divide overlaps the pixels before: computed twice, to the same bits.

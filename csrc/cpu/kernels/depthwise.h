@@ -49,11 +49,12 @@ CONV2D_INLINE void prefetch_columns(const P* row, int64_t rows, int64_t tap_row,
 
 // The micro-kernel family depthwise_ukernel_<dtype>_<MR>x<KW>s<STEP>__<isa>: rows of KW taps, positions STEP taps
 // apart. Each column of the source is loaded once and meets every (pixel, tap) pair it belongs to. Columns ascend, so
-// each pixel meets its taps in ascending order. EDGES: columns beside the source are read from a vector of zeros.
+// each pixel meets its taps in ascending order. EDGES: what lies above, below and beside the source is read from a
+// vector of zeros.
 //
 // Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16. Bound: MR * KW FMAs (2 a cycle)
 // against KW + (MR - 1) * STEP + KW loads (2 a cycle). A column of 16 bits takes one or two instructions more, where
-// FMAs go, for each row of taps that meets it; one at edges a comparison and a conditional move. Of a source that
+// FMAs go, for each row of taps that meets it; one at edges a test of a bit and a conditional move. Of a source that
 // caches don't hold, columns are prefetched: pixels lie too far apart for hardware to do it.
 template <class P, class S, int MR, int KW, int STEP, bool EDGES>
 void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
@@ -111,7 +112,8 @@ void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
 template <class P, class S>
 using DepthwiseUkernel = void (*)(const DepthwiseOperands<P, S>&);
 
-// For pixels all of whose taps lie inside the source, and for others, which a patch does not have.
+// For pixels all of whose taps lie inside the source, and for all others. (A patch holds its zeros: its pixels are all
+// inside.)
 template <class P, class S>
 struct DepthwiseUkernelPair {
   DepthwiseUkernel<P, S> inside, at_edges;
