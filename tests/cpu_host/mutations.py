@@ -124,8 +124,7 @@ def run_mutant(mutation: Mutation, seconds: float = SECONDS, seed: int = SEED) -
         )
     try:
         # What does not end is stopped long after what does.
-        most = 120 + 4 * seconds
-        how = _run(program, "replay", *corpus_files(), sanitizer=mutation.sanitizer, most=most)
+        how = _run(program, "replay", *corpus_files(), sanitizer=mutation.sanitizer, most=240)
         if how:
             return f"corpus: {how}"
         how = _run(
@@ -135,7 +134,7 @@ def run_mutant(mutation: Mutation, seconds: float = SECONDS, seed: int = SEED) -
             str(10**9),
             str(seconds),
             sanitizer=mutation.sanitizer,
-            most=most,
+            most=seconds + 60,
         )
         return f"random: {how}" if how else ""
     finally:
