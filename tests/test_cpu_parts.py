@@ -23,16 +23,13 @@ import shlex
 import subprocess
 
 import pytest
+from fuzz.build import SANITIZERS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "tests" / "cpu_host"
 NOT_CHECKED = 77  # main.cpp's, where the machine lacks the instruction set
 FLAGS = (
     "-std=c++17", "-O0", "-g1", "-ffp-contract=off", "-fopenmp-simd", "-DCONV2D_EXT_DEBUG",
-)  # fmt: skip
-SANITIZERS = (
-    "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
-    "-fno-sanitize=null,object-size",  # the address sanitizer sees such accesses
 )  # fmt: skip
 # Whose parts are compiled without them, four times as fast: the fuzzer runs AVX2 under sanitizers.
 UNSANITIZED = ("avx2",)
@@ -149,7 +146,7 @@ def _compile(
     output: pathlib.Path, source: pathlib.Path, *flags: str, sanitize: bool = True
 ) -> pathlib.Path:
     compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
-    flags = (*FLAGS, *(SANITIZERS if sanitize else ()), *flags)
+    flags = (*FLAGS, *(SANITIZERS["address"] if sanitize else ()), *flags)
     subprocess.run([*compiler, *flags, "-c", source, "-o", output], check=True)
     return output
 

@@ -34,7 +34,6 @@ struct DepthwiseView {
   int64_t position_row, position_col, tap_row, tap_col;
   DepthwiseRow row;
   int64_t cols;  // that the choice of a micro-kernel goes by
-  bool in_place;
 };
 
 template <class S, class T>
@@ -130,7 +129,7 @@ struct DepthwiseCall {
                 block.patch + patch.tap_offset(0, 0, 0), saturating_mul(rows.position_pitch, patch.row_pitch),
                 saturating_mul(cols.position_pitch, patch.col_pitch), saturating_mul(rows.tap_pitch, patch.row_pitch),
                 saturating_mul(cols.tap_pitch, patch.col_pitch),
-                depthwise_row(gemm.taps_w, cols.position_pitch, cols.tap_pitch), r.cols, false});
+                depthwise_row(gemm.taps_w, cols.position_pitch, cols.tap_pitch), r.cols});
   }
 
   void compute_in_place(const Block& block, int64_t image, const Rectangle& r) const {
@@ -140,7 +139,7 @@ struct DepthwiseCall {
             DepthwiseView<S>{first, wrapping_mul(gemm.axis_h.step, gemm.source_row),
                              wrapping_mul(gemm.axis_w.step, gemm.source_col),
                              wrapping_mul(gemm.axis_h.tap, gemm.source_row),
-                             wrapping_mul(gemm.axis_w.tap, gemm.source_col), depthwise_row(gemm), gemm.cols, true});
+                             wrapping_mul(gemm.axis_w.tap, gemm.source_col), depthwise_row(gemm), gemm.cols});
   }
 
   template <class P>
@@ -158,7 +157,7 @@ struct DepthwiseCall {
     const int64_t rows_ahead = operands.rows_ahead;
     const Interval cols_inside = positions_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
     for (int64_t row = 0; row < r.rows; ++row) {
-      if (view.in_place) {
+      if (tiling.in_place) {
         const int64_t step = gemm.taps_h == 1 ? gemm.axis_h.step : gemm.axis_h.tap;
         operands.rows_inside = coordinates_inside(gemm.axis_h.source(r.row + row, 0), step, gemm.taps_h, gemm.source_h);
       }
@@ -172,7 +171,7 @@ struct DepthwiseCall {
         run.row = view.row;
         run.count = div_up(r.cols - first, runs);
         run.inside = {0, run.count};
-        if (view.in_place) {
+        if (tiling.in_place) {
           run.inside.begin = inside ? div_up(max64(cols_inside.begin - run.col, 0), runs) : run.count;
           run.inside.end = div_up(max64(cols_inside.end - run.col, 0), runs);
         }
@@ -200,7 +199,7 @@ struct DepthwiseCall {
     operands.dst_step = wrapping_mul(backwards() ? -runs : runs, gemm.destination_col);
     // Prefetched are the rows that the next row of pixels reads and this one doesn't. In them a block takes as many
     // columns as it has pixels (times the step), from the middle of those that it shares with the block before.
-    if (view.in_place && streams) {
+    if (tiling.in_place && streams) {
       operands.rows_ahead = min64(depthwise_row(gemm.taps_h, gemm.axis_h.step, gemm.axis_h.tap).step, gemm.taps_h);
     }
     const int64_t first_row = gemm.axis_h.tap < 0 ? 0 : gemm.taps_h - operands.rows_ahead;

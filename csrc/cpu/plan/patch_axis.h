@@ -38,7 +38,7 @@ inline Interval positions_inside(const GatherAxis& axis, int64_t taps, int64_t p
   return {begin, max64(begin, end)};
 }
 
-// Of `count` coordinates first, first + step, ..., which may descend, those that lie in a source of `size`; step is not
+// Of `count` coordinates first, first + step, ..., those that lie in a source of `size`. They may descend; step is not
 // 0.
 inline Interval coordinates_inside(int64_t first, int64_t step, int64_t count, int64_t size) {
   return step < 0 ? indices_inside(size - 1 - first, -step, count, size) : indices_inside(first, step, count, size);

@@ -40,6 +40,7 @@ inline bool has_depthwise_ukernel(int64_t taps_w, int64_t step) {
 inline bool has_depthwise_ukernel(int64_t taps_w, const DepthwiseRow& row, int64_t cols) {
   return has_depthwise_ukernel(taps_w, row.step) && (row.runs == 1 || cols / row.runs >= 4);
 }
+
 // The taps that depthwise_weight_ukernel takes at once: of `taps_w` columns so many, and of `taps_h` rows of as many
 // one, two, three or the most for which there are accumulators; and the pixels' step, if they share columns, or 0.
 constexpr int64_t depthwise_weight_cols(int64_t taps_w) {
