@@ -99,7 +99,8 @@ _INTEGERS = _parts(f"{_GEMM}, pack_patch, store_tile, add_chunk", "int16") | {
     f"{part}, groups" for part in _parts(_GEMM, "int16")
 }
 _NATIVE = (
-    _parts("pixel_ukernel, depthwise_weight_panel", "float32, float64")
+    {f"{part}, listed" for part in _parts("gemm_ukernel", "float32, float64")}
+    | _parts("ListedSteps, pixel_ukernel, depthwise_weight_panel", "float32, float64")
     | _parts("depthwise_ukernel", "float32, float64, bfloat16")
     | {"depthwise_ukernel bfloat16, widened"}
     | {f"{part}, in rows" for part in _parts("pack_transposed", "float32, float64, bfloat16")}
@@ -130,7 +131,7 @@ PARTS = {
 }
 RULES = {
     "block_k", "block_pixels", "cut_panels", "make_patch_axis", "one pixel, pairs", "scratch",
-    "panels in place", "shared weights of AMX",
+    "padding_classes", "panels in place", "shared weights of AMX",
     *(
         f"tiling: {driver}"
         for driver in (

@@ -289,6 +289,22 @@ def test_phases_of_the_stride(problem):
     assert _explain(problem, torch.complex64).grad_input.engine.startswith("implicit GEMM, vectors")
 
 
+def test_products_with_the_padding_are_left_out_where_there_are_enough():
+    """At 7 x 7 they are 18 % of a 3 x 3 layer's, at 112 x 112 1 %."""
+
+    def listed(problem):
+        plan = _explain(problem)
+        if plan.forward.isa == "portable":
+            pytest.skip("the portable kernels multiply all padding")
+        return ["_listed__" in getattr(plan, name).micro_kernel for name in DIRECTIONS]
+
+    small = Problem("small", 1, 48, (7, 7), 64, (3, 3), padding=(1, 1))
+    assert listed(small) == [True, True, True]
+    assert listed(dataclasses.replace(small, in_size=(112, 112))) == [False, False, False]
+    # Beyond grad_output's border there is padding all the same.
+    assert listed(dataclasses.replace(small, padding=(0, 0))) == [False, True, False]
+
+
 @pytest.mark.parametrize("problem", testing.ONE_PIXEL, ids=str)
 def test_one_result_pixel(problem):
     """The forward's order, hence its kernel, is the same for every batch."""

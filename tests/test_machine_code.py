@@ -26,7 +26,7 @@ _SYMBOL = re.compile(r"^([0-9a-f]+) .* F \.text\s+([0-9a-f]+)\s+(?:\.hidden )?(.
 _UKERNEL = re.compile(
     r"cpu::(?P<isa>\w+)::(?P<family>gemm_ukernel|pixel_ukernel)"
     r"<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+)"
-    r"(?:, (?P<lanes_are_groups>true|false), (?P<half>true|false))?>\("
+    r"(?:, (?P<lanes_are_groups>true|false), (?P<half>true|false), (?P<listed>true|false))?>\("
 )
 # Of depthwise problems: 'rows' pixels by 'columns' taps, and 'rows' by 'columns' taps.
 _DEPTHWISE = re.compile(
@@ -57,11 +57,15 @@ _NO_STORE = re.compile(r"(cmp|test|prefetch|nop|j|lea|vucomi|vcomi|call)")
 
 # What a vector of the micro-kernel holds.
 FORMS = {
-    ("gemm_ukernel", "false", "false"): "result channels",
-    ("gemm_ukernel", "false", "true"): "result channels, half of the last vector",
-    ("gemm_ukernel", "true", "false"): "groups",
-    ("pixel_ukernel", None, None): "pixels",
+    ("gemm_ukernel", "false", "false", "false"): "result channels",
+    ("gemm_ukernel", "false", "false", "true"): "result channels, listed steps",
+    ("gemm_ukernel", "false", "true", "false"): "result channels, half of the last vector",
+    ("gemm_ukernel", "true", "false", "false"): "groups",
+    ("pixel_ukernel", None, None, None): "pixels",
 }
+
+
+_LISTED = FORMS["gemm_ukernel", "false", "false", "true"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +116,14 @@ class Kernel:
     def least_fma_share(self) -> float:
         """What the formula takes: the FMAs, a load for each row and vector, and to step along k
         the offset's load, the two pointers' sums, comparison and jump, one more to spare; for
-        pixels a line's prefetch, or one for each vector where rows are few."""
-        prefetches = 0 if self.form != "pixels" else self.vectors if self.rows <= 2 else 1
-        return self.fmas / (self.fmas + self.rows + self.vectors + 6 + prefetches)
+        pixels a line's prefetch, or one for each vector where rows are few; for listed steps the
+        second number, and its multiple for the panel's vectors, instead of a pointer's sum."""
+        more = 0
+        if self.form == "pixels":
+            more = self.vectors if self.rows <= 2 else 1
+        elif self.form == _LISTED:
+            more = 1
+        return self.fmas / (self.fmas + self.rows + self.vectors + 6 + more)
 
 
 def parse(disassembly: str) -> list[Instruction]:
@@ -207,7 +216,7 @@ def disassemble(address: int, size: int) -> list[Instruction]:
     )
 
 
-_HALF = FORMS["gemm_ukernel", "false", "true"]
+_HALF = FORMS["gemm_ukernel", "false", "true", "false"]
 _WHOLE = [form for form in FORMS.values() if form != _HALF]
 # The sums of bfloat16 pairs are float32.
 FAMILIES = [
@@ -238,7 +247,9 @@ def kernels() -> list[Kernel]:
                     ukernel["dtype"],
                     int(ukernel["rows"]),
                     int(ukernel["vectors"]),
-                    FORMS[ukernel["family"], ukernel["lanes_are_groups"], ukernel["half"]],
+                    FORMS[
+                        tuple(ukernel[k] for k in ("family", "lanes_are_groups", "half", "listed"))
+                    ],
                     int(symbol[1], 16),
                     int(symbol[2], 16),
                 )

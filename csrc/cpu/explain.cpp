@@ -159,17 +159,20 @@ class TaskExplainer {
            engine_.kernels;
   }
 
-  void name_kernel(const char* family, int64_t rows, int64_t width, Widened widened = Widened::kInPackers) {
-    e_.micro_kernel = ukernel(family, rows, width);
+  void name_kernel(const char* family, int64_t rows, int64_t width, Widened widened = Widened::kInPackers,
+                   const char* detail = "") {
+    e_.micro_kernel = ukernel(family, rows, width, detail);
     if (is_integer(dtype_)) {
       e_.refused = "integers use generic vectors, of the compiler's vector extension";
     } else if (size_of(dtype_) == 2 && !native_) {
       e_.refused = why_widened(dtype_, widened == Widened::kInPackers ? "in the packers" : "as loaded");
     }
   }
-  void name_gemm_kernel(int64_t chunk_vectors, int64_t max_vectors) {
+  // padding_permille: as a tiling has it.
+  void name_gemm_kernel(int64_t chunk_vectors, int64_t max_vectors, int64_t padding_permille = 0) {
     const int64_t vectors = cut_panels(chunk_vectors, max_vectors).size(0);
-    name_kernel(amx_ ? "amx_ukernel" : "gemm_ukernel", engine_.rows(dtype_, vectors), vectors * vector_.lanes);
+    name_kernel(amx_ ? "amx_ukernel" : "gemm_ukernel", engine_.rows(dtype_, vectors), vectors * vector_.lanes,
+                Widened::kInPackers, padding_permille > 0 ? "_listed" : "");
   }
 
   void set_tile(int64_t images, int64_t rows, int64_t cols) {
@@ -311,7 +314,7 @@ class TaskExplainer {
   void explain_gemm(const ConvGemm& g, int64_t groups) {
     const KBlocking k = blocking(g);
     const ConvTiling t = tile_conv(g, k, vector_, task_.driver == Driver::kGroups, threads_);
-    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
+    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding_permille);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
     set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups), lay_out_scratch(t, k, vector_).bytes);
   }
@@ -327,7 +330,7 @@ class TaskExplainer {
   void explain_weight(WeightLanes lanes) {
     const PixelBlocking pixels = pixel_blocking();
     const WeightTiling t = tile_grad_weight(problem_, pixels, vector_, lanes, threads_);
-    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
+    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding_permille);
     if (lanes == WeightLanes::kInnerGroups) {
       const int64_t cols = depthwise_weight_cols(t.tap_cols);
       const int64_t accumulators = vector_.max_vectors * engine_.rows(dtype_, vector_.max_vectors);

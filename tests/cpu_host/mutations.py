@@ -360,8 +360,82 @@ MUTATIONS = (
     M(
         "kernels/gemm.h",
         "steps after the rounds of four don't advance in the panel",
-        "if (kDensePanel) a += a_pitch;",
+        "if (kRowsInTurn) a += a_pitch;",
         "",
+    ),
+    # ---- products with the padding that are left out
+    M(
+        "kernels/gemm.h",
+        "the rows of C of listed steps lie one after the other",
+        "operands.c_offset[j] * operands.c_pitch",
+        "j * operands.c_pitch",
+    ),
+    M(
+        "kernels/gemm.h",
+        "the bias of listed steps is added after each chain",
+        "kListed ? chain + 1 == operands.chains : k_offset == k_end",
+        "kListed || k_offset == k_end",
+    ),
+    M(
+        "drivers/listed_steps.h",
+        "an infinite weight is not seen",
+        "if (c == 0) leaves_out = is_finite(operands.c + c_offset[0] * operands.c_pitch, vectors);",
+        "",
+    ),
+    M(
+        "drivers/listed_steps.h",
+        "chains take as many steps as with the padding",
+        "ends[i] = steps_before(list, min64(k + (i + 1) * chain, end)) - before;",
+        "ends[i] = min64((i + 1) * chain, steps_before(list, end) - before);",
+    ),
+    M(
+        "drivers/listed_steps.h",
+        "the next channel's weights follow those that are taken",
+        "step[1] = step[1 - numbers] + all_steps.size() * L;",
+        "step[1] = step[1 - numbers] + of.steps() * L;",
+    ),
+    M(
+        "drivers/listed_steps.h",
+        "a later pass overwrites the sums of the first",
+        "k += at_once, operands.accumulate = true)",
+        "k += at_once)",
+    ),
+    M(
+        "drivers/gemm.h",
+        "products with the padding are left out before a bias of -0",
+        "(bias_first || !has_negative_zero(item.bias, width))",
+        "true",
+    ),
+    M(
+        "drivers/gemm.h",
+        "listed results lie in the first image",
+        "places[at] = n * gemm.destination_n + p",
+        "places[at] = p",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "listed weight elements lie column by column",
+        "scratch.listed_numbers[at] = (c * t.tap_rows + i) * t.tap_cols + j;",
+        "scratch.listed_numbers[at] = (c * t.tap_cols + j) * t.tap_rows + i;",
+    ),
+    M(
+        "plan/padding_classes.cpp",
+        "a tile where no pixel meets all taps has classes",
+        "rows.whole < 0 || cols.whole < 0",
+        "false",
+        sanitizer="address",
+    ),
+    M(
+        "plan/padding_classes.cpp",
+        "where classes would be too many, rows at edges leave out a column",
+        "Band{0, w.positions, 0, w.taps}",
+        "Band{0, w.positions, 0, w.taps - 1}",
+    ),
+    M(
+        "plan/padding_classes.cpp",
+        "a weight's pixels are as far apart as its taps",
+        "{axis.tap, axis.source(position, tap), axis.step}",
+        "{axis.tap, axis.source(position, tap), axis.tap}",
     ),
     M(
         "kernels/gemm.h",
@@ -691,8 +765,8 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "later segments read the first one's channels",
-        "operands.b = operand + s * patch.channel_pitch;",
-        "operands.b = operand;",
+        "operands.b = source.data + s * source.patch.channel_pitch;",
+        "operands.b = source.data;",
     ),
     M(
         "drivers/gemm.h",

@@ -12,6 +12,7 @@
 #include "../../csrc/cpu/base/limits.h"
 #include "../../csrc/cpu/base/scratch.cpp"
 #include "../../csrc/cpu/plan/candidates.h"
+#include "../../csrc/cpu/plan/padding_classes.h"
 #include "../../csrc/cpu/plan/patch_axis.h"
 #include "../../csrc/cpu/plan/tile_amx.h"
 #include "../../csrc/cpu/plan/tile_depthwise.h"
@@ -272,6 +273,78 @@ void check_patch_axes() {
 // ---- tilings
 
 // Pieces of `whole`, the last of which may be smaller: all of it, once, and none empty.
+// Each result is in one class, which takes every step that meets the source there; the first class takes all steps.
+void check_padding_classes() {
+  begin_part("padding_classes");
+  Random random(4);
+  int64_t listed = 0, crossed = 0, whole_rows = 0;
+  for (int n = 0; n < 3000; ++n) {
+    Conv2dProblem p{};
+    p.kernel_h = random.between(1, random.once_in(5) ? 20 : 5);
+    p.kernel_w = random.between(1, random.once_in(5) ? 20 : 5);
+    p.stride_h = random.between(1, 2);
+    p.stride_w = random.between(1, 2);
+    p.dilation_h = random.between(1, 2);
+    p.dilation_w = random.between(1, 2);
+    p.pad_top = random.between(0, 4);
+    p.pad_left = random.between(0, 4);
+    p.in_h = random.between(1, 16);
+    p.in_w = random.between(1, 16);
+    const Tile tile{0, 1, random.between(0, 2), random.between(1, 14), random.between(0, 2), random.between(1, 14)};
+    const int64_t permille = random.once_in(2) ? 1 : random.between(1, 300);
+    const bool of_weights = random.once_in(2);
+    ConvGemm g{};
+    g.axis_h = p.rows();
+    g.axis_w = p.cols();
+    g.taps_h = p.kernel_h;
+    g.taps_w = p.kernel_w;
+    g.source_h = p.in_h;
+    g.source_w = p.in_w;
+    describe(
+        "%d x %d taps, strides %d and %d, dilation %d and %d, padding %d and %d, %d x %d, tile %d x %d, weights %d",
+        int(p.kernel_h), int(p.kernel_w), int(p.stride_h), int(p.stride_w), int(p.dilation_h), int(p.dilation_w),
+        int(p.pad_top), int(p.pad_left), int(p.in_h), int(p.in_w), int(tile.rows), int(tile.cols), of_weights);
+    const PaddingClasses classes = of_weights ? padding_classes(p, tile, {0, p.kernel_h, 0, p.kernel_w}, permille)
+                                              : padding_classes(g, tile, permille);
+    if (classes.count == 0) continue;
+    ++listed;
+    const int64_t rows = of_weights ? p.kernel_h : tile.rows, cols = of_weights ? p.kernel_w : tile.cols;
+    const int64_t step_rows = of_weights ? tile.rows : p.kernel_h, step_cols = of_weights ? tile.cols : p.kernel_w;
+    const auto meets = [&](int64_t row, int64_t col, int64_t i, int64_t j) {
+      const int64_t p_row = of_weights ? i : row, p_col = of_weights ? j : col;
+      const int64_t tap_row = of_weights ? row : i, tap_col = of_weights ? col : j;
+      const int64_t y = p.rows().source(tile.row + p_row, tap_row), x = p.cols().source(tile.col + p_col, tap_col);
+      return y >= 0 && y < p.in_h && x >= 0 && x < p.in_w;
+    };
+    std::vector<int> times(size_t(rows * cols));
+    int64_t taken = 0;
+    bool takes_all = true, single = true;
+    for (int c = 0; c < classes.count; ++c) {
+      const PaddingClass& of = classes.classes[c];
+      single = single && (of.rows == classes.classes[0].rows || of.cols != cols);
+      for (int64_t row = of.row; row < of.row + of.rows; ++row) {
+        for (int64_t col = of.col; col < of.col + of.cols; ++col) {
+          ++times[size_t(row * cols + col)];
+          for (int64_t i = 0; i < step_rows; ++i) {
+            for (int64_t j = 0; j < step_cols; ++j) {
+              const bool takes = i >= of.step_row && i < of.step_row + of.step_rows && j >= of.step_col &&
+                                 j < of.step_col + of.step_cols;
+              taken += takes;
+              takes_all = takes_all && (takes || !meets(row, col, i, j)) && (takes || c > 0);
+            }
+          }
+        }
+      }
+    }
+    (single ? crossed : whole_rows) += 1;
+    expect(takes_all, "a product that counts is left out");
+    expect(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }), "each result is in one class");
+    const int64_t all = rows * cols * step_rows * step_cols;
+    expect((all - taken) * 1000 >= all * permille, "enough is left out");
+  }
+  expect(listed > 500 && crossed > 100 && whole_rows > 20, "problems of each kind");
+}
+
 void expect_cut(int64_t whole, int64_t piece, int64_t count, const char* what) {
   expect(piece > 0 && count > 0 && (count - 1) * piece < whole && whole <= count * piece, what);
 }
@@ -703,6 +776,7 @@ int main() {
   check_other_rules();
   check_order_of_products();
   check_patch_axes();
+  check_padding_classes();
   check_panels();
   check_tilings();
   return finish();

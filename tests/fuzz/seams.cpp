@@ -293,6 +293,9 @@ int64_t* const kLimits[] = {
     &p::kLeastRows,
     &d::kLeastBlockBytes,
     &d::kBlockWeightBytes,
+    &t::kPaddingPermille,
+    &t::kNarrowPaddingPermille,
+    &t::kPaddingPanelPercent,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

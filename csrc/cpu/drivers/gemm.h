@@ -16,6 +16,8 @@
 // Where groups have few channels, vectors run over groups instead (G): an item then takes a block of `lanes` groups,
 // and a panel NV result channels of each. The bits are the same either way.
 //
+// Tiles whose pixels meet enough of the padding leave out its products (drivers/listed_steps.h).
+//
 // With operands of pairs a step of k takes two channels; all of the above is the same.
 #pragma once
 
@@ -28,6 +30,7 @@
 #endif
 #include "../pack/store.h"
 #include "../pack/weights.h"
+#include "listed_steps.h"
 #include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -44,6 +47,7 @@ struct ConvCall {
   static constexpr int L = Vec<T>::kLanes;
   // Channels in a step of k.
   static constexpr int kPerStep = kTakesPairs<T> ? 2 : 1;
+  static constexpr bool kListsSteps = !G && ListedSteps<T>::kExists;
   static constexpr int kPerVector = G ? 1 : L;  // result channels in a vector: L, or one of each of L groups
   const ConvGemm& gemm;
   const KBlocking k;
@@ -92,6 +96,7 @@ struct ConvCall {
     int64_t m0, channels_m;  // result channels of a group
     Panels panels;
     int64_t *position_offsets, *tap_offsets;
+    char* scratch;
     T *zeros, *bias;
     Operand<T>*panel, *patch, *kept;
     bool is_packed;  // what is kept
@@ -114,7 +119,7 @@ struct ConvCall {
             ? OwnedScratch{thread_scratch(layout.bytes), false}
             : thread_scratch(layout.bytes, first_owner + static_cast<uint64_t>(number / tiling.tiles()));
     item.is_packed = owned.kept;
-    char* const scratch = static_cast<char*>(owned.memory);
+    char* const scratch = item.scratch = static_cast<char*>(owned.memory);
     item.kept = part<Operand<T>>(scratch, layout.kept);
     item.position_offsets = part<int64_t>(scratch, layout.position_offsets);
     item.tap_offsets = part<int64_t>(scratch, layout.tap_offsets);
@@ -139,7 +144,8 @@ struct ConvCall {
       fill_positions(patch, tile.images, tile.rows, tile.cols, item.position_offsets);
       // Of the first panel; in later ones the same taps lie whole channels further.
       fill_taps(patch, min64(panel_channels(), block.channels), block.tap_rows, block.tap_cols, item.tap_offsets);
-      for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, patch, operand, at);
+      const ListedSteps<T> listed = list_steps(item, block, patch);
+      for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, {patch, operand, listed}, at);
     });
     if (!tiling.one_block) finish(item);
   }
@@ -162,14 +168,49 @@ struct ConvCall {
     return item.patch;
   }
 
+  // The steps of a panel's products without those of the padding, or none.
+  CONV2D_INLINE ListedSteps<T> list_steps(const Item& item, const KBlock& block, const Patch& patch) const {
+    ListedSteps<T> listed;
+    listed.padding.count = 0;
+    if constexpr (kListsSteps) {
+      const Tile& tile = item.piece.tile;
+      if (tiling.padding_permille > 0) listed.padding = padding_classes(gemm, tile, tiling.padding_permille);
+      if (listed.padding.count == 0) return listed;
+      listed.chain = k.chain;
+      listed.results = {tile.images, tile.rows, tile.cols};
+      listed.all_steps = {min64(panel_channels(), block.channels), gemm.taps_h, gemm.taps_w};
+      listed.b_offsets = part<int64_t>(item.scratch, layout.listed_offsets);
+      listed.steps = part<int64_t>(item.scratch, layout.listed_steps);
+      listed.pitch = 2 * tiling.segments_at_once * k.max_depth();
+      int64_t* const numbers = part<int64_t>(item.scratch, layout.listed_numbers);
+      int64_t* const places = part<int64_t>(item.scratch, layout.listed_places);
+      listed.for_each_result([&](int64_t at, int64_t n, int64_t p, int64_t q) {
+        listed.b_offsets[at] = patch.position_offset(n, p, q);
+        numbers[at] = (n * tile.rows + p) * tile.cols + q;
+        places[at] = n * gemm.destination_n + p * gemm.destination_row + q * gemm.destination_col;
+      });
+      listed.fill_steps([&](int64_t c, int64_t i, int64_t j) { return patch.tap_offset(c, i, j); });
+    }
+    return listed;
+  }
+
+  // What a block reads of the source: the patch, where it lies, and which steps its sums take.
+  struct BlockSource {
+    const Patch& patch;
+    const Operand<T>* data;
+    const ListedSteps<T>& listed;
+  };
+
   // Segment after segment of a block, for one panel of result channels. (Here a segment may be two of K's.)
-  CONV2D_INLINE void multiply(const Item& item, const KBlock& block, const Patch& patch, const Operand<T>* operand,
-                              int64_t at) const {
+  CONV2D_INLINE void multiply(const Item& item, const KBlock& block, const BlockSource& source, int64_t at) const {
     const int64_t vectors = item.panels.size(at), width = vectors * L, pixels = item.piece.tile.pixels();
     const int64_t m = item.m0 + item.panels.start(at) * kPerVector;
     const ChunkSums<T> c = tiling.one_block ? item.c_tile : item.c_tile.from(pixels * item.panels.start(at) * L);
     const bool in_result = sums_in_result(item, m, width);
-    if (tiling.one_block || bias_first || in_result) load_bias_panel(item.piece, m, vectors, item.bias);
+    const bool has_list = source.listed.padding.count > 0;
+    if (tiling.one_block || bias_first || in_result || has_list) load_bias_panel(item.piece, m, vectors, item.bias);
+    const bool leaves_out = has_list && !ends_in_half<T>(min64(width, item.m0 + item.channels_m - m)) &&
+                            (bias_first || !has_negative_zero(item.bias, width));
     for (int64_t s = 0; s < block.channels; s += panel_channels()) {
       const KBlock segment = block.part(s, panel_channels());
       const int64_t number = k.segment_at(segment.channel, segment.tap_row, segment.tap_col);
@@ -179,7 +220,7 @@ struct ConvCall {
       operands.chain = k.chain;
       operands.a = packed_panel(item, segment, at);
       operands.a_pitch = width;
-      operands.b = operand + s * patch.channel_pitch;
+      operands.b = source.data + s * source.patch.channel_pitch;
       operands.j_offset = item.position_offsets;
       operands.k_offset = item.tap_offsets;
       operands.start = bias_first ? item.bias : item.zeros;
@@ -187,6 +228,12 @@ struct ConvCall {
       operands.c_pitch = width;
       operands.accumulate = !begins;
       operands.half = !G && ends_in_half<T>(min64(width, item.m0 + item.channels_m - m));
+      if constexpr (kListsSteps) {
+        if (leaves_out) {
+          multiply_listed(item, source.listed, {m, vectors, in_result, segment.ends(gemm)}, c, operands);
+          continue;
+        }
+      }
       if (in_result) {
         if (segment.ends(gemm)) operands.bias = bias_first ? item.zeros : item.bias;
         if constexpr (kStoresSums) sum_in_result(item, m, operands, vectors);
@@ -196,6 +243,40 @@ struct ConvCall {
         finish_pieces(item, m, vectors, operands, c, /*complete=*/s == 0);
       }
     }
+  }
+
+  // The same without products with the padding, of all the tile's pixels at once.
+  struct PanelPart {
+    int64_t m, vectors;
+    bool in_result, is_last;
+  };
+  CONV2D_INLINE void multiply_listed(const Item& item, const ListedSteps<T>& listed, const PanelPart& panel,
+                                     const ChunkSums<T>& c, GemmOperands<T>& operands) const {
+    const int64_t width = panel.vectors * L, pixels = item.piece.tile.pixels();
+    const T* const added = bias_first ? item.zeros : item.bias;
+    operands.c_offset = part<int64_t>(item.scratch, layout.listed_numbers);
+    if constexpr (kStoresSums) {
+      if (panel.in_result) {
+        operands.c = item.piece.template first_pixel<S>(gemm, panel.m);
+        operands.c_pitch = 1;
+        operands.c_offset = part<int64_t>(item.scratch, layout.listed_places);
+        if (panel.is_last) operands.bias = added;
+      }
+    }
+    listed.multiply(panel.vectors, operands);
+    if (panel.in_result || !tiling.one_block || !panel.is_last) return;
+    c.finish(pixels * width);
+    store(item, 0, {c.sums, width, pixels, 0, added}, panel.m, panel.vectors);
+  }
+
+  // Where a sum that is zero meets such a bias, the sign of that zero shows; a product with the padding may decide it.
+  static bool has_negative_zero(const T* bias, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      if constexpr (kListsSteps) {
+        if (bias[i] == 0 && __builtin_signbit(bias[i])) return true;
+      }
+    }
+    return false;
   }
 
   // The last segment of a panel whose sums leave scratch at once, while they are still in L1; for planes of channels

@@ -8,6 +8,8 @@
 // A work item (drivers/weight_chunks.h) packs the patch of each segment of pixels, unless the input itself can serve as
 // one, and a panel of grad_output.
 //
+// Products with the padding are left out where they are enough (drivers/listed_steps.h).
+//
 // Where groups have few channels, vectors run over groups (G), as in drivers/gemm.h. Depthwise problems in
 // channels_last have a driver of their own (drivers/depthwise_weight.h).
 #pragma once
@@ -15,6 +17,7 @@
 #include "../kernels/gemm.h"
 #include "../pack/interleave.h"
 #include "../pack/patch.h"
+#include "listed_steps.h"
 #include "weight_chunks.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -32,6 +35,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   using Chunks::tiling;
   static constexpr bool G = kLanes == WeightLanes::kGroups;
   static_assert(kLanes != WeightLanes::kInnerGroups);
+  static constexpr bool kListsSteps = !G && ListedSteps<T>::kExists;
   // Output channels in a vector: L, or one of each of L groups.
   static constexpr int kPerVector = G ? 1 : L;
   const bool in_place;  // the input is read where it lies
@@ -78,18 +82,30 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
 
   // Where a thread's operands lie in scratch.
   struct Scratch {
-    int64_t *element_offsets, *pixel_offsets;
+    int64_t *element_offsets, *pixel_offsets, *listed_offsets, *listed_numbers, *listed_steps;
     T *zeros, *panel, *patch;
   };
   Scratch scratch_in(char* memory) const {
-    return {part<int64_t>(memory, layout.element_offsets), part<int64_t>(memory, layout.pixel_offsets),
-            part<T>(memory, layout.zeros), part<T>(memory, layout.panel), part<T>(memory, layout.patch)};
+    return {part<int64_t>(memory, layout.element_offsets),
+            part<int64_t>(memory, layout.pixel_offsets),
+            part<int64_t>(memory, layout.listed_offsets),
+            part<int64_t>(memory, layout.listed_numbers),
+            part<int64_t>(memory, layout.listed_steps),
+            part<T>(memory, layout.zeros),
+            part<T>(memory, layout.panel),
+            part<T>(memory, layout.patch)};
   }
 
   // The input as the micro-kernels read it: a patch in scratch, or the input itself.
   struct PatchView {
     Patch patch;
     const T* data;
+  };
+
+  // The same, and which steps the sums take.
+  struct SegmentSource {
+    const PatchView& view;
+    const ListedSteps<T>& listed;
   };
 
   // c[panel][element][channel] = the sum over one chunk of pixels.
@@ -109,8 +125,35 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
       const PatchView view = in_place ? input_in_place(t, segment) : pack_input(t, segment, scratch.patch);
       fill_taps(view.patch, t.channels, t.tap_rows, t.tap_cols, scratch.element_offsets);
       fill_positions(view.patch, segment.images, segment.rows, segment.cols, scratch.pixel_offsets);
-      multiply(t, segment, view, scratch, number != segments.begin, c_tile);
+      const ListedSteps<T> listed = list_steps(t, segment, view.patch, scratch);
+      multiply(t, segment, {view, listed}, scratch, number != segments.begin, c_tile);
     }
+  }
+
+  // The steps of each weight element's sum without pixels whose input is padding, or none.
+  CONV2D_INLINE ListedSteps<T> list_steps(const WeightTile& t, const Tile& segment, const Patch& patch,
+                                          const Scratch& scratch) const {
+    ListedSteps<T> listed;
+    listed.padding.count = 0;
+    if constexpr (kListsSteps) {
+      if (tiling.padding_permille > 0) {
+        listed.padding =
+            padding_classes(problem, segment, {t.i0, t.tap_rows, t.j0, t.tap_cols}, tiling.padding_permille);
+      }
+      if (listed.padding.count == 0) return listed;
+      listed.chain = pixels.chain;
+      listed.results = {t.channels, t.tap_rows, t.tap_cols};
+      listed.all_steps = {segment.images, segment.rows, segment.cols};
+      listed.b_offsets = scratch.listed_offsets;
+      listed.steps = scratch.listed_steps;
+      listed.pitch = 2 * pixels.images * pixels.rows * pixels.cols;
+      listed.for_each_result([&](int64_t at, int64_t c, int64_t i, int64_t j) {
+        listed.b_offsets[at] = patch.tap_offset(c, i, j);
+        scratch.listed_numbers[at] = (c * t.tap_rows + i) * t.tap_cols + j;
+      });
+      listed.fill_steps([&](int64_t n, int64_t p, int64_t q) { return patch.position_offset(n, p, q); });
+    }
+    return listed;
   }
 
   PatchView input_in_place(const WeightTile& t, const Tile& segment) const {
@@ -153,13 +196,13 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
            segment.col * go[3];
   }
 
-  CONV2D_INLINE void multiply(const WeightTile& t, const Tile& segment, const PatchView& view, const Scratch& scratch,
-                              bool accumulate, T* c_tile) const {
+  CONV2D_INLINE void multiply(const WeightTile& t, const Tile& segment, const SegmentSource& source,
+                              const Scratch& scratch, bool accumulate, T* c_tile) const {
     GemmOperands<T> operands{};
     operands.depth = segment.pixels();
     operands.chain = pixels.chain;
     operands.a = scratch.panel;
-    operands.b = view.data;
+    operands.b = source.view.data;
     operands.j_offset = scratch.element_offsets;
     operands.k_offset = scratch.pixel_offsets;
     operands.start = scratch.zeros;
@@ -171,6 +214,13 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
       operands.a_pitch = operands.c_pitch = vectors * L;
       operands.c = c_tile + t.elements() * start * L;
       operands.half = !G && ends_in_half<T>(min64(vectors * L, t.channels_m - start * L));
+      if constexpr (kListsSteps) {
+        if (source.listed.padding.count > 0 && !operands.half) {
+          operands.c_offset = scratch.listed_numbers;
+          source.listed.multiply(vectors, operands);
+          continue;
+        }
+      }
       gemm_panel<G, T>(t.elements(), vectors, operands);
     }
   }

@@ -23,6 +23,7 @@
 #include "../base/sanitizers.h"
 #include "../base/scratch.h"
 #include "../plan/candidates.h"
+#include "../plan/padding_classes.h"
 #include "../plan/patch_axis.h"
 #include "../plan/tile_depthwise.h"
 #include "../plan/tile_amx.h"

@@ -19,6 +19,9 @@
 // same for every MR, NR and instruction set with fused operations. The additions to C cost little because the next
 // chain's multiply-adds don't wait for them.
 //
+// With kListed the k are those of a list, ascending, of which each chain may lack some, and rows of C lie at offsets of
+// their own.
+//
 // With kLanesAreGroups the vector's lanes are not NR result channels of one group but the same channel of as many
 // groups (depthwise and grouped problems): B then holds a vector for each element, and is loaded instead of broadcast.
 //
@@ -49,9 +52,9 @@ constexpr bool kInRounds = kLoopsInRounds && (std::is_same_v<T, float> || std::i
 
 // acc += a * b, fused. In rounds by a fixed instruction: else GCC lets accumulators wander from step to step, and
 // spills.
-template <class T>
+template <class T, bool kRounds = kInRounds<T>>
 CONV2D_INLINE void multiply_add(typename Vec<T>::reg& acc, typename Vec<T>::reg a, typename Vec<T>::reg b) {
-  if constexpr (kInRounds<T>) {
+  if constexpr (kRounds) {
     Vec<T>::multiply_into(acc, a, b);
   } else {
     acc = Vec<T>::fma(a, b, acc);
@@ -60,9 +63,9 @@ CONV2D_INLINE void multiply_add(typename Vec<T>::reg& acc, typename Vec<T>::reg 
 
 // Ends a step of a round: no load of one step moves into another, where it would not find a register, and `pointer`
 // stays one that advances.
-template <class T, class P>
+template <class T, bool kRounds = kInRounds<T>, class P>
 CONV2D_INLINE void end_step(const P*& pointer) {
-  if constexpr (kInRounds<T>) __asm__ volatile("" : "+r"(pointer) : : "memory");
+  if constexpr (kRounds) __asm__ volatile("" : "+r"(pointer) : : "memory");
 }
 
 // Whether Vec<T> has halves.
@@ -92,6 +95,12 @@ struct GemmOperands {
   bool accumulate;
   const T* bias = nullptr;  // NR elements that are added after the last chain
   bool half = false;        // the upper half of a panel's last vector is empty: zeros may be stored there
+  // Of listed steps, instead of `depth` and `chain`: k_offset holds two numbers for each, where B lies and, in units of
+  // `vectors` elements, A; chain number i ends before step chain_ends[i]; row j of C lies c_offset[j] * c_pitch
+  // further.
+  int64_t chains = 0;
+  const int64_t* chain_ends = nullptr;
+  const int64_t* c_offset = nullptr;
 };
 
 // The vector that ends a panel.
@@ -105,7 +114,7 @@ struct LastVector<T, true> {
 };
 
 // kHalf: of the last vector the lower half alone is computed.
-template <class T, int MR, int NV, bool kLanesAreGroups, bool kHalf>
+template <class T, int MR, int NV, bool kLanesAreGroups, bool kHalf, bool kListed = false>
 void gemm_ukernel(const GemmOperands<T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
@@ -124,10 +133,18 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
   bool accumulate = operands.accumulate;
   // Rows of the panel that follow one another are addressed by constants.
   constexpr bool kDensePanel = !(kLanesAreGroups && NV == 1);
+  constexpr bool kRowsInTurn = kDensePanel && !kListed;
   const int64_t a_pitch = kDensePanel ? NV * V::kLanes : operands.a_pitch;
 
-  while (k_offset != k_end) {
-    const int64_t* const chain_end = k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end;
+  constexpr int kNumbers = kListed ? 2 : 1;           // of a step
+  constexpr bool kRounds = kInRounds<T> && !kListed;  // in those of a list accumulators would wander, too
+  for (int64_t chain = 0; kListed ? chain < operands.chains : k_offset != k_end; ++chain) {
+    const int64_t* chain_end = nullptr;
+    if constexpr (kListed) {
+      chain_end = operands.k_offset + kNumbers * operands.chain_ends[chain];
+    } else {
+      chain_end = k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end;
+    }
     reg acc[MR][kWhole > 0 ? kWhole : 1];
     [[maybe_unused]] typename H::reg last[MR];
 #pragma GCC unroll 16
@@ -138,8 +155,13 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
     }
 
     const auto step = [&](int at) CONV2D_INLINE_LAMBDA {
-      const int64_t offset = k_offset[at];
-      const Operand<T>* const row = a + (kDensePanel ? at * a_pitch : 0);
+      const int64_t offset = k_offset[kNumbers * at];
+      const Operand<T>* row = a;
+      if constexpr (kListed) {
+        row += NV * k_offset[kNumbers * at + 1];
+      } else if constexpr (kDensePanel) {
+        row += at * a_pitch;
+      }
       reg av[kWhole > 0 ? kWhole : 1];
       [[maybe_unused]] typename H::reg av_last;
 #pragma GCC unroll 4
@@ -152,33 +174,35 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
         } else {
           const reg bv = kLanesAreGroups ? V::load(bj[j] + offset) : V::broadcast(bj[j] + offset);
 #pragma GCC unroll 4
-          for (int v = 0; v < kWhole; ++v) multiply_add<T>(acc[j][v], av[v], bv);
+          for (int v = 0; v < kWhole; ++v) multiply_add<T, kRounds>(acc[j][v], av[v], bv);
           if constexpr (kHalf) last[j] = H::fma(av_last, H::of(bv), last[j]);
         }
       }
       if (!kDensePanel) a += a_pitch;
-      end_step<T>(a);
+      end_step<T, kRounds>(a);
     };
-    if constexpr (kInRounds<T>) {
+    if constexpr (kRounds) {
       for (const int64_t* const end = k_offset + ((chain_end - k_offset) & ~int64_t{3}); k_offset != end;) {
         step(0);
         step(1);
         step(2);
         step(3);
         k_offset += 4;
-        if (kDensePanel) a += 4 * a_pitch;
+        if (kRowsInTurn) a += 4 * a_pitch;
       }
     }
     while (k_offset != chain_end) {
       step(0);
-      ++k_offset;
-      if (kDensePanel) a += a_pitch;
+      k_offset += kNumbers;
+      if (kRowsInTurn) a += a_pitch;
     }
 
-    T* c = operands.c;
-    const T* const bias = k_offset == k_end ? operands.bias : nullptr;
+    T* next = operands.c;
+    const bool is_last = kListed ? chain + 1 == operands.chains : k_offset == k_end;
+    const T* const bias = is_last ? operands.bias : nullptr;
 #pragma GCC unroll 16
-    for (int j = 0; j < MR; ++j, c += operands.c_pitch) {
+    for (int j = 0; j < MR; ++j, next += operands.c_pitch) {
+      T* const c = kListed ? operands.c + operands.c_offset[j] * operands.c_pitch : next;
       if (accumulate) {
 #pragma GCC unroll 4
         for (int v = 0; v < kWhole; ++v) acc[j][v] = V::add(V::load(c + v * V::kLanes), acc[j][v]);
@@ -201,37 +225,37 @@ template <class T>
 using GemmUkernel = void (*)(const GemmOperands<T>&);
 
 // The micro-kernels of one panel width, by rows - 1.
-template <class T, int NV, bool G, bool kHalf, class Rows>
+template <class T, int NV, bool G, bool kHalf, bool kListed, class Rows>
 struct UkernelRow;
-template <class T, int NV, bool G, bool kHalf, int... kRow>
-struct UkernelRow<T, NV, G, kHalf, std::integer_sequence<int, kRow...>> {
-  static constexpr GemmUkernel<T> by_rows[] = {gemm_ukernel<T, kRow + 1, NV, G, kHalf>...};
+template <class T, int NV, bool G, bool kHalf, bool kListed, int... kRow>
+struct UkernelRow<T, NV, G, kHalf, kListed, std::integer_sequence<int, kRow...>> {
+  static constexpr GemmUkernel<T> by_rows[] = {gemm_ukernel<T, kRow + 1, NV, G, kHalf, kListed>...};
 };
 template <class T>
 struct Ukernels {
   const GemmUkernel<T>* by_rows;
   int rows;
 };
-template <class T, int NV, bool G>
+template <class T, int NV, bool G, bool kListed>
 CONV2D_INLINE Ukernels<T> ukernels_of([[maybe_unused]] bool half) {
   constexpr int rows = kRows<T, NV>;
   using Rows = std::make_integer_sequence<int, rows>;
-  if constexpr (kHasHalves<T> && !G) {
-    if (half) return {UkernelRow<T, NV, G, true, Rows>::by_rows, rows};
+  if constexpr (kHasHalves<T> && !G && !kListed) {
+    if (half) return {UkernelRow<T, NV, G, true, false, Rows>::by_rows, rows};
   }
-  return {UkernelRow<T, NV, G, false, Rows>::by_rows, rows};
+  return {UkernelRow<T, NV, G, false, kListed, Rows>::by_rows, rows};
 }
-template <class T, bool G>
+template <class T, bool G, bool kListed = false>
 CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors, bool half = false) {
   constexpr int max = Vec<T>::kMaxVectors;
   if constexpr (max >= 4) {
-    if (vectors == 4) return ukernels_of<T, 4, G>(half);
-    if (vectors == 3) return ukernels_of<T, 3, G>(half);
+    if (vectors == 4) return ukernels_of<T, 4, G, kListed>(half);
+    if (vectors == 3) return ukernels_of<T, 3, G, kListed>(half);
   }
   if constexpr (max >= 2) {
-    if (vectors == 2) return ukernels_of<T, 2, G>(half);
+    if (vectors == 2) return ukernels_of<T, 2, G, kListed>(half);
   }
-  return ukernels_of<T, 1, G>(half);
+  return ukernels_of<T, 1, G, kListed>(half);
 }
 
 // Rows of the packed panel that all rows of C use before the next ones, as whole chains: so many stay in L1 beside what

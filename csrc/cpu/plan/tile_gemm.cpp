@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "../base/limits.h"
+#include "padding_classes.h"
 
 namespace conv2d_ext::cpu {
 
@@ -13,6 +14,19 @@ namespace limit = limits::tiling;
 template <class Scratch>
 bool fits_scratch(const Scratch& scratch) {
   return scratch.bytes <= limits::kMaxScratchBytes;
+}
+
+// Products with the padding are left out of sums of m results where they are so many of a thousand; 0: nowhere. Types
+// that are computed as others have no micro-kernels for it.
+int64_t padding_permille(int64_t m, const VectorShape& vector) {
+  if (!vector.interleaves || vector.operand_size() != vector.element_size) return 0;
+  if (saturating_mul(m, 100) < limit::kPaddingPanelPercent * vector.max_vectors * vector.lanes) return 0;
+  return vector.lanes * vector.element_size == 64 ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
+}
+
+// Numbers of the lists of all classes, of so many steps each.
+int64_t take_lists(ScratchLayout& layout, int64_t steps) {
+  return layout.take_offsets(2 * PaddingClasses::kMost * steps);
 }
 
 struct ConvTiler {
@@ -80,6 +94,14 @@ struct ConvTiler {
     t.segments_at_once = joins ? 2 : 1;
   }
 
+  void leave_out_padding(ConvTiling& t) const {
+    const int64_t permille = padding_permille(gemm.m, vector);
+    const bool leaves_out = permille > 0 && !lanes_are_groups && gemm.per_step == 1 && gemm.channels > 0 &&
+                            gemm.taps() > 1 && k.blocks_h * k.blocks_w == 1 &&
+                            padding_classes(gemm, {0, 1, 0, gemm.rows, 0, gemm.cols}, permille).count > 0;
+    t.padding_permille = leaves_out ? permille : 0;
+  }
+
   // A thread that takes several tiles packs a panel once, as far as its scratch goes.
   void keep_weights(ConvTiling& t) const {
     t.kept_panels = 0;
@@ -143,6 +165,14 @@ struct WeightTiler {
       --t.patch_segments;
       break;
     }
+  }
+
+  void leave_out_padding(WeightTiling& t) const {
+    const int64_t permille = padding_permille(problem.out_channels_per_group(), vector);
+    const Tile image{0, 1, 0, problem.out_h, 0, problem.out_w};
+    const bool leaves_out = permille > 0 && lanes == WeightLanes::kChannels && t.tap_rows * t.tap_cols > 1 &&
+                            padding_classes(problem, image, {0, t.tap_rows, 0, t.tap_cols}, permille).count > 0;
+    t.padding_permille = leaves_out ? permille : 0;
   }
 
   // Output channels first: a patch, the dearer operand, then serves as many of them as possible.
@@ -230,6 +260,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   const ConvTiler tiler{gemm, k, vector, lanes_are_groups, num_threads};
   ConvTiling t{};
   tiler.join_segments(t);
+  tiler.leave_out_padding(t);
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
   // in L2.
   const bool short_pixels =
@@ -255,6 +286,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   WeightTiling t{};
   tiler.cut_groups(t);
   tiler.cut_kernel(t);
+  tiler.leave_out_padding(t);
   if (tiler.in_tiles()) tiler.cut_channels(t, limits::amx::kWeightTileBytes, limits::amx::kWeightTileColumns);
   // Tiles that have partials are small enough for the workspace.
   if (!tiler.in_tiles() || t.items() < num_threads) {
@@ -278,6 +310,12 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   ConvScratch s{};
   s.position_offsets = layout.take_offsets(tiling.pixels());
   s.tap_offsets = layout.take_offsets(tiling.segments_at_once * k.max_depth());
+  if (tiling.padding_permille > 0) {
+    s.listed_offsets = layout.take_offsets(tiling.pixels());
+    s.listed_numbers = layout.take_offsets(tiling.pixels());
+    s.listed_places = layout.take_offsets(tiling.pixels());
+    s.listed_steps = take_lists(layout, tiling.segments_at_once * k.max_depth());
+  }
   s.zeros = layout.take(width * size);
   s.bias = layout.take(width * size);
   s.panel = layout.take(tiling.segments_at_once * k.max_depth() * width * vector.operand_size());
@@ -300,6 +338,11 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   const bool inner_groups = tiling.group_vectors > 0;
   s.element_offsets = layout.take_offsets(inner_groups ? 0 : tiling.max_elements());
   s.pixel_offsets = layout.take_offsets(inner_groups ? 0 : segment_pixels);
+  if (tiling.padding_permille > 0) {
+    s.listed_offsets = layout.take_offsets(tiling.max_elements());
+    s.listed_numbers = layout.take_offsets(tiling.max_elements());
+    s.listed_steps = take_lists(layout, segment_pixels);
+  }
   s.runs = layout.take(inner_groups ? segment_pixels * kWeightRunBytes : 0);
   s.zeros = layout.take(inner_groups ? 0 : vector.max_vectors * vector.lanes * size);
   if (vector.operand_size() == size) {

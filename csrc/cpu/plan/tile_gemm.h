@@ -22,6 +22,7 @@ struct ConvTiling : TileGrid {
   bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
   int64_t segments_at_once;         // whose weights are one panel
   int64_t kept_panels;              // of a chunk: their packed weights stay in scratch for the thread's next items
+  int64_t padding_permille;         // products with it are left out where they are so many (padding_classes.h); or 0
   bool interleaved;                 // lanes are groups, and all result channels of them are stored together
 };
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
@@ -36,7 +37,8 @@ struct WeightTiling {
   int64_t patch_elements;
   // Where lanes are groups: vectors of groups in an item (the last item's last one may take fewer groups), and items.
   int64_t group_vectors, group_blocks;
-  int64_t patch_segments;  // segments, rows of one image below one another, that a patch serves: they share its rows
+  int64_t patch_segments;    // segments, rows of one image below one another, that a patch serves: they share its rows
+  int64_t padding_permille;  // as above
   int64_t slots;  // chunks of pixels summed in parallel, each into a partial of its own; 1: one after the other
   int64_t max_elements() const { return block_channels * tap_rows * tap_cols; }
   int64_t tiles() const { return chunks_m * blocks_c * blocks_h * blocks_w; }
@@ -56,12 +58,14 @@ int64_t partial_bytes(const WeightTiling& tiling, const VectorShape& vector);
 // A thread's scratch: offsets in bytes.
 struct ConvScratch {
   int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, total_tile, lost_tile, patch, kept, bytes;
+  int64_t listed_offsets, listed_numbers, listed_places, listed_steps;  // drivers/listed_steps.h
   int64_t kept_pitch;  // elements from a kept panel, of all of K, to the next one
 };
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
 constexpr int64_t kWeightRunBytes = 56;  // a WeightRun (kernels/depthwise_weight.h)
 struct WeightScratch {
-  int64_t element_offsets, pixel_offsets, runs, zeros, panel, patch, rows, tile, total, lost, bytes;
+  int64_t element_offsets, pixel_offsets, listed_offsets, listed_numbers, listed_steps, runs, zeros, panel, patch, rows,
+      tile, total, lost, bytes;
 };
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <list>
 #include <vector>
 
+#include "../../../csrc/cpu/drivers/listed_steps.h"
 #include "../../../csrc/cpu/kernels/depthwise_weight.h"
 #include "../../../csrc/cpu/kernels/gemm.h"
 #include "../../../csrc/cpu/kernels/pixels.h"
@@ -44,6 +46,10 @@ struct GemmCase {
   int64_t a_pitch, c_pitch;
   Result<T> c;
   bool half = false;  // of the last vector, half is computed, and zeros are stored behind
+  // Listed steps: those that are taken, and their list. The rows of C lie the other way round.
+  std::vector<bool> taken;
+  std::vector<int64_t> chain_ends;
+  std::list<Buffer<int64_t>> lists;
 
   GemmCase(int64_t rows_, int64_t vectors, Sum sum_, int64_t a_gap, int64_t c_gap, Random& random)
       : rows(rows_),
@@ -79,10 +85,29 @@ struct GemmCase {
             c.data(),  c_pitch,         sum.accumulate,  sum.has_bias ? bias.data() : nullptr,
             half};
   }
+  GemmOperands<T> listed_operands(Random& random) {
+    std::vector<int64_t> numbers;
+    for (int64_t k = 0; k < sum.depth; ++k) {
+      taken.push_back(!random.once_in(3));
+      if (taken.back()) numbers.insert(numbers.end(), {k_offset[k], k * L});
+      if ((k + 1) % sum.chain == 0 || k + 1 == sum.depth) chain_ends.push_back(int64_t(numbers.size()) / 2);
+    }
+    Buffer<int64_t>& list = lists.emplace_back(std::max<int64_t>(int64_t(numbers.size()), 1));
+    std::copy(numbers.begin(), numbers.end(), list.data());
+    Buffer<int64_t>& c_offset = lists.emplace_back(rows);
+    for (int64_t j = 0; j < rows; ++j) c_offset[j] = rows - 1 - j;
+    GemmOperands<T> now = operands();
+    now.depth = now.chain = 0;  // nobody reads them
+    now.k_offset = list.data();
+    now.chains = int64_t(chain_ends.size());
+    now.chain_ends = chain_ends.data();
+    now.c_offset = c_offset.data();
+    return now;
+  }
   void compare() {
     for (int64_t j = 0; j < rows; ++j) {
       for (int64_t i = 0; i < width; ++i) {
-        T* const row = c.expected.data() + j * c_pitch;
+        T* const row = c.expected.data() + (taken.empty() ? j : rows - 1 - j) * c_pitch;
         if (half && i >= width - L / 2) {
           put(row, i, T{});
           continue;
@@ -91,6 +116,7 @@ struct GemmCase {
         put(row, i,
             chained_sum<T>(sum.depth, sum.chain, get(start.data(), i), sum.accumulate, get(row, i),
                            sum.has_bias ? &last : nullptr, [&](int64_t k, T so_far) {
+                             if (!taken.empty() && !taken[size_t(k)]) return so_far;
                              const Operand<T>* const at = b.data() + j_offset[j] + k_offset[k];
                              return multiply_add(get(a.data() + k * a_pitch, i), G ? get(at, i % L) : *at, so_far);
                            }));
@@ -122,6 +148,105 @@ void check_gemm_ukernels() {
         now.compare();
       }
     }
+  }
+}
+
+template <class T>
+void check_listed_ukernels() {
+  begin_part(std::string("gemm_ukernel ") + kNameOf<T> + ", listed");
+  Random random(5);
+  for (int64_t vectors = 1; vectors <= Vec<T>::kMaxVectors; ++vectors) {
+    const Ukernels<T> ukernels = ukernels_for<T, false, true>(vectors);
+    for (int64_t rows = 1; rows <= ukernels.rows; ++rows) {
+      for (const Sum& sum : kSums) {
+        describe("%dx%d, depth %d, chain %d, accumulate %d, bias %d", int(rows), int(vectors), int(sum.depth),
+                 int(sum.chain), sum.accumulate, sum.has_bias);
+        GemmCase<T, false> now(rows, vectors, sum, 0, sum.depth % 3 == 0 ? 5 : 0, random);
+        ukernels.by_rows[rows - 1](now.listed_operands(random));
+        now.compare();
+      }
+    }
+  }
+}
+
+// Random tiles of a padded source: what leaves products out gives the bits of what multiplies zeros. Now and then
+// a weight is infinite or NaN.
+template <class T>
+void check_listed_steps() {
+  begin_part(std::string("ListedSteps ") + kNameOf<T>);
+  constexpr int L = Vec<T>::kLanes;
+  Random random(6);
+  for (int n = 0; n < 400; ++n) {
+    const int64_t images = random.between(1, 3), channels = random.between(1, 9), vectors = random.between(1, 2);
+    ConvGemm g{};
+    g.channels = channels;
+    g.taps_h = random.between(1, 5);
+    g.taps_w = random.between(1, 5);
+    g.source_h = random.between(1, 12);
+    g.source_w = random.between(1, 12);
+    // Taps ascend (forward) or descend (grad_input).
+    g.axis_h = {random.between(1, 2), -random.between(0, 2), random.once_in(2) ? 1 : -1};
+    g.axis_w = {random.between(1, 2), -random.between(0, 2), random.between(1, 2)};
+    if (g.axis_h.tap < 0) g.axis_h.origin += g.taps_h - 1;
+    g.rows = random.between(1, 12);
+    g.cols = random.between(1, 12);
+    const Tile tile{0, images, random.between(0, 2), g.rows, random.between(0, 2), g.cols};
+    ListedSteps<T> listed;
+    listed.padding = padding_classes(g, tile, 1);
+    if (listed.padding.count == 0) continue;
+    const KBlock block{0, channels, 0, g.taps_h, 0, g.taps_w};
+    const Patch patch = lay_out_patch<T>(PatchOrder::kPlanar, g, tile, block);
+    const int64_t pixels = tile.pixels(), depth = channels * g.taps(), width = vectors * L;
+    const int64_t source_elements = images * channels * g.source_h * g.source_w;
+    Buffer<T> source(source_elements), patch_data(images * patch.image_pitch), a(depth * width), zeros(width);
+    fill(source, random);
+    fill(a, random);
+    for (int64_t i = 0; i < width; ++i) zeros[i] = 0;
+    if (random.once_in(3)) a[random.between(0, depth * width - 1)] = random.once_in(2) ? T(INFINITY) : T(NAN);
+    Source<T> from{};
+    from.data = source.data();
+    from.image = channels * g.source_h * g.source_w;
+    from.channel = g.source_h * g.source_w;
+    from.row = g.source_w;
+    from.col = 1;
+    from.height = g.source_h;
+    from.width = g.source_w;
+    pack_patch(patch, from, false, patch_data.data());
+
+    Buffer<int64_t> j_offset(pixels), k_offset(depth), b_offset(pixels), number(pixels);
+    fill_positions(patch, images, tile.rows, tile.cols, j_offset.data());
+    fill_taps(patch, channels, g.taps_h, g.taps_w, k_offset.data());
+    Result<T> c(pixels * width);
+    GemmOperands<T> operands{};
+    operands.depth = depth;
+    operands.chain = listed.chain = random.between(1, 40);
+    operands.a = a.data();
+    operands.a_pitch = operands.c_pitch = width;
+    operands.b = patch_data.data();
+    operands.j_offset = j_offset.data();
+    operands.k_offset = k_offset.data();
+    operands.start = zeros.data();
+    operands.c = c.expected.data();
+    describe("%d images, %d channels, %d x %d taps, %d x %d of %d x %d, chains of %d", int(images), int(channels),
+             int(g.taps_h), int(g.taps_w), int(g.rows), int(g.cols), int(g.source_h), int(g.source_w),
+             int(listed.chain));
+    gemm_panel<false, T>(pixels, vectors, operands);
+
+    listed.results = {images, tile.rows, tile.cols};
+    listed.all_steps = {channels, g.taps_h, g.taps_w};
+    listed.pitch = 2 * depth;
+    Buffer<int64_t> steps(listed.padding.count * listed.pitch);
+    listed.b_offsets = b_offset.data();
+    listed.steps = steps.data();
+    listed.for_each_result([&](int64_t at, int64_t image, int64_t p, int64_t q) {
+      b_offset[at] = patch.position_offset(image, p, q);
+      number[at] = (image * tile.rows + p) * tile.cols + q;
+    });
+    listed.fill_steps([&](int64_t channel, int64_t i, int64_t j) { return patch.tap_offset(channel, i, j); });
+    operands.c = c.data();
+    operands.c_offset = number.data();
+    listed.multiply(vectors, operands);
+    c.compare();
   }
 }
 
@@ -259,6 +384,10 @@ template <class T>
 void check_gemm() {
   check_gemm_ukernels<T, false>();
   check_gemm_panel<T, false>();
+  if constexpr (ListedSteps<T>::kExists) {
+    check_listed_ukernels<T>();
+    check_listed_steps<T>();
+  }
   if constexpr (!kTakesPairs<T>) {
     check_gemm_ukernels<T, true>();
     check_gemm_panel<T, true>();
