@@ -226,7 +226,7 @@ class DirectionExplanation:
 
     #: the driver, in words
     engine: str
-    #: the micro-kernel: family, dtype, shape, instruction set; ``listed``: products with the padding
+    #: the micro-kernel: family, dtype, shape, instruction set; ``listed``: products with padding
     #: are left out where a tile has enough of them
     micro_kernel: str
     #: the instruction set

@@ -289,6 +289,21 @@ def test_phases_of_the_stride(problem):
     assert _explain(problem, torch.complex64).grad_input.engine.startswith("implicit GEMM, vectors")
 
 
+def test_phases_of_large_results_run_image_by_image():
+    """So that each finds in the caches what the one before has written beside it."""
+    problem = Problem(
+        "ResNeXt", 4, 256, (56, 56), 256, (3, 3), stride=(2, 2), padding=(1, 1), groups=32
+    )
+    input, weight, *_ = make_tensors(problem)
+    torch.set_num_threads(1)
+    plans = [
+        conv2d_ext.explain(input[:n], weight, **problem.call_args()).grad_input for n in (1, 4)
+    ]
+    assert plans[1].work_items == 4 * plans[0].work_items
+    assert plans[1].gemm_n == 4 * plans[0].gemm_n
+    assert plans[1].tile_images == 1
+
+
 def test_products_with_the_padding_are_left_out_where_there_are_enough():
     """At 7 x 7 they are 18 % of a 3 x 3 layer's, at 112 x 112 1 %."""
 

@@ -40,7 +40,13 @@ void run(Call call, const Executor& threads) {
   normalize(call);
   const Executor& executor = is_small(call.problem) ? kSerial : threads;
   if (has_phases_in_turn(call)) return run_phases_in_turn(call, executor);
-  for_each_task(call, shape_for(call.dtype), [&](const Task& task) { run_task(task, executor); });
+  const IsaShape isa = shape_for(call.dtype);
+  const auto run_all = [&](const Call& now) {
+    for_each_task(now, isa, [&](const Task& task) { run_task(task, executor); });
+  };
+  const int64_t batch = call.problem.batch, at_once = images_in_turn(call, isa, executor.num_threads);
+  if (at_once == 0) return run_all(call);
+  for (int64_t n = 0; n < batch; n += at_once) run_all(images_of(call, n, min64(at_once, batch - n)));
 }
 
 // A batch of products whose second factors differ: one call for each.

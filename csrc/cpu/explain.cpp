@@ -429,7 +429,16 @@ Explanation explain_call(Call call, int threads) {
     }
     add_task(e, one);
   };
-  for_each_task(call, isa, add, &refusals);
+  const int64_t batch = call.problem.batch, at_once = images_in_turn(call, isa, num_threads);
+  if (at_once == 0) {
+    for_each_task(call, isa, add, &refusals);
+    return e;
+  }
+  // The first images stand for all; those that are left may be fewer.
+  for_each_task(images_of(call, 0, at_once), isa, add, &refusals);
+  e.work_items *= batch / at_once;
+  e.gemm_n = e.gemm_n / at_once * batch;
+  if (batch % at_once > 0) for_each_task(images_of(call, 0, batch % at_once), isa, add, &refusals);
   return e;
 }
 

@@ -763,6 +763,24 @@ MUTATIONS = (
     ),
     # ---- drivers
     M(
+        "plan/candidates.cpp",
+        "images that are computed later read the first ones",
+        "call.a.data) + first * call.a.stride[0] * size",
+        "call.a.data)",
+    ),
+    M(
+        "drivers/gemm.h",
+        "of groups that come first only the first tile is computed",
+        "tiling.tile(tiling.groups_first ? number / parts : number % tiling.tiles(), gemm)",
+        "tiling.tile(tiling.groups_first ? 0 : number % tiling.tiles(), gemm)",
+    ),
+    M(
+        "drivers/phases.h",
+        "of groups that come first only the first tile is computed",
+        "tiling.groups_first ? item / parts : item % tiling.tiles();",
+        "tiling.groups_first ? 0 : item % tiling.tiles();",
+    ),
+    M(
         "drivers/gemm.h",
         "later segments read the first one's channels",
         "operands.b = source.data + s * source.patch.channel_pitch;",
@@ -771,7 +789,7 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "chunks of result channels find each other's packed weights",
-        "first_owner + static_cast<uint64_t>(number / tiling.tiles())",
+        "first_owner + static_cast<uint64_t>(part_number)",
         "first_owner",
     ),
     M(

@@ -296,6 +296,8 @@ int64_t* const kLimits[] = {
     &t::kPaddingPermille,
     &t::kNarrowPaddingPermille,
     &t::kPaddingPanelPercent,
+    &p::kMostNeighbourPixels,
+    &p::kResultBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

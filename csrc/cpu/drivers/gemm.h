@@ -105,19 +105,20 @@ struct ConvCall {
   };
   CONV2D_INLINE Item item_at(int64_t number) const {
     Item item;
-    // Pixel tiles vary fastest: neighbouring items share weights.
-    item.piece.tile = tiling.tile(number % tiling.tiles(), gemm);
-    const int64_t chunk = number / tiling.tiles() % tiling.chunks_m;
-    const int64_t group = number / tiling.tiles() / tiling.chunks_m * (G ? L : 1);
+    // Where pixel tiles vary fastest neighbouring items share weights.
+    const int64_t parts = items() / tiling.tiles();
+    const int64_t part_number = tiling.groups_first ? number % parts : number / tiling.tiles();
+    item.piece.tile = tiling.tile(tiling.groups_first ? number / parts : number % tiling.tiles(), gemm);
+    const int64_t chunk = part_number % tiling.chunks_m;
+    const int64_t group = part_number / tiling.chunks_m * (G ? L : 1);
     item.piece.group = group;
     item.piece.groups = G ? min64(L, gemm.groups - group) : 1;
     item.m0 = chunk * tiling.chunk_vectors * kPerVector;
     item.channels_m = min64(tiling.chunk_vectors * kPerVector, gemm.m - item.m0);
     item.panels = cut_panels(div_up(item.channels_m, kPerVector), kPanelVectors<T>);
-    const OwnedScratch owned =
-        tiling.kept_panels == 0
-            ? OwnedScratch{thread_scratch(layout.bytes), false}
-            : thread_scratch(layout.bytes, first_owner + static_cast<uint64_t>(number / tiling.tiles()));
+    const OwnedScratch owned = tiling.kept_panels == 0
+                                   ? OwnedScratch{thread_scratch(layout.bytes), false}
+                                   : thread_scratch(layout.bytes, first_owner + static_cast<uint64_t>(part_number));
     item.is_packed = owned.kept;
     char* const scratch = item.scratch = static_cast<char*>(owned.memory);
     item.kept = part<Operand<T>>(scratch, layout.kept);

@@ -66,12 +66,15 @@ struct PhasesCall {
   int64_t items() const { return tiling.items(phases); }
 
   void work(int64_t item) const {
-    // Bands, then images, vary fastest: neighbouring items share weights.
-    const int64_t row0 = item % tiling.tiles_h * tiling.tile_rows;
-    const int64_t image0 = item / tiling.tiles_h % tiling.tiles_n * tiling.tile_images;
+    // Where bands, then images, vary fastest neighbouring items share weights.
+    const int64_t parts = items() / tiling.tiles();
+    const int64_t tile_number = tiling.groups_first ? item / parts : item % tiling.tiles();
+    const int64_t part_number = tiling.groups_first ? item % parts : item / tiling.tiles();
+    const int64_t row0 = tile_number % tiling.tiles_h * tiling.tile_rows;
+    const int64_t image0 = tile_number / tiling.tiles_h * tiling.tile_images;
     const int64_t images = min64(tiling.tile_images, any.batch - image0);
-    const int64_t group = item / tiling.tiles() / tiling.chunks_m;
-    const int64_t m0 = item / tiling.tiles() % tiling.chunks_m * tiling.chunk_vectors * L;
+    const int64_t group = part_number / tiling.chunks_m;
+    const int64_t m0 = part_number % tiling.chunks_m * tiling.chunk_vectors * L;
     const int64_t channels_m = min64(tiling.chunk_vectors * L, any.m - m0);
     const Panels panels = cut_panels(div_up(channels_m, L), tiling.panel_vectors);
 

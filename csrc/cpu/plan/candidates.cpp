@@ -410,6 +410,31 @@ bool has_phases_in_turn(const Call& call) {
          p.in_channels_per_group() == 1 && p.out_channels_per_group() == 1;
 }
 
+int64_t images_in_turn(const Call& call, const IsaShape& isa, int num_threads) {
+  const Conv2dProblem& p = call.problem;
+  const bool has_phases = call.direction == Direction::kGradInput && (p.stride_h > 1 || p.stride_w > 1);
+  if (!has_phases || has_phases_in_turn(call)) return 0;
+  const int64_t size = size_of(call.dtype);
+  const int64_t image = saturating_mul(p.in_channels, p.in_h, saturating_mul(p.in_w, size));
+  const int64_t images = max64(limits::phases::kResultBytes * num_threads / max64(image, 1), 1);
+  const int64_t weights = saturating_mul(p.out_channels, p.in_channels_per_group(), saturating_mul(p.taps(), size));
+  // Each time, weights are packed anew.
+  if (images >= p.batch || weights > saturating_mul(images, image) / 4) return 0;
+  int tasks = 0;
+  for_each_task(call, isa, [&](const Task&) { ++tasks; });
+  return tasks > 1 ? images : 0;
+}
+
+Call images_of(const Call& call, int64_t first, int64_t count) {
+  Call images = call;
+  images.problem.batch = count;
+  if (first == 0) return images;
+  const int64_t size = size_of(call.dtype);
+  images.a.data = static_cast<const char*>(call.a.data) + first * call.a.stride[0] * size;
+  images.result.data = static_cast<char*>(call.result.data) + first * call.result.stride[0] * size;
+  return images;
+}
+
 void for_each_task(const Call& call, const IsaShape& isa, const TaskVisitor& visit, Refusals* refusals) {
   const Tasks tasks{call, isa, visit, refusals};
   switch (call.direction) {

@@ -72,6 +72,12 @@ const char* name_of(Driver driver);
 // Whether the tasks of kDepthwise are phases that run in turn, up to kMostDepthwiseGemms of them.
 bool has_phases_in_turn(const Call& call);
 
+// A call's images are computed so many at a time, task after task: phases of an input gradient that each write every
+// other pixel of a result find it in the caches. 0: the whole batch, where that is not worth it.
+int64_t images_in_turn(const Call& call, const IsaShape& isa, int num_threads);
+// `count` images of a call, from `first` on.
+Call images_of(const Call& call, int64_t first, int64_t count);
+
 using TaskVisitor = Visitor<Task>;
 
 // Visits the tasks of a call that is not empty, in the order that they have to run in. `refusals`: where those of the

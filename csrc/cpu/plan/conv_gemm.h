@@ -51,6 +51,11 @@ struct ConvGemm : ImageGemm {
   // axis_w and weight_j lead from step to step. The last one of a row lacks so many columns.
   int64_t columns = 1, missing_columns = 0;
 
+  // Whether a pixel's groups lie side by side, a cache line or less of each: many share a page, or a line.
+  bool groups_are_neighbours(int64_t element_size) const {
+    return groups > 1 && source_c == 1 && destination_m == 1 && channels <= 64 / element_size && m <= 64 / element_size;
+  }
+
   int64_t single_channels() const { return per_step * channels - missing; }
   int64_t kernel_columns() const { return taps_w * columns - missing_columns; }
   int64_t source_g() const { return single_channels() * (source_c / per_step); }

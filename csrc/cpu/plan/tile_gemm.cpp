@@ -105,7 +105,7 @@ struct ConvTiler {
   // A thread that takes several tiles packs a panel once, as far as its scratch goes.
   void keep_weights(ConvTiling& t) const {
     t.kept_panels = 0;
-    if (lanes_are_groups || k.blocks_h * k.blocks_w != 1) return;
+    if (lanes_are_groups || t.groups_first || k.blocks_h * k.blocks_w != 1) return;
     if (t.tiles() <= num_threads) return;
     const ConvScratch scratch = lay_out_scratch(t, k, vector);
     const int64_t room = min64(limit::kKeptWeightBytes, limits::kMaxScratchBytes - scratch.bytes);
@@ -261,6 +261,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   ConvTiling t{};
   tiler.join_segments(t);
   tiler.leave_out_padding(t);
+  t.groups_first = gemm.groups_are_neighbours(vector.element_size);
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
   // in L2.
   const bool short_pixels =

@@ -23,6 +23,7 @@ struct ConvTiling : TileGrid {
   int64_t segments_at_once;         // whose weights are one panel
   int64_t kept_panels;              // of a chunk: their packed weights stay in scratch for the thread's next items
   int64_t padding_permille;         // products with it are left out where they are so many (padding_classes.h); or 0
+  bool groups_first;                // a tile's groups are neighbouring items, rather than a group's tiles
   bool interleaved;                 // lanes are groups, and all result channels of them are stored together
 };
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,

@@ -61,7 +61,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   if (phase_count > JoinedPhases::kMost || p.taps() > JoinedPhases::kMostTaps) return "too many phases or taps";
   if (!vector.interleaves) return "these kernels are not compiled for this dtype and instruction set";
   phases.columns_in_turn = step_w == 2 && call.result.stride[3] == 1 && call.result.stride[1] != 1;
-  const int64_t least = phases.columns_in_turn ? vector.lanes / 2 : 2 * vector.lanes;
+  const int64_t least = phases.columns_in_turn ? vector.lanes / 2 : p.groups > 1 ? vector.lanes : 2 * vector.lanes;
   if (p.in_channels_per_group() < least || p.out_channels == 0) return "few input channels in a group";
   const int64_t most = pixel_limit(p.in_channels_per_group(), phases.columns_in_turn, vector);
   if (p.in_w > most * p.stride_w || (p.in_h > most * p.stride_h && !phases.columns_in_turn)) return kManyPixels;
@@ -78,9 +78,8 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
   for_each_grad_input_gemm(call, [&](const ConvGemm& g) {
-    // No gradients of patch layers. Vectors over groups are as good, except in planes: there they store column by
-    // column, so that phases run together from a full vector of channels on.
-    const bool over_groups = lanes_are_groups(g, vector) && (!phases.columns_in_turn || g.m < vector.lanes);
+    // No gradients of patch layers. Vectors over groups are as good where channels fill no vector.
+    const bool over_groups = lanes_are_groups(g, vector) && g.m < vector.lanes;
     joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !over_groups;
     if (!joins) return;
     // One after the other, columns fastest.
@@ -116,11 +115,16 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
   PhasesTiling t{};
   const int64_t batch = phases.gemm[0].batch, vectors = div_up(phases.gemm[0].m, vector.lanes);
   t.panel_vectors = vector.max_vectors;
+  t.groups_first = phases.gemm[0].groups_are_neighbours(vector.element_size);
   const auto fits = [&](int64_t width) { return panel_bytes(phases, vector, width) <= limit::kMostPanelBytes; };
   while (t.panel_vectors > 1 && !fits(t.panel_vectors)) --t.panel_vectors;
   int64_t rows = phases.most_rows();
   while (rows > 1 && image_limit(phases, rows, vector) == 0) rows = div_up(rows, 2);
-  for (int64_t images = rows < phases.most_rows() ? 1 : image_limit(phases, rows, vector);;) {
+  int64_t images = rows < phases.most_rows() ? 1 : image_limit(phases, rows, vector);
+  if (t.groups_first) {
+    images = min64(images, max64(limit::kMostNeighbourPixels / max64(phases.most_pixels(rows), 1), 1));
+  }
+  for (;;) {
     t.tile_images = even_piece(batch, images);
     t.tiles_n = div_up(batch, t.tile_images);
     t.tile_rows = even_piece(phases.most_rows(), rows);

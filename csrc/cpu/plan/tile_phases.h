@@ -52,6 +52,7 @@ struct PhasesTiling {
   int64_t panel_vectors;            // the widest panel
   int64_t chunk_vectors, chunks_m;  // as in ConvTiling
   int64_t patch_elements;
+  bool groups_first;  // as in ConvTiling
   int64_t tiles() const { return tiles_n * tiles_h; }
   int64_t items(const JoinedPhases& phases) const { return phases.gemm[0].groups * tiles() * chunks_m; }
 };
