@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import golden_calls
 import torch
-from child import run_python
+from child import run_forked
 from exact_values import exact_tensor
 from golden_calls import Call
 
@@ -296,7 +296,7 @@ def digests_of(isa: str) -> dict[str, dict[str, list[str]]] | None:
     """In this process or in one of its own; None where this CPU lacks the instruction set."""
     if isa == conv2d_ext.build_config()["isa"]:
         return digests()
-    finished = run_python(__file__, "--print", env={"CONV2D_EXT_CPU_ISA": isa})
+    finished = run_forked(__file__, "--print", env={"CONV2D_EXT_CPU_ISA": isa})
     if finished.returncode and "this CPU" in finished.stderr:
         return None
     if finished.returncode:

@@ -262,6 +262,25 @@ class TestRoundingMode:
         assert not torch.equal(alone.output, nearest.output), "the mode was meant to matter"
         assert_same_bits(library_results(problem, tensors), nearest, "to nearest again")
 
+    @pytest.mark.parametrize("mode", MODES)
+    def test_products_with_the_padding(self, mode):
+        """Rounding down, +0 and a product of -0 are -0: a product that is left out in one format,
+        or on one instruction set, would show."""
+        input, weight = torch.zeros(1, 3, 7, 7), torch.ones(72, 3, 3, 3)
+        weight[:, :, 0, 0] = -1
+        grad_output = torch.zeros(1, 72, 7, 7)
+        ctypes.CDLL(None).fesetround(self.MODES[mode])
+        results = []
+        for format in (torch.contiguous_format, torch.channels_last):
+            x = input.to(memory_format=format).requires_grad_()
+            w = weight.to(memory_format=format).requires_grad_()
+            output = conv2d_ext.conv2d(x, w, padding=1)
+            gradients = torch.autograd.grad(output, (x, w), grad_output)
+            results.append([result.detach().contiguous() for result in (output, *gradients)])
+        ctypes.CDLL(None).fesetround(0)
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(*results, strict=True))
+        assert torch.signbit(results[0][0][0, 0, 0, 0]).item() == (mode == "downward")
+
 
 class TestFlushDenormal:
     """Worker threads treat denormal numbers as the calling thread does."""

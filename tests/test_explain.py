@@ -289,19 +289,23 @@ def test_phases_of_the_stride(problem):
     assert _explain(problem, torch.complex64).grad_input.engine.startswith("implicit GEMM, vectors")
 
 
-def test_phases_of_large_results_run_image_by_image():
+def test_phases_of_large_results_run_a_few_images_at_a_time():
     """So that each finds in the caches what the one before has written beside it."""
-    problem = Problem(
-        "ResNeXt", 4, 256, (56, 56), 256, (3, 3), stride=(2, 2), padding=(1, 1), groups=32
-    )
+    problem = Problem("128 groups", 5, 512, (28, 28), 512, (3, 3), (2, 2), (1, 1), groups=128)
     input, weight, *_ = make_tensors(problem)
+
+    def plan(images):
+        return conv2d_ext.explain(input[:images], weight, **problem.call_args()).grad_input
+
     torch.set_num_threads(1)
-    plans = [
-        conv2d_ext.explain(input[:n], weight, **problem.call_args()).grad_input for n in (1, 4)
-    ]
-    assert plans[1].work_items == 4 * plans[0].work_items
-    assert plans[1].gemm_n == 4 * plans[0].gemm_n
-    assert plans[1].tile_images == 1
+    one, five = plan(1), plan(5)
+    # 1.6 MB an image. Otherwise several would share a tile.
+    assert five.tile_images == 1
+    assert (five.work_items, five.gemm_n) == (5 * one.work_items, 5 * one.gemm_n)
+    torch.set_num_threads(2)
+    two, three, five = plan(2), plan(3), plan(5)
+    assert five.work_items == three.work_items + two.work_items
+    assert five.gemm_n == three.gemm_n + two.gemm_n
 
 
 def test_products_with_the_padding_are_left_out_where_there_are_enough():
@@ -313,6 +317,7 @@ def test_products_with_the_padding_are_left_out_where_there_are_enough():
             pytest.skip("the portable kernels multiply all padding")
         return ["_listed__" in getattr(plan, name).micro_kernel for name in DIRECTIONS]
 
+    torch.set_num_threads(1)  # of several each may have a panel too narrow for it
     small = Problem("small", 1, 48, (7, 7), 64, (3, 3), padding=(1, 1))
     assert listed(small) == [True, True, True]
     assert listed(dataclasses.replace(small, in_size=(112, 112))) == [False, False, False]

@@ -13,7 +13,7 @@ import isa_bits
 import isa_check
 import pytest
 import torch
-from child import run_python
+from child import run_forked
 
 import conv2d_ext
 from conv2d_ext import testing
@@ -22,7 +22,7 @@ COMPILED = conv2d_ext.build_config()["compiled_isas"]
 
 
 def _run(isa: str, *command: str) -> subprocess.CompletedProcess:
-    return run_python(*command, env={"CONV2D_EXT_CPU_ISA": isa})
+    return run_forked(*command, env={"CONV2D_EXT_CPU_ISA": isa})
 
 
 def test_portable_is_always_there():

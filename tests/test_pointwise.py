@@ -10,7 +10,7 @@ import pointwise_bits
 import pytest
 import torch
 import torch.nn.functional as F
-from child import run_python
+from child import run_forked
 from pointwise_bits import DTYPES, FUNCTIONS, bits, special_values
 from torch import Tensor
 
@@ -191,7 +191,7 @@ def test_flushed_denormals_reach_every_thread():
 def test_every_instruction_set_gives_the_same_bits():
     digests = {}
     for isa in conv2d_ext.build_config()["compiled_isas"]:
-        done = run_python(pointwise_bits.__file__, env={"CONV2D_EXT_CPU_ISA": isa})
+        done = run_forked(pointwise_bits.__file__, env={"CONV2D_EXT_CPU_ISA": isa})
         if done.returncode and "this CPU" in done.stderr:
             continue
         assert done.returncode == 0, done.stderr

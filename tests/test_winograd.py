@@ -13,7 +13,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from child import run_python
+from child import run_forked, run_python
 from isa_bits import assert_same_bits, bits
 
 import conv2d_ext
@@ -216,7 +216,7 @@ def test_instruction_sets_agree():
     for isa in ("avx2", "avx512", "avx512_bf16"):
         if isa not in conv2d_ext.build_config()["compiled_isas"]:
             continue
-        child = run_python("-c", PROGRAM, here, env={"CONV2D_EXT_CPU_ISA": isa})
+        child = run_forked("-c", PROGRAM, here, env={"CONV2D_EXT_CPU_ISA": isa})
         if child.returncode and "this CPU lacks" in child.stderr:
             continue
         assert child.returncode == 0, child.stderr
@@ -511,7 +511,7 @@ def test_environment(value):
         "thread.start(); thread.join();"
         "print(found)"
     )
-    child = run_python("-c", program, env={"CONV2D_EXT_ALLOW_WINOGRAD": value})
+    child = run_forked("-c", program, env={"CONV2D_EXT_ALLOW_WINOGRAD": value})
     if value == "yes":
         assert child.returncode != 0
         assert "CONV2D_EXT_ALLOW_WINOGRAD=yes: expected 0 or 1" in child.stderr

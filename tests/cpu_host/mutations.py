@@ -403,8 +403,20 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "products with the padding are left out before a bias of -0",
-        "(bias_first || !has_negative_zero(item.bias, width))",
+        "!has_negative_zero(item.bias, width)",
         "true",
+    ),
+    M(
+        "plan/tile_gemm.cpp",
+        "products with the padding are left out where rounding is downward",
+        "if (std::fegetround() == FE_DOWNWARD) return 0;",
+        "",
+    ),
+    M(
+        "plan/tile_gemm.cpp",
+        "products with the padding are left out of sums that start from a bias",
+        " && !gemm.starts_from_bias() &&",
+        " &&",
     ),
     M(
         "drivers/gemm.h",

@@ -272,7 +272,6 @@ void check_patch_axes() {
 
 // ---- tilings
 
-// Pieces of `whole`, the last of which may be smaller: all of it, once, and none empty.
 // Each result is in one class, which takes every step that meets the source there; the first class takes all steps.
 void check_padding_classes() {
   begin_part("padding_classes");
@@ -345,6 +344,7 @@ void check_padding_classes() {
   expect(listed > 500 && crossed > 100 && whole_rows > 20, "problems of each kind");
 }
 
+// Pieces of `whole`, the last of which may be smaller: all of it, once, and none empty.
 void expect_cut(int64_t whole, int64_t piece, int64_t count, const char* what) {
   expect(piece > 0 && count > 0 && (count - 1) * piece < whole && whole <= count * piece, what);
 }

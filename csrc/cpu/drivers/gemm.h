@@ -18,7 +18,7 @@
 //
 // Tiles whose pixels meet enough of the padding leave out its products (drivers/listed_steps.h).
 //
-// With operands of pairs a step of k takes two channels; all of the above is the same.
+// With operands of pairs a step of k takes two channels; the rest is the same, but that no products are left out.
 #pragma once
 
 #include "../kernels/gemm.h"
@@ -211,7 +211,7 @@ struct ConvCall {
     const bool has_list = source.listed.padding.count > 0;
     if (tiling.one_block || bias_first || in_result || has_list) load_bias_panel(item.piece, m, vectors, item.bias);
     const bool leaves_out = has_list && !ends_in_half<T>(min64(width, item.m0 + item.channels_m - m)) &&
-                            (bias_first || !has_negative_zero(item.bias, width));
+                            !has_negative_zero(item.bias, width);
     for (int64_t s = 0; s < block.channels; s += panel_channels()) {
       const KBlock segment = block.part(s, panel_channels());
       const int64_t number = k.segment_at(segment.channel, segment.tap_row, segment.tap_col);
@@ -254,26 +254,25 @@ struct ConvCall {
   CONV2D_INLINE void multiply_listed(const Item& item, const ListedSteps<T>& listed, const PanelPart& panel,
                                      const ChunkSums<T>& c, GemmOperands<T>& operands) const {
     const int64_t width = panel.vectors * L, pixels = item.piece.tile.pixels();
-    const T* const added = bias_first ? item.zeros : item.bias;
     operands.c_offset = part<int64_t>(item.scratch, layout.listed_numbers);
     if constexpr (kStoresSums) {
       if (panel.in_result) {
         operands.c = item.piece.template first_pixel<S>(gemm, panel.m);
         operands.c_pitch = 1;
         operands.c_offset = part<int64_t>(item.scratch, layout.listed_places);
-        if (panel.is_last) operands.bias = added;
+        if (panel.is_last) operands.bias = item.bias;
       }
     }
     listed.multiply(panel.vectors, operands);
     if (panel.in_result || !tiling.one_block || !panel.is_last) return;
     c.finish(pixels * width);
-    store(item, 0, {c.sums, width, pixels, 0, added}, panel.m, panel.vectors);
+    store(item, 0, {c.sums, width, pixels, 0, item.bias}, panel.m, panel.vectors);
   }
 
   // Where a sum that is zero meets such a bias, the sign of that zero shows; a product with the padding may decide it.
   static bool has_negative_zero(const T* bias, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-      if constexpr (kListsSteps) {
+    if constexpr (kListsSteps) {
+      for (int64_t i = 0; i < n; ++i) {
         if (bias[i] == 0 && __builtin_signbit(bias[i])) return true;
       }
     }

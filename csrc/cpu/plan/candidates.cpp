@@ -412,7 +412,8 @@ bool has_phases_in_turn(const Call& call) {
 
 int64_t images_in_turn(const Call& call, const IsaShape& isa, int num_threads) {
   const Conv2dProblem& p = call.problem;
-  const bool has_phases = call.direction == Direction::kGradInput && (p.stride_h > 1 || p.stride_w > 1);
+  const bool has_phases = call.direction == Direction::kGradInput && (p.stride_h > 1 || p.stride_w > 1) &&
+                          p.out_pixels() > 1 && !is_patch_layer(p);
   if (!has_phases || has_phases_in_turn(call)) return 0;
   const int64_t size = size_of(call.dtype);
   const int64_t image = saturating_mul(p.in_channels, p.in_h, saturating_mul(p.in_w, size));
@@ -422,7 +423,7 @@ int64_t images_in_turn(const Call& call, const IsaShape& isa, int num_threads) {
   if (images >= p.batch || weights > saturating_mul(images, image) / 4) return 0;
   int tasks = 0;
   for_each_task(call, isa, [&](const Task&) { ++tasks; });
-  return tasks > 1 ? images : 0;
+  return tasks > 1 ? even_piece(p.batch, images) : 0;
 }
 
 Call images_of(const Call& call, int64_t first, int64_t count) {

@@ -360,7 +360,7 @@ void for_each_grad_input_gemm(const Call& call, const GemmVisitor& visit) {
   const Conv2dProblem& p = call.problem;
   if (p.out_pixels() == 1) {
     visit_one_pixel_gemms(call, visit);
-  } else if (is_patch_layer({p.kernel_h, p.kernel_w, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w})) {
+  } else if (is_patch_layer(p)) {
     visit_patch_layer(call, visit);
   } else {
     visit_phases(call, visit);

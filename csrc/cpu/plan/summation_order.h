@@ -172,6 +172,9 @@ struct KernelSteps {
   int64_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
 };
 bool is_patch_layer(const KernelSteps& kernel);
+inline bool is_patch_layer(const Conv2dProblem& p) {
+  return is_patch_layer(KernelSteps{p.kernel_h, p.kernel_w, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w});
+}
 
 // One axis of a GEMM whose taps may lie outside the source, which has `size` coordinates.
 struct GatheredAxis {

@@ -1,5 +1,6 @@
 #include "tile_gemm.h"
 
+#include <cfenv>
 #include <limits>
 
 #include "../base/limits.h"
@@ -16,11 +17,16 @@ bool fits_scratch(const Scratch& scratch) {
   return scratch.bytes <= limits::kMaxScratchBytes;
 }
 
-// Products with the padding are left out of sums of m results where they are so many of a thousand; 0: nowhere. Types
-// that are computed as others have no micro-kernels for it.
-int64_t padding_permille(int64_t m, const VectorShape& vector) {
+// From how many of a thousand products on those with the padding are left out, of sums of m results in chunks of so
+// many vectors; 0: nowhere. AMX tiles flush denormal sums, so that even zeros change them. Rounding down, +0 and a
+// product of -0 are -0, which no bias hides. A panel that ends in half a vector has micro-kernels of its own.
+int64_t least_padding(int64_t m, int64_t chunk_vectors, const VectorShape& vector) {
   if (!vector.interleaves || vector.operand_size() != vector.element_size) return 0;
-  if (saturating_mul(m, 100) < limit::kPaddingPanelPercent * vector.max_vectors * vector.lanes) return 0;
+  const Panels panels = cut_panels(chunk_vectors, vector.max_vectors);
+  if (panels.size(0) * 100 < limit::kPaddingPanelPercent * vector.max_vectors) return 0;
+  const bool ends_in_half = vector.lanes == 16 && (m - 1) % vector.lanes < vector.lanes / 2;
+  if (ends_in_half && panels.count == 1) return 0;
+  if (std::fegetround() == FE_DOWNWARD) return 0;
   return vector.lanes * vector.element_size == 64 ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
 }
 
@@ -94,10 +100,11 @@ struct ConvTiler {
     t.segments_at_once = joins ? 2 : 1;
   }
 
-  void leave_out_padding(ConvTiling& t) const {
-    const int64_t permille = padding_permille(gemm.m, vector);
+  // Sums that start from the bias are so short that it would not pay; and a denormal bias may be flushed.
+  void leave_out_padding(ConvTiling& t, int64_t chunk_vectors) const {
+    const int64_t permille = least_padding(gemm.m, chunk_vectors, vector);
     const bool leaves_out = permille > 0 && !lanes_are_groups && gemm.per_step == 1 && gemm.channels > 0 &&
-                            gemm.taps() > 1 && k.blocks_h * k.blocks_w == 1 &&
+                            gemm.taps() > 1 && k.blocks_h * k.blocks_w == 1 && !gemm.starts_from_bias() &&
                             padding_classes(gemm, {0, 1, 0, gemm.rows, 0, gemm.cols}, permille).count > 0;
     t.padding_permille = leaves_out ? permille : 0;
   }
@@ -167,8 +174,8 @@ struct WeightTiler {
     }
   }
 
-  void leave_out_padding(WeightTiling& t) const {
-    const int64_t permille = padding_permille(problem.out_channels_per_group(), vector);
+  void leave_out_padding(WeightTiling& t, int64_t chunk_vectors) const {
+    const int64_t permille = least_padding(problem.out_channels_per_group(), chunk_vectors, vector);
     const Tile image{0, 1, 0, problem.out_h, 0, problem.out_w};
     const bool leaves_out = permille > 0 && lanes == WeightLanes::kChannels && t.tap_rows * t.tap_cols > 1 &&
                             padding_classes(problem, image, {0, t.tap_rows, 0, t.tap_cols}, permille).count > 0;
@@ -260,7 +267,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   const ConvTiler tiler{gemm, k, vector, lanes_are_groups, num_threads};
   ConvTiling t{};
   tiler.join_segments(t);
-  tiler.leave_out_padding(t);
+  if (gemm.m > 0) tiler.leave_out_padding(t, div_up(gemm.m, vector.lanes));
   t.groups_first = gemm.groups_are_neighbours(vector.element_size);
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
   // in L2.
@@ -276,6 +283,8 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
     tiler.cut_result_channels(t);
     if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
+  // Threads that would idle may have made chunks too narrow.
+  if (t.padding_permille > 0) tiler.leave_out_padding(t, t.chunk_vectors);
   tiler.keep_weights(t);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   return t;
@@ -287,13 +296,13 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
   WeightTiling t{};
   tiler.cut_groups(t);
   tiler.cut_kernel(t);
-  tiler.leave_out_padding(t);
   if (tiler.in_tiles()) tiler.cut_channels(t, limits::amx::kWeightTileBytes, limits::amx::kWeightTileColumns);
   // Tiles that have partials are small enough for the workspace.
   if (!tiler.in_tiles() || t.items() < num_threads) {
     tiler.cut_channels(t, limit::kWeightTileBytes, limit::kWeightTileColumns);
   }
   tiler.cut_pixels(t);
+  if (problem.out_channels > 0) tiler.leave_out_padding(t, t.chunk_vectors);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, pixels, vector)));
   return t;
 }

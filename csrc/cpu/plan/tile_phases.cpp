@@ -61,7 +61,9 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   if (phase_count > JoinedPhases::kMost || p.taps() > JoinedPhases::kMostTaps) return "too many phases or taps";
   if (!vector.interleaves) return "these kernels are not compiled for this dtype and instruction set";
   phases.columns_in_turn = step_w == 2 && call.result.stride[3] == 1 && call.result.stride[1] != 1;
-  const int64_t least = phases.columns_in_turn ? vector.lanes / 2 : p.groups > 1 ? vector.lanes : 2 * vector.lanes;
+  // Groups of one vector that lie side by side: pages of grad_output and of the result are read and written once.
+  const bool side_by_side = p.groups > 1 && call.result.stride[1] == 1;
+  const int64_t least = phases.columns_in_turn ? vector.lanes / 2 : side_by_side ? vector.lanes : 2 * vector.lanes;
   if (p.in_channels_per_group() < least || p.out_channels == 0) return "few input channels in a group";
   const int64_t most = pixel_limit(p.in_channels_per_group(), phases.columns_in_turn, vector);
   if (p.in_w > most * p.stride_w || (p.in_h > most * p.stride_h && !phases.columns_in_turn)) return kManyPixels;
@@ -78,8 +80,10 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
   for_each_grad_input_gemm(call, [&](const ConvGemm& g) {
-    // No gradients of patch layers. Vectors over groups are as good where channels fill no vector.
-    const bool over_groups = lanes_are_groups(g, vector) && g.m < vector.lanes;
+    // No gradients of patch layers. Elsewhere vectors over groups are as good, but where two phases are stored together
+    // or groups lie side by side: there phases run together from a full vector of channels on.
+    const bool over_groups =
+        lanes_are_groups(g, vector) && (g.m < vector.lanes || !(phases.columns_in_turn || side_by_side));
     joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !over_groups;
     if (!joins) return;
     // One after the other, columns fastest.
