@@ -56,9 +56,8 @@ def run_forked(*arguments: str, env: dict[str, str] | None = None) -> subprocess
     """As run_python, of a file or of `-c` and a program, two seconds sooner: torch is imported
     already, nothing of conv2d_ext is. Not for what starts or ends with the interpreter."""
     with contextlib.ExitStack() as files:
-        output, errors = (
-            files.enter_context(tempfile.NamedTemporaryFile("r+", encoding="utf-8")) for _ in "12"
-        )
+        output = files.enter_context(tempfile.NamedTemporaryFile("r+", encoding="utf-8"))
+        errors = files.enter_context(tempfile.NamedTemporaryFile("r+", encoding="utf-8"))
         request = {
             "arguments": [str(argument) for argument in arguments],
             "env": environment(**(env or {})),
