@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import collections
+import os
 
 import hypothesis
 import pytest
 import torch
 
 import conv2d_ext
+
+# Without it each process that uses Inductor loads six libraries in six processes, for ten seconds,
+# to see that what the CPU's flags say is so.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # The same examples in every run, and no deadline: a shared machine's pauses are no failures.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, print_blob=True)

@@ -372,15 +372,19 @@ def test_bits_of_every_kernel(math):
 @pytest.mark.parametrize("problem", [*SEGMENTS, *testing.LONG_SUMS], ids=str)
 def test_the_order_of_summation_does_not_depend_on_machine_or_batch(problem, math):
     """Segments and chains, as explain prints them. Weight gradients sum over the batch."""
+    batches = {batch: problem.with_batch(batch) for batch in (1, 2)}
+    drawn = {batch: make_tensors(whole, math.dtype) for batch, whole in batches.items()}
     for direction in DIRECTIONS:
         found = set()
-        for machine, batch in itertools.product(MACHINES, (1, 2)):
+        for machine, batch in itertools.product(MACHINES, batches):
             if direction == "grad_weight" and batch == 2:
                 continue
-            of_batch = problem.with_batch(batch)
-            tensors = make_tensors(of_batch, math.dtype)
             plan = engine().plan(
-                direction, of_batch, *operands(direction, tensors), tf32=math.tf32, machine=machine
+                direction,
+                batches[batch],
+                *operands(direction, drawn[batch]),
+                tf32=math.tf32,
+                machine=machine,
             )
             found.add((plan["segments"], plan["segment_length"], plan["chain_length"]))
         assert len(found) == 1, (direction, found)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from child import run_python
+from child import run_forked
 
 import conv2d_ext
 
@@ -86,7 +86,7 @@ def test_code_runs_and_prints_what_it_says(page, tmp_path):
             claims += claimed_outputs(code)
     file = tmp_path / "page.py"
     file.write_text("\n".join(program), encoding="utf-8")
-    process = run_python(str(file))
+    process = run_forked(str(file))
     assert process.returncode == 0, process.stderr
     printed = [text for text in process.stdout.splitlines() if text in ("True", "False")]
     assert printed == claims

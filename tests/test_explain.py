@@ -22,8 +22,15 @@ PROBLEMS = [
 ]
 
 
+def _operands(problem, dtype):
+    """Whose values no plan depends on."""
+    shapes = (problem.input_shape, problem.weight_shape, (problem.out_channels,))
+    input, weight, bias = (torch.zeros(shape, dtype=dtype) for shape in shapes)
+    return input, weight, bias if problem.bias else None
+
+
 def _explain(problem, dtype=torch.float32):
-    input, weight, bias, _ = make_tensors(problem, dtype)
+    input, weight, bias = _operands(problem, dtype)
     return conv2d_ext.explain(input, weight, bias, **problem.call_args())
 
 
@@ -494,7 +501,7 @@ class TestDescribedGpu:
 
     @staticmethod
     def _plan(problem, dtype=torch.float32, gpu=H200, view=None):
-        input, weight, bias, _ = make_tensors(problem, dtype)
+        input, weight, bias = _operands(problem, dtype)
         if view:
             input, weight = view(input), view(weight)
         args = problem.op_args()

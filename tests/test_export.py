@@ -10,7 +10,7 @@ import typing
 import pytest
 import torch
 import torch.nn.functional as F
-from child import run_python
+from child import run_forked
 from torch import Tensor, nn
 
 import conv2d_ext
@@ -224,12 +224,12 @@ NAMES = "mode_program,mode_package,converted_program,converted_package"
 
 class TestFreshProcess:
     def test_equal_bits(self, saved):
-        done = run_python("-c", textwrap.dedent(CHILD), saved, NAMES, "import")
+        done = run_forked("-c", textwrap.dedent(CHILD), saved, NAMES, "import")
         assert done.stdout == "equal\n", done.stderr
 
     @pytest.mark.parametrize("name", ["mode_program", "mode_package"])
     def test_without_the_library(self, saved, name):
-        done = run_python("-c", textwrap.dedent(CHILD), saved, name)
+        done = run_forked("-c", textwrap.dedent(CHILD), saved, name)
         assert done.returncode == 1
         # PyTorch's own words, which name the op; of a program in a warning before the error.
         words = {"mode_program": "failed to resolve torch.ops.", "mode_package": "schema for "}

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kReservedBytes = size_t{1} << 20;
 constexpr size_t kMarginBytes = size_t{64} << 10;  // before base(), for addresses that are too low
 constexpr size_t kCellBytes = 2;
-constexpr size_t kMostSites = 4096;
+constexpr size_t kMostSites = 4096, kHashedSites = 2 * kMostSites;
 constexpr int kLanes = 32, kBanks = 32;
 constexpr uint32_t kWordBytes = 4;
 
@@ -37,7 +37,7 @@ int wavefronts_of(const uint32_t (&offset)[kLanes], uint32_t lanes, int first, i
 
 }  // namespace
 
-SharedMemory::SharedMemory() : site_table_(2 * kMostSites) {
+SharedMemory::SharedMemory() : site_table_(kHashedSites) {
   void* const reserved = mmap(nullptr, kReservedBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) throw std::bad_alloc();
   base_ = static_cast<char*>(reserved) + kMarginBytes;
@@ -80,7 +80,7 @@ uint16_t SharedMemory::number_of(Site site, AccessKind kind, int bytes) {
   size_t hash = reinterpret_cast<uintptr_t>(site.file) / 8 + static_cast<size_t>(site.line) * 40503u +
                 static_cast<size_t>(bytes) * 7u + static_cast<size_t>(kind) * 131u;
   for (;; ++hash) {
-    uint16_t& entry = site_table_[hash % site_table_.size()];
+    uint16_t& entry = site_table_[hash % kHashedSites];
     if (entry == 0) {
       if (sites_.size() == kMostSites) fail("more lines of source reach shared memory than there is room for");
       sites_.push_back({site, kind, bytes, {0, 0, 0}});
@@ -128,11 +128,22 @@ void SharedMemory::fail_in_flight(const Access& access, const char* verb, size_t
        ", where an asynchronous copy of " + describe(copy) + " has not been waited for");
 }
 
+// Whatever races with the read races with one of those that are kept: these are of two warps, unordered until the next
+// barrier of the CTA, or of two threads of the read's own warp since it last met.
+bool SharedMemory::is_known(const Cell& cell, const Access& read) {
+  const auto& [first, second] = cell.reads;
+  if (first.epoch != read.epoch || second.epoch != read.epoch) return false;
+  const int warp = first.thread / kLanes;
+  return warp != second.thread / kLanes ||
+         (warp == read.thread / kLanes && first.warp_epoch == read.warp_epoch && second.warp_epoch == read.warp_epoch);
+}
+
 void SharedMemory::check_read(const Access& access, size_t offset, int bytes) {
   for (size_t at = offset; at < offset + bytes; at += kCellBytes) {
     Cell& cell = cells_[at / kCellBytes];
     if (cell.in_flight) fail_in_flight(access, "reads", at, cell.write);
     if (!is_ordered(cell.write, access)) fail_race(access, "reads", at, cell.write, "writes");
+    if (is_known(cell, access)) continue;
     // Reads that come before this one for whoever comes after it are forgotten.
     Access kept[2];
     int count = 0;

@@ -98,6 +98,7 @@ class SharedMemory {
   uint16_t number_of(Site site, AccessKind kind, int bytes);
   size_t checked_offset(Site site, const void* address, int bytes, const char* verb) const;
   bool is_ordered(const Access& earlier, const Access& later) const;
+  static bool is_known(const Cell& cell, const Access& read);
   void check_read(const Access& access, size_t offset, int bytes);
   void check_write(const Access& access, size_t offset, int bytes, const char* verb);
   Access access_by(int thread, uint16_t site) const;

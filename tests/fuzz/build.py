@@ -40,7 +40,8 @@ SANITIZERS = {
     "address": (
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
-        "-fno-sanitize=null,object-size",  # the address sanitizer sees such accesses
+        # The address sanitizer sees accesses by such pointers.
+        "-fno-sanitize=null,object-size,pointer-overflow",
     ),
     "thread": ("-fsanitize=thread",),
     "coverage": ("-fprofile-instr-generate", "-fcoverage-mapping"),
