@@ -428,9 +428,11 @@ void check_amx_tiling(const ConvGemm& g, const VectorShape& vector, int threads)
   expect(t.shared_bytes == 0 || t.tiles() > 1, "weights are shared between tiles");
   expect(t.shared_bytes <= threads * (int64_t{1} << 20), "shared weights");
 }
-void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, WeightLanes lanes, int threads) {
+void check_weight_tiling(const Call& call, const VectorShape& vector, WeightLanes lanes, int threads) {
+  const Conv2dProblem& p = call.problem;
+  const bool neighbours = weight_groups_are_neighbours(call, vector.element_size);
   const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
-  const WeightTiling t = tile_grad_weight(p, pixels, vector, lanes, threads);
+  const WeightTiling t = tile_grad_weight(p, pixels, vector, lanes, neighbours, threads);
   const bool groups = lanes != WeightLanes::kChannels;
   expect_cut(div_up(p.out_channels_per_group(), groups ? 1 : vector.lanes), t.chunk_vectors, t.chunks_m, "outputs");
   expect_cut(p.in_channels_per_group(), t.block_channels, t.blocks_c, "input channels");
@@ -439,7 +441,9 @@ void check_weight_tiling(const Conv2dProblem& p, const VectorShape& vector, Weig
   if (lanes == WeightLanes::kInnerGroups) {
     expect_cut(p.groups / vector.lanes, t.group_vectors, t.group_blocks, "vectors of groups");
   } else {
-    expect_cut(p.groups, groups ? vector.lanes : 1, t.group_blocks, "groups");
+    expect_cut(p.groups, groups ? vector.lanes : t.groups_in_turn, t.group_blocks, "groups");
+    expect(t.groups_in_turn == 1 || (neighbours && !groups), "groups in turn");
+    expect(t.groups_in_turn * threads <= max64(p.groups, threads), "groups for each thread");
   }
   expect(t.slots >= 1 && t.slots <= max64(pixels.chunks(), 1), "slots");
   expect(partial_bytes(t, vector) <= int64_t(threads) * 1024 * 1024, "partials");
@@ -581,14 +585,14 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       return expect_scratch(lay_out_scratch(t, k, vector).bytes);
     }
     case Driver::kWeightAmx:
-      return check_weight_tiling(p, isa.amx, WeightLanes::kChannels, threads);
+      return check_weight_tiling(*task.call, isa.amx, WeightLanes::kChannels, threads);
     case Driver::kWeightDepthwise:
-      return check_weight_tiling(p, vector, WeightLanes::kInnerGroups, threads);
+      return check_weight_tiling(*task.call, vector, WeightLanes::kInnerGroups, threads);
     case Driver::kWeightGroups:
-      return check_weight_tiling(p, vector, WeightLanes::kGroups, threads);
+      return check_weight_tiling(*task.call, vector, WeightLanes::kGroups, threads);
     case Driver::kWeightTransposed:
     case Driver::kWeightGemm:
-      return check_weight_tiling(p, vector, WeightLanes::kChannels, threads);
+      return check_weight_tiling(*task.call, vector, WeightLanes::kChannels, threads);
     case Driver::kPadding:
       return;
   }

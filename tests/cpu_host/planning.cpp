@@ -269,9 +269,11 @@ void plan_amx(const ConvGemm& g, const Draw& d, const VectorShape& vector) {
   if (shared < 0 || shared > kPartialBytes) fail(std::to_string(shared) + " bytes of shared weights a thread");
 }
 
-void plan_weight(const Conv2dProblem& p, const Draw& d, const VectorShape& vector, WeightLanes lanes) {
+void plan_weight(const Call& call, const Draw& d, const VectorShape& vector, WeightLanes lanes) {
+  const Conv2dProblem& p = call.problem;
   const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
-  const WeightTiling t = tile_grad_weight(p, pixels, vector, lanes, d.threads);
+  const WeightTiling t = tile_grad_weight(
+      p, pixels, vector, lanes, weight_groups_are_neighbours(call, vector.element_size), d.threads);
   check_scratch("grad_weight", lay_out_scratch(t, pixels, vector).bytes);
   const int64_t partials = (partial_bytes(t, vector) + d.threads - 1) / d.threads;
   largest["partials"] = std::max(largest["partials"], partials);
@@ -325,14 +327,14 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
     case Driver::kGemm:
       return plan_gemm("conv", *task.gemm, false, d, vector);
     case Driver::kWeightAmx:
-      return plan_weight(p, d, isa.amx, WeightLanes::kChannels);
+      return plan_weight(*task.call, d, isa.amx, WeightLanes::kChannels);
     case Driver::kWeightDepthwise:
-      return plan_weight(p, d, vector, WeightLanes::kInnerGroups);
+      return plan_weight(*task.call, d, vector, WeightLanes::kInnerGroups);
     case Driver::kWeightGroups:
-      return plan_weight(p, d, vector, WeightLanes::kGroups);
+      return plan_weight(*task.call, d, vector, WeightLanes::kGroups);
     case Driver::kWeightTransposed:
     case Driver::kWeightGemm:
-      return plan_weight(task.call->problem, d, vector, WeightLanes::kChannels);
+      return plan_weight(*task.call, d, vector, WeightLanes::kChannels);
     case Driver::kPadding:
       return;
   }

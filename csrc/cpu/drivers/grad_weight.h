@@ -5,8 +5,8 @@
 // The micro-kernel is that of drivers/gemm.h, with the offset tables exchanged: its rows are weight elements (c, i, j),
 // its K runs over pixels, its vectors hold output channels.
 //
-// A work item (drivers/weight_chunks.h) packs the patch of each segment of pixels, unless the input itself can serve as
-// one, and a panel of grad_output.
+// A work item (drivers/weight_chunks.h) packs the patch of each segment of pixels and a panel of grad_output, unless the
+// input or grad_output can serve as one.
 //
 // Products with the padding are left out where they are enough (drivers/listed_steps.h).
 //
@@ -56,7 +56,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
            positions_inside(problem.cols(), 1, problem.out_w, problem.in_w).count() == problem.out_w;
   }
 
-  // The tile of weights that an item owns.
+  // The tile of weights that an item owns, of each of its groups; `groups` are a vector's lanes, or taken in turn.
   struct WeightTile {
     int64_t group, groups, m0, channels_m, c0, channels, i0, tap_rows, j0, tap_cols;
     int64_t elements() const { return channels * tap_rows * tap_cols; }
@@ -70,7 +70,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     t.c0 = item % tiling.blocks_c * tiling.block_channels;
     item /= tiling.blocks_c;
     t.m0 = item % tiling.chunks_m * tiling.chunk_vectors * kPerVector;
-    const int64_t block_groups = G ? L : 1;
+    const int64_t block_groups = G ? L : tiling.groups_in_turn;
     t.group = item / tiling.chunks_m * block_groups;
     t.groups = min64(block_groups, problem.groups - t.group);
     t.channels_m = min64(tiling.chunk_vectors * kPerVector, problem.out_channels_per_group() - t.m0);
@@ -79,6 +79,17 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     t.tap_cols = min64(tiling.tap_cols, problem.kernel_w - t.j0);
     return t;
   }
+
+  // One of the groups that are taken in turn.
+  static constexpr int64_t turns_of(const WeightTile& t) { return G ? 1 : t.groups; }
+  static WeightTile in_turn(WeightTile t, int64_t turn) {
+    if constexpr (!G) {
+      t.group += turn;
+      t.groups = 1;
+    }
+    return t;
+  }
+  int64_t sums_of_group(const WeightTile& t) const { return t.elements() * div_up(t.channels_m, kPerVector) * L; }
 
   // Where a thread's operands lie in scratch.
   struct Scratch {
@@ -122,11 +133,17 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     fill_zero(scratch.zeros, Vec<T>::kMaxVectors * L);
     for (int64_t number = segments.begin; number < segments.end; ++number) {
       const Tile segment = this->segment_at(number);
-      const PatchView view = in_place ? input_in_place(t, segment) : pack_input(t, segment, scratch.patch);
-      fill_taps(view.patch, t.channels, t.tap_rows, t.tap_cols, scratch.element_offsets);
-      fill_positions(view.patch, segment.images, segment.rows, segment.cols, scratch.pixel_offsets);
-      const ListedSteps<T> listed = list_steps(t, segment, view.patch, scratch);
-      multiply(t, segment, {view, listed}, scratch, number != segments.begin, c_tile);
+      ListedSteps<T> listed;
+      for (int64_t turn = 0; turn < turns_of(t); ++turn) {
+        const WeightTile of = in_turn(t, turn);
+        const PatchView view = in_place ? input_in_place(of, segment) : pack_input(of, segment, scratch.patch);
+        if (turn == 0) {
+          fill_taps(view.patch, t.channels, t.tap_rows, t.tap_cols, scratch.element_offsets);
+          fill_positions(view.patch, segment.images, segment.rows, segment.cols, scratch.pixel_offsets);
+          listed = list_steps(t, segment, view.patch, scratch);
+        }
+        multiply(of, segment, {view, listed}, scratch, number != segments.begin, c_tile + turn * sums_of_group(t));
+      }
     }
   }
 
@@ -210,7 +227,11 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     const Panels panels = panels_of(t);
     for (int64_t x = 0; x < panels.count; ++x) {
       const int64_t vectors = panels.size(x), start = panels.start(x);
-      pack_grad_output(t, segment, start * kPerVector, vectors, scratch.panel);
+      if (is_panel(t, segment, vectors)) {
+        operands.a = reinterpret_cast<const T*>(grad_output_at(segment, t.m0));
+      } else {
+        pack_grad_output(t, segment, start * kPerVector, vectors, scratch.panel);
+      }
       operands.a_pitch = operands.c_pitch = vectors * L;
       operands.c = c_tile + t.elements() * start * L;
       operands.half = !G && ends_in_half<T>(min64(vectors * L, t.channels_m - start * L));
@@ -226,14 +247,25 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   }
   Panels panels_of(const WeightTile& t) const { return cut_panels(div_up(t.channels_m, kPerVector), kPanelVectors<T>); }
 
+  // Whether grad_output itself is the panel: whole vectors of channels_last, no others between pixels.
+  bool is_panel(const WeightTile& t, const Tile& segment, int64_t vectors) const {
+    if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
+    const int64_t* const go = grad_output.stride;
+    const int64_t width = vectors * L;
+    return t.channels_m == width && go[1] == 1 && go[3] == width && joins_rows(segment) &&
+           (segment.images == 1 || go[0] == segment.rows * segment.cols * width);
+  }
+  bool joins_rows(const Tile& segment) const {
+    return segment.rows == 1 || grad_output.stride[2] == segment.cols * grad_output.stride[3];
+  }
+
   // A panel of a segment's pixels: [pixel][lane], from the tile's output channel m on.
   CONV2D_INLINE void pack_grad_output(const WeightTile& t, const Tile& segment, int64_t m, int64_t vectors,
                                       T* dst) const {
     const int64_t* const go = grad_output.stride;
     const int64_t width = vectors * L, group_channels = problem.out_channels_per_group();
     // Rows that continue one another are one run.
-    const bool join_rows = segment.rows == 1 || go[2] == segment.cols * go[3];
-    const int64_t run = join_rows ? segment.rows * segment.cols : segment.cols, runs = join_rows ? 1 : segment.rows;
+    const int64_t runs = joins_rows(segment) ? 1 : segment.rows, run = segment.rows / runs * segment.cols;
     const S* const source = grad_output_at(segment, t.group * group_channels + t.m0 + m);
     for (int64_t n = 0; n < segment.images; ++n) {
       for (int64_t r = 0; r < runs; ++r, dst += run * width) {
@@ -258,8 +290,11 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     }
   }
 
-  int64_t used_size(const WeightTile& t) const { return t.elements() * div_up(t.channels_m, kPerVector) * L; }
+  int64_t used_size(const WeightTile& t) const { return turns_of(t) * sums_of_group(t); }
   void store(const WeightTile& t, const T* c_tile) const {
+    for (int64_t turn = 0; turn < turns_of(t); ++turn) store_group(in_turn(t, turn), c_tile + turn * sums_of_group(t));
+  }
+  void store_group(const WeightTile& t, const T* c_tile) const {
     const Panels panels = panels_of(t);
     const int64_t* const gw = grad_weight.stride;
     const int64_t group_channels = problem.out_channels_per_group(), taps = t.tap_rows * t.tap_cols;

@@ -3,6 +3,7 @@
 
 #include "../../conv2d_problem.h"
 #include "../../tensor_view.h"
+#include "../base/integers.h"
 #include "../conv2d_cpu.h"
 
 namespace conv2d_ext::cpu {
@@ -27,6 +28,18 @@ Call product_call(MatmulSizes size, DType dtype, ConstMatrixView mat1, ConstMatr
 // Whether the threads share a batch of products out, or else each product among them.
 inline bool shares_products(const MatmulSizes& size, const ConstMatrixView& mat2, int num_threads) {
   return size.batch > 1 && mat2.batch_stride != 0 && size.batch >= num_threads;
+}
+
+// Whether a pixel has several groups of channels that take a cache line or less of the one tensor and of the other.
+inline bool groups_are_narrow(int64_t groups, int64_t channels, int64_t other_channels, int64_t element_size) {
+  return groups > 1 && max64(channels, other_channels) <= 64 / element_size;
+}
+
+// Whether a weight gradient's groups are narrow and lie side by side: many share a page.
+inline bool weight_groups_are_neighbours(const Call& call, int64_t element_size) {
+  const Conv2dProblem& p = call.problem;
+  return call.a.stride[1] == 1 && call.b.stride[1] == 1 &&
+         groups_are_narrow(p.groups, p.in_channels_per_group(), p.out_channels_per_group(), element_size);
 }
 
 // A weight gradient of one group and tap without padding, with input and grad_output in each other's place: the same

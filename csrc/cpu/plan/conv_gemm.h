@@ -51,9 +51,9 @@ struct ConvGemm : ImageGemm {
   // axis_w and weight_j lead from step to step. The last one of a row lacks so many columns.
   int64_t columns = 1, missing_columns = 0;
 
-  // Whether a pixel's groups lie side by side, a cache line or less of each: many share a page, or a line.
+  // Whether narrow groups lie side by side: many share a page, or a line.
   bool groups_are_neighbours(int64_t element_size) const {
-    return groups > 1 && source_c == 1 && destination_m == 1 && channels <= 64 / element_size && m <= 64 / element_size;
+    return source_c == 1 && destination_m == 1 && groups_are_narrow(groups, channels, m, element_size);
   }
 
   int64_t single_channels() const { return per_step * channels - missing; }

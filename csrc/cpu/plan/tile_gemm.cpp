@@ -131,11 +131,13 @@ struct WeightTiler {
   const PixelBlocking& pixels;
   const VectorShape& vector;
   const WeightLanes lanes;
+  const bool groups_are_neighbours;
   const int num_threads;
 
   bool in_tiles() const { return vector.operand_size() != vector.element_size; }  // of AMX
 
   void cut_groups(WeightTiling& t) const {
+    t.groups_in_turn = 1;
     if (lanes == WeightLanes::kInnerGroups) {
       // The rest of the groups overlaps the last whole vector. Few pixels' groups are cut evenly for the threads, into
       // pieces of a cache line or more; of many pixels threads take chunks.
@@ -148,8 +150,16 @@ struct WeightTiler {
       }
       t.group_vectors = max64(least, div_up(whole, blocks));
       t.group_blocks = div_up(whole, t.group_vectors);
+    } else if (lanes == WeightLanes::kGroups) {
+      t.group_blocks = div_up(problem.groups, vector.lanes);
     } else {
-      t.group_blocks = div_up(problem.groups, lanes == WeightLanes::kGroups ? vector.lanes : 1);
+      // As many for each thread, in items of a tile's bytes.
+      const int64_t bytes = saturating_mul(round_up(problem.out_channels_per_group(), vector.lanes),
+                                           problem.in_channels_per_group() * problem.taps(), vector.element_size);
+      const int64_t most = groups_are_neighbours && !in_tiles() ? limit::kWeightTileBytes / max64(bytes, 1) : 1;
+      const int64_t blocks = div_up(problem.groups, max64(most, 1));
+      t.groups_in_turn = max64(problem.groups / round_up(blocks, num_threads), 1);
+      t.group_blocks = div_up(problem.groups, t.groups_in_turn);
     }
   }
 
@@ -291,8 +301,8 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
 }
 
 WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
-                              WeightLanes lanes, int num_threads) {
-  const WeightTiler tiler{problem, pixels, vector, lanes, num_threads};
+                              WeightLanes lanes, bool groups_are_neighbours, int num_threads) {
+  const WeightTiler tiler{problem, pixels, vector, lanes, groups_are_neighbours, num_threads};
   WeightTiling t{};
   tiler.cut_groups(t);
   tiler.cut_kernel(t);

@@ -38,6 +38,7 @@ struct WeightTiling {
   int64_t patch_elements;
   // Where lanes are groups: vectors of groups in an item (the last item's last one may take fewer groups), and items.
   int64_t group_vectors, group_blocks;
+  int64_t groups_in_turn;    // where lanes are channels: groups of an item, which walks over the pixels once
   int64_t patch_segments;    // segments, rows of one image below one another, that a patch serves: they share its rows
   int64_t padding_permille;  // as above
   int64_t slots;  // chunks of pixels summed in parallel, each into a partial of its own; 1: one after the other
@@ -45,12 +46,12 @@ struct WeightTiling {
   int64_t tiles() const { return chunks_m * blocks_c * blocks_h * blocks_w; }
   int64_t items() const { return tiles() * group_blocks; }  // of one slot
   int64_t tile_size(int64_t lanes) const {
-    return chunk_vectors * lanes * max_elements() * (group_vectors > 0 ? group_vectors + 1 : 1);
+    return chunk_vectors * lanes * max_elements() * (group_vectors > 0 ? group_vectors + 1 : groups_in_turn);
   }
 };
 enum class WeightLanes { kChannels, kGroups, kInnerGroups };  // the last: Driver::kWeightDepthwise
 WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
-                              WeightLanes lanes, int num_threads);
+                              WeightLanes lanes, bool groups_are_neighbours, int num_threads);
 
 // Bytes of the call's workspace, where chunks of pixels are summed in parallel: a partial of each tile in each slot,
 // its total, and what that lost. At most limits::tiling::kPartialBytes a thread.
