@@ -1127,6 +1127,42 @@ MUTATIONS = (
         "*tap_offset++ = i * view.tap_col + j * view.tap_col;",
     ),
     M(
+        "drivers/grad_weight.h",
+        "images with gaps are a panel",
+        "(segment.images == 1 || go[0] == segment.rows * segment.cols * width);",
+        "segment.images >= 1;",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "rows with gaps are a panel, and one run",
+        "return segment.rows == 1 || grad_output.stride[2] == segment.cols * grad_output.stride[3];",
+        "return segment.rows >= 1;",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "some lanes of a pixel are a panel",
+        "return t.channels_m == width && go[1] == 1 && go[3] == width && joins_rows(segment) &&",
+        "return t.channels_m <= width && go[1] == 1 && go[3] <= width && joins_rows(segment) &&",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "each of the groups taken in turn is the first",
+        "t.group += turn;",
+        "t.group += 0 * turn;",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "groups taken in turn share their sums",
+        "number != segments.begin, c_tile + turn * sums_of_group(t));",
+        "number != segments.begin, c_tile);",
+    ),
+    M(
+        "drivers/grad_weight.h",
+        "the chunks' sums are those of one group",
+        "return turns_of(t) * sums_of_group(t); }",
+        "return sums_of_group(t); }",
+    ),
+    M(
         "drivers/weight_chunks.h",
         "the first chunk is lost",
         "add_chunk(total, lost, tile, call.used_size(t), chunk == 0);",
@@ -1456,8 +1492,15 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.h",
         "no room in the tile for the vector that overlaps",
+        "(group_vectors > 0 ? group_vectors + 1 : groups_in_turn)",
+        "(group_vectors > 0 ? group_vectors : groups_in_turn)",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_gemm.h",
+        "no room in the tile for groups taken in turn",
+        "(group_vectors > 0 ? group_vectors + 1 : groups_in_turn)",
         "(group_vectors > 0 ? group_vectors + 1 : 1)",
-        "(group_vectors > 0 ? group_vectors : 1)",
         sanitizer="address",
     ),
     M(
