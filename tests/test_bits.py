@@ -184,6 +184,33 @@ def test_expanded_arguments(dtype, device):
     assert_same_bits(library_results(problem, tensors), expected, "expanded")
 
 
+@pytest.mark.parametrize("groups", [1, 2, 5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_windows_that_overlap(dtype, groups, device):
+    """Pixels that share channels, as the windows of Tensor.unfold do, against copies: a pixel's
+    stride may be a group's channels, and an image's as if there were no other groups."""
+    for width in (4, 8, 16, 32):
+        channels = groups * width
+        problem = Problem(
+            "windows", 3, channels, (5, 6), channels, (3, 3), padding=(1, 1), groups=groups
+        )
+        drawn = make_tensors(problem, dtype, device=device)
+        strides = (30 * width, 1, 6 * width, width)
+        tensors = drawn._replace(
+            input=drawn.input.as_strided(problem.input_shape, strides),
+            grad_output=drawn.grad_output.as_strided(problem.output_shape, strides),
+        )
+        copies = Tensors(*(tensor.contiguous() for tensor in tensors))
+        for batch in (3, 1):
+            some, them = (
+                ts._replace(input=ts.input[:batch], grad_output=ts.grad_output[:batch])
+                for ts in (tensors, copies)
+            )
+            problem = problem.with_batch(batch)
+            expected = library_results(problem, them)
+            assert_same_bits(library_results(problem, some), expected, f"{width} channels")
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_number_of_result_channels(dtype, device):
     """A channel's sum is the same beside few others, where planes are read one by one, and beside

@@ -1135,8 +1135,8 @@ MUTATIONS = (
     M(
         "drivers/grad_weight.h",
         "rows with gaps are a panel, and one run",
-        "return segment.rows == 1 || grad_output.stride[2] == segment.cols * grad_output.stride[3];",
-        "return segment.rows >= 1;",
+        "segment.rows == 1 || grad_output.stride[2] == segment.cols * grad_output.stride[3];",
+        "segment.rows >= 1;",
     ),
     M(
         "drivers/grad_weight.h",
@@ -1359,8 +1359,8 @@ MUTATIONS = (
     M(
         "plan/candidates.cpp",
         "depthwise weight gradients, though groups don't lie together",
-        "call.b.stride[1] != 1 || call.a.stride[1] != 1",
-        "call.b.stride[1] != 1",
+        "if (!channels_are_neighbours(call)) return",
+        "if (call.b.stride[1] != 1) return",
     ),
     M(
         "plan/conv_gemm.cpp",

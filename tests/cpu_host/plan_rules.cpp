@@ -443,7 +443,8 @@ void check_weight_tiling(const Call& call, const VectorShape& vector, WeightLane
   } else {
     expect_cut(p.groups, groups ? vector.lanes : t.groups_in_turn, t.group_blocks, "groups");
     expect(t.groups_in_turn == 1 || (neighbours && !groups), "groups in turn");
-    expect(t.groups_in_turn * threads <= max64(p.groups, threads), "groups for each thread");
+    const int64_t rounds = div_up(t.group_blocks, threads);
+    expect(rounds * t.groups_in_turn < div_up(p.groups, threads) + rounds, "groups of the thread that has most");
   }
   expect(t.slots >= 1 && t.slots <= max64(pixels.chunks(), 1), "slots");
   expect(partial_bytes(t, vector) <= int64_t(threads) * 1024 * 1024, "partials");

@@ -40,8 +40,7 @@ SANITIZERS = {
     "address": (
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
-        # The address sanitizer sees accesses by such pointers.
-        "-fno-sanitize=null,object-size,pointer-overflow",
+        "-fno-sanitize=null,object-size",  # the address sanitizer sees such accesses
     ),
     "thread": ("-fsanitize=thread",),
     "coverage": ("-fprofile-instr-generate", "-fcoverage-mapping"),

@@ -5,8 +5,8 @@
 // The micro-kernel is that of drivers/gemm.h, with the offset tables exchanged: its rows are weight elements (c, i, j),
 // its K runs over pixels, its vectors hold output channels.
 //
-// A work item (drivers/weight_chunks.h) packs the patch of each segment of pixels and a panel of grad_output, unless the
-// input or grad_output can serve as one.
+// A work item (drivers/weight_chunks.h) packs the patch of each segment of pixels and a panel of grad_output, unless
+// the input or grad_output can serve as one.
 //
 // Products with the padding are left out where they are enough (drivers/listed_steps.h).
 //
@@ -56,7 +56,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
            positions_inside(problem.cols(), 1, problem.out_w, problem.in_w).count() == problem.out_w;
   }
 
-  // The tile of weights that an item owns, of each of its groups; `groups` are a vector's lanes, or taken in turn.
+  // The tile of weights that an item owns of each of its groups. These are a vector's lanes (G), or taken in turn.
   struct WeightTile {
     int64_t group, groups, m0, channels_m, c0, channels, i0, tap_rows, j0, tap_cols;
     int64_t elements() const { return channels * tap_rows * tap_cols; }
@@ -80,8 +80,8 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     return t;
   }
 
-  // One of the groups that are taken in turn.
   static constexpr int64_t turns_of(const WeightTile& t) { return G ? 1 : t.groups; }
+  // Of one of the groups that are taken in turn.
   static WeightTile in_turn(WeightTile t, int64_t turn) {
     if constexpr (!G) {
       t.group += turn;
@@ -213,13 +213,12 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
            segment.col * go[3];
   }
 
-  CONV2D_INLINE void multiply(const WeightTile& t, const Tile& segment, const SegmentSource& source,
+  CONV2D_INLINE void multiply(const WeightTile& t, const Tile& segment, const SegmentSource& patch,
                               const Scratch& scratch, bool accumulate, T* c_tile) const {
     GemmOperands<T> operands{};
     operands.depth = segment.pixels();
     operands.chain = pixels.chain;
-    operands.a = scratch.panel;
-    operands.b = source.view.data;
+    operands.b = patch.view.data;
     operands.j_offset = scratch.element_offsets;
     operands.k_offset = scratch.pixel_offsets;
     operands.start = scratch.zeros;
@@ -227,18 +226,21 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     const Panels panels = panels_of(t);
     for (int64_t x = 0; x < panels.count; ++x) {
       const int64_t vectors = panels.size(x), start = panels.start(x);
+      const S* const source =
+          grad_output_at(segment, t.group * problem.out_channels_per_group() + t.m0 + start * kPerVector);
       if (is_panel(t, segment, vectors)) {
-        operands.a = reinterpret_cast<const T*>(grad_output_at(segment, t.m0));
+        operands.a = reinterpret_cast<const T*>(source);
       } else {
-        pack_grad_output(t, segment, start * kPerVector, vectors, scratch.panel);
+        operands.a = scratch.panel;
+        pack_grad_output(t, segment, source, start * kPerVector, vectors, scratch.panel);
       }
       operands.a_pitch = operands.c_pitch = vectors * L;
       operands.c = c_tile + t.elements() * start * L;
       operands.half = !G && ends_in_half<T>(min64(vectors * L, t.channels_m - start * L));
       if constexpr (kListsSteps) {
-        if (source.listed.padding.count > 0 && !operands.half) {
+        if (patch.listed.padding.count > 0 && !operands.half) {
           operands.c_offset = scratch.listed_numbers;
-          source.listed.multiply(vectors, operands);
+          patch.listed.multiply(vectors, operands);
           continue;
         }
       }
@@ -247,7 +249,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   }
   Panels panels_of(const WeightTile& t) const { return cut_panels(div_up(t.channels_m, kPerVector), kPanelVectors<T>); }
 
-  // Whether grad_output itself is the panel: whole vectors of channels_last, no others between pixels.
+  // Whether grad_output itself is the panel: whole vectors of channels_last, pixel after pixel.
   bool is_panel(const WeightTile& t, const Tile& segment, int64_t vectors) const {
     if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
     const int64_t* const go = grad_output.stride;
@@ -259,14 +261,13 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     return segment.rows == 1 || grad_output.stride[2] == segment.cols * grad_output.stride[3];
   }
 
-  // A panel of a segment's pixels: [pixel][lane], from the tile's output channel m on.
-  CONV2D_INLINE void pack_grad_output(const WeightTile& t, const Tile& segment, int64_t m, int64_t vectors,
-                                      T* dst) const {
+  // A panel of a segment's pixels: [pixel][lane], from the tile's output channel m on, which lies at `source`.
+  CONV2D_INLINE void pack_grad_output(const WeightTile& t, const Tile& segment, const S* source, int64_t m,
+                                      int64_t vectors, T* dst) const {
     const int64_t* const go = grad_output.stride;
     const int64_t width = vectors * L, group_channels = problem.out_channels_per_group();
     // Rows that continue one another are one run.
     const int64_t runs = joins_rows(segment) ? 1 : segment.rows, run = segment.rows / runs * segment.cols;
-    const S* const source = grad_output_at(segment, t.group * group_channels + t.m0 + m);
     for (int64_t n = 0; n < segment.images; ++n) {
       for (int64_t r = 0; r < runs; ++r, dst += run * width) {
         const S* const s = source + n * go[0] + r * go[2];

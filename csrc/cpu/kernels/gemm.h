@@ -4,8 +4,8 @@
 //
 // for 0 <= j < MR.
 //
-// A: `depth` rows of NR elements, `a_pitch` apart: packed weights (forward, grad_input) or packed grad_output pixels
-//    (grad_weight). NR = vectors * lanes of the instruction set.
+// A: `depth` rows of NR elements, `a_pitch` apart: packed weights (forward, grad_input) or grad_output's pixels
+//    (grad_weight), packed or as they lie. NR = vectors * lanes of the instruction set.
 // B: a source patch, or the source itself. The two offset tables are im2col itself: j_offset places an output pixel (a
 //    weight element in grad_weight), k_offset a tap of a channel (an output pixel). The column matrix exists only as
 //    these sums.

@@ -35,10 +35,13 @@ inline bool groups_are_narrow(int64_t groups, int64_t channels, int64_t other_ch
   return groups > 1 && max64(channels, other_channels) <= 64 / element_size;
 }
 
-// Whether a weight gradient's groups are narrow and lie side by side: many share a page.
+// Whether a weight gradient's operands are both channels_last, or the like.
+inline bool channels_are_neighbours(const Call& call) { return call.a.stride[1] == 1 && call.b.stride[1] == 1; }
+
+// Whether its groups are narrow, too: many share a page.
 inline bool weight_groups_are_neighbours(const Call& call, int64_t element_size) {
   const Conv2dProblem& p = call.problem;
-  return call.a.stride[1] == 1 && call.b.stride[1] == 1 &&
+  return channels_are_neighbours(call) &&
          groups_are_narrow(p.groups, p.in_channels_per_group(), p.out_channels_per_group(), element_size);
 }
 

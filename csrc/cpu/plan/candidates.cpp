@@ -305,16 +305,15 @@ const char* refuse_weight_depthwise(const Call& call, const VectorShape& vector)
   if (!vector.interleaves) return kNotCompiled;
   if (p.out_channels_per_group() != 1 || p.in_channels_per_group() != 1) return "a group has several channels";
   if (p.groups < vector.lanes) return "fewer groups than a vector has lanes";
-  if (call.b.stride[1] != 1 || call.a.stride[1] != 1) return "groups don't lie side by side";
+  if (!channels_are_neighbours(call)) return "groups don't lie side by side";
   return p.taps() <= kMaxSegment && p.in_h > 0 && p.in_w > 0 ? nullptr : "the taps make several segments, or none";
 }
 
 const char* refuse_weight_groups(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
   const int64_t m = p.out_channels_per_group();
-  const bool side_by_side = call.a.stride[1] == 1 && call.b.stride[1] == 1;
   if (!lanes_are_groups(p.groups, m, p.in_channels_per_group(), vector)) return kFewerLanesAtWork;
-  return fills_wide_vectors(m, p.groups, side_by_side, vector) ? kFilled : nullptr;
+  return fills_wide_vectors(m, p.groups, channels_are_neighbours(call), vector) ? kFilled : nullptr;
 }
 
 const char* refuse_weight_transposed(const Call& call, const VectorShape& vector) {
@@ -328,8 +327,7 @@ const char* refuse_weight_transposed(const Call& call, const VectorShape& vector
   if (2 * channels < vector.max_vectors * vector.lanes) return "too few input channels for vectors";
   // Of each pixel m - channels elements less are packed. A row of the weight, on the other hand, is stored in pieces,
   // and planes are dearer to transpose where each belongs to another pixel.
-  const bool side_by_side = call.a.stride[1] == 1 && call.b.stride[1] == 1;
-  const int64_t pixels = saturating_mul(p.batch, p.out_pixels()), least = side_by_side ? 1 : 8;
+  const int64_t pixels = saturating_mul(p.batch, p.out_pixels()), least = channels_are_neighbours(call) ? 1 : 8;
   const bool pays = m > channels && saturating_mul(pixels, m - channels) >= saturating_mul(least, channels, m);
   return pays ? nullptr : "packing the gradient's channels costs no more than packing the input's";
 }

@@ -153,12 +153,12 @@ struct WeightTiler {
     } else if (lanes == WeightLanes::kGroups) {
       t.group_blocks = div_up(problem.groups, vector.lanes);
     } else {
-      // As many for each thread, in items of a tile's bytes.
+      // Items of a tile's bytes, as many for each thread.
       const int64_t bytes = saturating_mul(round_up(problem.out_channels_per_group(), vector.lanes),
                                            problem.in_channels_per_group() * problem.taps(), vector.element_size);
       const int64_t most = groups_are_neighbours && !in_tiles() ? limit::kWeightTileBytes / max64(bytes, 1) : 1;
       const int64_t blocks = div_up(problem.groups, max64(most, 1));
-      t.groups_in_turn = max64(problem.groups / round_up(blocks, num_threads), 1);
+      t.groups_in_turn = most > 1 ? div_up(problem.groups, round_up(blocks, num_threads)) : 1;
       t.group_blocks = div_up(problem.groups, t.groups_in_turn);
     }
   }

@@ -38,7 +38,7 @@ struct WeightTiling {
   int64_t patch_elements;
   // Where lanes are groups: vectors of groups in an item (the last item's last one may take fewer groups), and items.
   int64_t group_vectors, group_blocks;
-  int64_t groups_in_turn;    // where lanes are channels: groups of an item, which walks over the pixels once
+  int64_t groups_in_turn;    // groups of an item, which walks over the pixels once; where lanes are groups 1
   int64_t patch_segments;    // segments, rows of one image below one another, that a patch serves: they share its rows
   int64_t padding_permille;  // as above
   int64_t slots;  // chunks of pixels summed in parallel, each into a partial of its own; 1: one after the other
