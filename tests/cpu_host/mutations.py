@@ -1146,6 +1146,12 @@ MUTATIONS = (
     ),
     M(
         "drivers/grad_weight.h",
+        "the panel in place is the first group's",
+        "operands.a = reinterpret_cast<const T*>(source);",
+        "operands.a = reinterpret_cast<const T*>(grad_output_at(segment, t.m0));",
+    ),
+    M(
+        "drivers/grad_weight.h",
         "each of the groups taken in turn is the first",
         "t.group += turn;",
         "t.group += 0 * turn;",

@@ -162,6 +162,7 @@ void clamp(Layout& layout) {
   clamp(layout.order, 0, kOrders - 1);
   for (int64_t& slice : layout.slice) clamp(slice, 0, 7);
   clamp(layout.expanded, 0, 15);
+  clamp(layout.windows, 0, 3);
   clamp(layout.offset, 0, 31);
   clamp(layout.single, 0, int64_t(sizeof(kSingleStrides) / sizeof(*kSingleStrides)) - 1);
   clamp(layout.far, 0, 1);

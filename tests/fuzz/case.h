@@ -24,6 +24,7 @@ struct Layout {
   int64_t order = 0;      // the order of its dimensions: kOrders, outermost first
   int64_t slice[4] = {};  // of each: elements left out at its end (0 to 3), and 4 where every other one is left out
   int64_t expanded = 0;   // bit d: dimension d has stride 0
+  int64_t windows = 0;    // 1 to 3: the dimension next to the innermost one steps by a half to a quarter of it
   int64_t offset = 0;     // elements between a border of 64 bytes and the first one
   int64_t single = 0;     // which stride dimensions of one element have: kSingleStrides
   int64_t far = 0;        // the outermost dimension's elements lie more than 2^31 elements apart
@@ -39,6 +40,7 @@ void visit_layout(const std::string& tensor, Layout& layout, Number number) {
   number(tensor + ".order", layout.order);
   for (int d = 0; d < 4; ++d) number(tensor + ".slice" + std::to_string(d), layout.slice[d]);
   number(tensor + ".expanded", layout.expanded);
+  number(tensor + ".windows", layout.windows);
   number(tensor + ".offset", layout.offset);
   number(tensor + ".single", layout.single);
   number(tensor + ".far", layout.far);

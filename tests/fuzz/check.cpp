@@ -81,18 +81,22 @@ void multiply(const Conv2dProblem& p, DType dtype, const ProductViews& views, co
               {result.data, to, result.stride[row], result.stride[1]}, threads);
 }
 
+Layout layout_of_bias(int64_t stride) {
+  Layout layout;
+  layout.slice[3] = stride == 2 ? 4 : 0;
+  layout.expanded = stride == 0 ? 15 : 0;
+  return layout;
+}
+
 // The result's numbers. What a call may not do is found here: touch other memory, take too much scratch.
 std::vector<uint8_t> call(const Case& c, const Conv2dProblem& p, const Operands& operands, const Way& way) {
   const Op op = Op(c.op);
   const DType dtype = DType(c.dtype);
   const Roles roles = roles_of(op);
   const Tensor a(operands.a, way.layout[roles.a]), b(operands.b, way.layout[roles.b]);
-  Layout bias_layout;
-  if (way.bias_stride != 1) bias_layout.slice[3] = way.bias_stride == 2 ? 4 : 0;
-  bias_layout.expanded = way.bias_stride == 0 ? 15 : 0;
-  const Tensor bias(operands.bias, bias_layout);
+  const Tensor bias(operands.bias, layout_of_bias(way.bias_stride));
   Layout result_layout = roles.result < 0 ? Layout() : way.layout[roles.result];
-  result_layout.expanded = 0;
+  result_layout.expanded = result_layout.windows = 0;
   Tensor result(dtype, result_size(op, p), result_layout, way.filling);
 
   use_isa(int(way.isa));
@@ -251,7 +255,8 @@ void compare_with_oracle(const Case& c, const Conv2dProblem& p, const Operands& 
   }
   const bool smooth =
       is_smooth(c.values[0]) && is_smooth(c.values[1]) && (!operands.has_bias || is_smooth(c.values[2]));
-  const bool repeated = (c.layout[0].expanded | c.layout[1].expanded | c.layout[2].expanded) != 0;
+  bool repeated = false;
+  for (const Layout& layout : c.layout) repeated = repeated || layout.expanded != 0 || layout.windows != 0;
   if (smooth && !repeated && !directed && !flushes && storage.bytes == compute.bytes && measured >= 32) {
     // Winograd's error follows from the neighbours' sums, beside which an element's own may be small: all together.
     const double mean = std::sqrt(winograd ? all_errors / all_units : squares / double(measured));
@@ -455,10 +460,10 @@ Operands draw_operands(const Case& c, const Conv2dProblem& p) {
   const DType dtype = DType(c.dtype);
   const uint64_t seed = uint64_t(c.seed);
   Operands o;
-  o.a = draw_numbers(dtype, tensor_size(p, roles.a), c.layout[roles.a].expanded, Values(c.values[0]), 3 * seed);
-  o.b = draw_numbers(dtype, tensor_size(p, roles.b), c.layout[roles.b].expanded, Values(c.values[1]), 3 * seed + 1);
+  o.a = draw_numbers(dtype, tensor_size(p, roles.a), c.layout[roles.a], Values(c.values[0]), 3 * seed);
+  o.b = draw_numbers(dtype, tensor_size(p, roles.b), c.layout[roles.b], Values(c.values[1]), 3 * seed + 1);
   o.has_bias = c.bias != 0 && is_forward(Op(c.op));
-  o.bias = draw_numbers(dtype, {1, 1, 1, o.has_bias ? p.out_channels : 1}, c.bias_stride == 0 ? 15 : 0,
+  o.bias = draw_numbers(dtype, {1, 1, 1, o.has_bias ? p.out_channels : 1}, layout_of_bias(c.bias_stride),
                         Values(c.values[2]), 3 * seed + 2);
   return o;
 }
@@ -478,7 +483,7 @@ bool is_small(Op op, const Conv2dProblem& p, const Case& c) {
   const Roles roles = roles_of(op);
   Sizes stored;
   for (const int t : {roles.a, roles.b}) {
-    if (!stored_size(tensor_size(p, t), c.layout[t].expanded, stored)) return false;
+    if (!stored_size(tensor_size(p, t), c.layout[t], stored)) return false;
   }
   return true;
 }

@@ -116,6 +116,8 @@ Layout draw_layout(Bytes& bytes, bool may_expand, bool dense) {
   if (dense || kind < 6) return layout;
   if (kind == 6 || !may_expand) {
     for (int64_t& slice : layout.slice) slice = bytes.one_in(3) ? bytes.below(8) : 0;
+  } else if (bytes.one_in(2)) {
+    layout.windows = 1 + bytes.below(3);
   } else {
     layout.expanded = bytes.below(16);
   }

@@ -177,8 +177,8 @@ Bytes run_function(const ElementCase& c, int64_t isa, const Numbers& a, const Nu
 void check_function(const ElementCase& c, Random& random) {
   const DType dtype = DType(c.dtype);
   const int64_t n = c.size[0] * c.size[1] * c.size[2] * c.size[3], item = size_of(dtype);
-  const Numbers a = draw_numbers(dtype, {1, 1, 1, n}, 0, Values(c.values[0]), uint64_t(2 * c.seed));
-  const Numbers b = draw_numbers(dtype, {1, 1, 1, n}, 0, Values(c.values[1]), uint64_t(2 * c.seed + 1));
+  const Numbers a = draw_numbers(dtype, {1, 1, 1, n}, Layout(), Values(c.values[0]), uint64_t(2 * c.seed));
+  const Numbers b = draw_numbers(dtype, {1, 1, 1, n}, Layout(), Values(c.values[1]), uint64_t(2 * c.seed + 1));
   const Bytes numbers = run_function(c, c.isa, a, b, 0, n);
   for (const int isa : element_isas()) {
     if (isa != c.isa) compare(dtype, numbers.data(), run_function(c, isa, a, b, 0, n), table_name(isa));
@@ -216,7 +216,7 @@ int64_t offset_of(const reduce::Dims& dims, int64_t position) {
 void check_sum(const ElementCase& c, Random& random) {
   const DType dtype = DType(c.dtype);
   const Sizes size{c.size[0], c.size[1], c.size[2], c.size[3]};
-  const Tensor input(draw_numbers(dtype, size, c.layout.expanded, Values(c.values[0]), uint64_t(c.seed)), c.layout);
+  const Tensor input(draw_numbers(dtype, size, c.layout, Values(c.values[0]), uint64_t(c.seed)), c.layout);
   const ConstTensorView view = input.view();
   const auto* const data = static_cast<const uint8_t*>(view.data);
   // As the op does: the dimensions that are summed over as they lie in memory.
@@ -372,8 +372,8 @@ void compare_softmax(const ElementCase& c, const Bytes& a, const Bytes& b, const
 void check_softmax(const ElementCase& c, Random& random) {
   const DType dtype = DType(c.dtype);
   const int64_t outer = c.size[0], length = c.size[1], inner = c.size[2], n = outer * length * inner;
-  const Bytes a = draw_numbers(dtype, {1, 1, 1, n}, 0, Values(c.values[0]), uint64_t(2 * c.seed)).bytes;
-  const Bytes b = draw_numbers(dtype, {1, 1, 1, n}, 0, Values(c.values[1]), uint64_t(2 * c.seed + 1)).bytes;
+  const Bytes a = draw_numbers(dtype, {1, 1, 1, n}, Layout(), Values(c.values[0]), uint64_t(2 * c.seed)).bytes;
+  const Bytes b = draw_numbers(dtype, {1, 1, 1, n}, Layout(), Values(c.values[1]), uint64_t(2 * c.seed + 1)).bytes;
   const SoftmaxWay first{c.isa, c.threads, c.schedule, outer, inner};
   const Bytes numbers = run_softmax(c, first, a, b);
   SoftmaxWay way = first;

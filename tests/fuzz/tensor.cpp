@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -67,32 +68,52 @@ uint64_t draw_integer(Values values, Random& random) {
   }
 }
 
-Sizes steps_of(const Sizes& stored, int64_t expanded) {
+// Windows: element w of dimension `outer` begins w * step elements of dimension `inner` after the first one.
+struct Windows {
+  size_t inner, outer;
+  int64_t step;  // 0: there are none
+};
+Windows windows_of(const Sizes& size, const Layout& layout) {
+  const size_t inner = size_t(kOrder[layout.order][3]), outer = size_t(kOrder[layout.order][2]);
+  const bool repeats = (layout.expanded >> inner & 1) != 0 || (layout.expanded >> outer & 1) != 0;
+  // Images are drawn apart (take_images).
+  if (layout.windows == 0 || repeats || inner == 0 || outer == 0 || size[inner] < 2 || size[outer] < 2) return {0, 0, 0};
+  return {inner, outer, std::max<int64_t>(1, size[inner] / (layout.windows + 1))};
+}
+int64_t elements_of(const Windows& windows, const Sizes& size) {
+  return (size[windows.outer] - 1) * windows.step + size[windows.inner];
+}
+
+Sizes steps_of(const Sizes& stored, const Layout& layout, const Windows& windows) {
   Sizes step{};
   int64_t next = 1;
   for (int d = 3; d >= 0; --d) {
-    step[size_t(d)] = (expanded >> d & 1) != 0 ? 0 : next;
+    step[size_t(d)] = (layout.expanded >> d & 1) != 0 ? 0 : next;
     next *= stored[size_t(d)];
   }
+  if (windows.step != 0) step[windows.outer] = windows.step * step[windows.inner];
   return step;
 }
 
 }  // namespace
 
-bool stored_size(const Sizes& size, int64_t expanded, Sizes& stored) {
+bool stored_size(const Sizes& size, const Layout& layout, Sizes& stored) {
+  const Windows windows = windows_of(size, layout);
   int64_t count = 1;
   for (size_t d = 0; d < 4; ++d) {
-    stored[d] = (expanded >> d & 1) != 0 && size[d] > 1 ? 1 : size[d];
+    stored[d] = (layout.expanded >> d & 1) != 0 && size[d] > 1 ? 1 : size[d];
+    if (windows.step != 0 && d == windows.inner) stored[d] = elements_of(windows, size);
+    if (windows.step != 0 && d == windows.outer) stored[d] = 1;
     if (__builtin_mul_overflow(count, stored[d], &count) || count > kMostElements) return false;
   }
   return true;
 }
 
-Numbers draw_numbers(DType dtype, const Sizes& size, int64_t expanded, Values values, uint64_t seed) {
+Numbers draw_numbers(DType dtype, const Sizes& size, const Layout& layout, Values values, uint64_t seed) {
   Numbers numbers{dtype, size, {}, {}};
   Sizes stored{};
-  stored_size(size, expanded, stored);
-  numbers.step = steps_of(stored, expanded);
+  stored_size(size, layout, stored);
+  numbers.step = steps_of(stored, layout, windows_of(size, layout));
   const int64_t count = elements_of(stored), item = size_of(dtype);
   numbers.bytes.resize(size_t(count * item));
   Random random(seed);
@@ -167,6 +188,7 @@ FarMemory far_memory;
 bool strides_of(const Sizes& size, const Layout& layout, Sizes& stride, int64_t& span, bool& far) {
   int64_t step = 1;
   const int* const order = kOrder[layout.order];
+  const Windows windows = windows_of(size, layout);
   span = 1;
   far = false;
   for (int at = 3; at >= 0; --at) {
@@ -175,8 +197,9 @@ bool strides_of(const Sizes& size, const Layout& layout, Sizes& stride, int64_t&
       stride[d] = 0;
       continue;
     }
-    const int64_t apart = (layout.slice[d] & 4) != 0 ? 2 : 1, gap = layout.slice[d] & 3;
-    stride[d] = step * apart;
+    const bool shares = windows.step != 0 && d == windows.outer;
+    const int64_t apart = (layout.slice[d] & 4) != 0 && !shares ? 2 : 1, gap = layout.slice[d] & 3;
+    stride[d] = shares ? windows.step * stride[windows.inner] : step * apart;
     if (layout.far != 0 && at == 0 && size[d] == 2) {
       stride[d] += kFarElements;
       far = true;
@@ -187,9 +210,9 @@ bool strides_of(const Sizes& size, const Layout& layout, Sizes& stride, int64_t&
         return false;
       }
     }
-    if (__builtin_mul_overflow(step, size[d] * apart + gap, &step)) {
-      return false;
-    }
+    const bool too_many = shares ? __builtin_mul_overflow(stride[windows.inner], elements_of(windows, size) + gap, &step)
+                                 : __builtin_mul_overflow(step, size[d] * apart + gap, &step);
+    if (too_many) return false;
     if (step == 0) step = 1;
     if (size[d] == 1 && layout.single > 0) stride[d] = kSingleStrides[layout.single];
   }

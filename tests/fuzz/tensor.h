@@ -14,7 +14,7 @@ namespace conv2d_ext::fuzz {
 using Sizes = std::array<int64_t, 4>;
 inline int64_t elements_of(const Sizes& size) { return size[0] * size[1] * size[2] * size[3]; }
 
-// Numbers in the order of the dimensions; along dimensions that are expanded there is one.
+// Numbers in the order of the dimensions; along dimensions that are expanded there is one, and windows share theirs.
 struct Numbers {
   DType dtype;
   Sizes size, step;  // step: in elements, 0 along expanded dimensions
@@ -25,9 +25,9 @@ struct Numbers {
   }
 };
 
-// The stored numbers that `expanded` leaves of a size; false where these are too many to draw.
-bool stored_size(const Sizes& size, int64_t expanded, Sizes& stored);
-Numbers draw_numbers(DType dtype, const Sizes& size, int64_t expanded, Values values, uint64_t seed);
+// The stored numbers that a layout leaves of a size; false where these are too many to draw.
+bool stored_size(const Sizes& size, const Layout& layout, Sizes& stored);
+Numbers draw_numbers(DType dtype, const Sizes& size, const Layout& layout, Values values, uint64_t seed);
 // Of image `image` alone, or of images chosen for each of a batch.
 Numbers take_images(const Numbers& numbers, const std::vector<int64_t>& images);
 
