@@ -77,7 +77,8 @@ Windows windows_of(const Sizes& size, const Layout& layout) {
   const size_t inner = size_t(kOrder[layout.order][3]), outer = size_t(kOrder[layout.order][2]);
   const bool repeats = (layout.expanded >> inner & 1) != 0 || (layout.expanded >> outer & 1) != 0;
   // Images are drawn apart (take_images).
-  if (layout.windows == 0 || repeats || inner == 0 || outer == 0 || size[inner] < 2 || size[outer] < 2) return {0, 0, 0};
+  if (layout.windows == 0 || repeats || inner == 0 || outer == 0 || size[inner] < 2 || size[outer] < 2)
+    return {0, 0, 0};
   return {inner, outer, std::max<int64_t>(1, size[inner] / (layout.windows + 1))};
 }
 int64_t elements_of(const Windows& windows, const Sizes& size) {
@@ -210,8 +211,9 @@ bool strides_of(const Sizes& size, const Layout& layout, Sizes& stride, int64_t&
         return false;
       }
     }
-    const bool too_many = shares ? __builtin_mul_overflow(stride[windows.inner], elements_of(windows, size) + gap, &step)
-                                 : __builtin_mul_overflow(step, size[d] * apart + gap, &step);
+    const bool too_many = shares
+                              ? __builtin_mul_overflow(stride[windows.inner], elements_of(windows, size) + gap, &step)
+                              : __builtin_mul_overflow(step, size[d] * apart + gap, &step);
     if (too_many) return false;
     if (step == 0) step = 1;
     if (size[d] == 1 && layout.single > 0) stride[d] = kSingleStrides[layout.single];
