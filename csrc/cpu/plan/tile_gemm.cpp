@@ -158,7 +158,7 @@ struct WeightTiler {
                                            problem.in_channels_per_group() * problem.taps(), vector.element_size);
       const int64_t most = groups_are_neighbours && !in_tiles() ? limit::kWeightTileBytes / max64(bytes, 1) : 1;
       const int64_t blocks = div_up(problem.groups, max64(most, 1));
-      t.groups_in_turn = most > 1 ? div_up(problem.groups, round_up(blocks, num_threads)) : 1;
+      t.groups_in_turn = div_up(problem.groups, round_up(blocks, num_threads));
       t.group_blocks = div_up(problem.groups, t.groups_in_turn);
     }
   }
