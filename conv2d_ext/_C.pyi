@@ -26,9 +26,10 @@ def is_enabled() -> bool: ...  # in the process
 def use_winograd_setting(setting: object) -> None: ...  # whose `allowed` says what calls may do
 def swap_invariance_state(
     contexts: int,  # that this thread is in
+    traced: int,  # contexts of a function that it is tracing
     joined: bool,  # it follows the process
     kept_out: bool,  # it does not
-) -> tuple[int, bool, bool]: ...  # what they were
+) -> tuple[int, int, bool, bool]: ...  # what they were
 def conv1d(
     input: Tensor,
     weight: Tensor,

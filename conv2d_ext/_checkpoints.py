@@ -30,7 +30,7 @@ def _in_this_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if _C.is_batch_invariant() == is_on:
             return function(*args, **kwargs)
-        before = _C.swap_invariance_state(int(is_on), False, not is_on)
+        before = _C.swap_invariance_state(int(is_on), 0, False, not is_on)
         try:
             return function(*args, **kwargs)
         finally:

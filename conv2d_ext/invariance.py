@@ -17,6 +17,20 @@ torch.fx.node.has_side_effect(_enter)
 torch.fx.node.has_side_effect(_leave)
 
 
+def _let_higher_order_ops_pass() -> None:
+    """Operators of Python that take functions (torch.cond, or what torch.func makes of an
+    autograd.Function) look for a kernel at each key of a thread that is not known to have none.
+    """
+    key = torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode")
+    # Of those that are made later.
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for op in torch._ops._higher_order_ops.values():
+        op.fallthrough(key)
+
+
+_let_higher_order_ops_pass()
+
+
 class _NoAutogradCache:
     """Keeps torch.compile from taking what it compiled outside of the mode.
 

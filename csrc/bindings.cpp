@@ -480,9 +480,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_batch_invariant", &is_batch_invariant);
   m.def("is_enabled", &is_enabled);
   m.def("use_winograd_setting", &use_winograd_setting);
-  m.def("swap_invariance_state", [](int contexts, bool joined, bool kept_out) {
-    const InvarianceState before = swap_invariance_state({contexts, joined, kept_out});
-    return py::make_tuple(before.contexts, before.joined, before.kept_out);
+  m.def("swap_invariance_state", [](int contexts, int traced, bool joined, bool kept_out) {
+    const InvarianceState before = swap_invariance_state({contexts, traced, joined, kept_out});
+    return py::make_tuple(before.contexts, before.traced, before.joined, before.kept_out);
   });
   m.def("forward", &forward, py::arg("im"), py::arg("kernel"), py::arg("bias"));
   m.def("forward_unfold", &forward_unfold, py::arg("im"), py::arg("kernel"), py::arg("bias"),

@@ -31,8 +31,10 @@ thread_local InvarianceState state;
 // This thread left the mode in inference mode, at whose end it gets back the keys that it had before.
 thread_local bool may_come_back = false;
 
+bool in_contexts() { return state.contexts > 0 || state.traced > 0; }
+
 void update_thread() {
-  const bool is_on = state.contexts > 0 || state.joined;
+  const bool is_on = in_contexts() || state.joined;
   c10::impl::tls_set_dispatch_key_included(kInvarianceKey, is_on);
   may_come_back = !is_on && c10::InferenceMode::is_enabled();
 }
@@ -42,7 +44,7 @@ bool is_included() { return c10::impl::tls_is_dispatch_key_included(kInvarianceK
 }  // namespace
 
 bool invariance::has_left() {
-  if (state.contexts > 0 || process_enabled.load(std::memory_order_relaxed) || !(state.joined || may_come_back)) {
+  if (in_contexts() || process_enabled.load(std::memory_order_relaxed) || !(state.joined || may_come_back)) {
     return false;
   }
   state.joined = false;
@@ -165,6 +167,7 @@ Tensor sum(const Tensor& self, const Product& product, const Scalar& beta, const
 // How each op's arguments make a product.
 Product of_matrices(const Tensor& mat1, const Tensor& mat2) { return {mat1, mat2}; }
 Product of_vector(const Tensor& mat, const Tensor& vec) {
+  if (!is_dense(vec)) return {mat, vec};
   // No matrix, so that it is not taken, where it is no vector.
   return {mat, vec.dim() == 1 ? vec.unsqueeze(-1) : vec.unsqueeze(0).unsqueeze(0).unsqueeze(0), /*as_vector=*/true};
 }
@@ -405,24 +408,34 @@ void put_up_gates() {
 // A context is entered and left by ops, so that torch.compile can trace one that lies inside a function: it records
 // them as calls, and runs them while it traces what lies between. Where it only asks for shapes they do nothing, since
 // that may end between the two.
-bool is_asking_for_shapes() {
-  using c10::impl::TorchDispatchModeTLS;
+bool has_mode(c10::impl::TorchDispatchModeKey key) {
+  return c10::impl::TorchDispatchModeTLS::get_mode(key).has_value();
+}
+bool traces_a_graph() {
   using Key = c10::impl::TorchDispatchModeKey;
-  return TorchDispatchModeTLS::get_mode(Key::FAKE).has_value() &&
-         !TorchDispatchModeTLS::get_mode(Key::PROXY).has_value() &&
-         !TorchDispatchModeTLS::get_mode(Key::FUNCTIONAL).has_value();
+  return has_mode(Key::PROXY) || has_mode(Key::FUNCTIONAL);
+}
+bool is_asking_for_shapes() { return has_mode(c10::impl::TorchDispatchModeKey::FAKE) && !traces_a_graph(); }
+
+// A trace that ends with an exception leaves the contexts that it was in: whoever enters or leaves one outside of a
+// trace is in none of those.
+int& contexts_here() {
+  if (traces_a_graph()) return state.traced;
+  state.traced = 0;
+  return state.contexts;
 }
 
 void enter_batch_invariant() {
   if (is_asking_for_shapes()) return;
-  ++state.contexts;
+  ++contexts_here();
   update_thread();
 }
 
 void leave_batch_invariant() {
   if (is_asking_for_shapes()) return;
-  TORCH_CHECK(state.contexts > 0, "batch_invariant: left in a thread that has not entered it");
-  --state.contexts;
+  int& contexts = contexts_here();
+  TORCH_CHECK(contexts > 0, "batch_invariant: left in a thread that has not entered it");
+  --contexts;
   update_thread();
 }
 
@@ -443,10 +456,11 @@ void enable_batch_invariant() {
 void disable_batch_invariant() {
   process_enabled = false;
   state.joined = false;
+  if (!traces_a_graph()) state.traced = 0;
   update_thread();
 }
 
-bool is_batch_invariant() { return state.contexts > 0 || (process_enabled && !state.kept_out); }
+bool is_batch_invariant() { return in_contexts() || (process_enabled && !state.kept_out); }
 
 InvarianceState swap_invariance_state(const InvarianceState& next) {
   const InvarianceState before = state;

@@ -35,6 +35,7 @@ CONV2D_EXT_EXPORT bool is_batch_invariant();
 // of a checkpoint has that of its forward.
 struct InvarianceState {
   int contexts = 0;       // that the thread is in
+  int traced = 0;         // contexts of a function that it is tracing
   bool joined = false;    // it follows the process
   bool kept_out = false;  // it does not follow the process
 };

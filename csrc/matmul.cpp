@@ -200,7 +200,8 @@ Tensor as_matrices(const Tensor& input) {
 }  // namespace
 
 Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
-  TORCH_CHECK(input.dim() >= 1, "linear(): argument 'input' must be at least 1-D, but got ", input.dim(), "-D");
+  TORCH_CHECK(input.dim() >= 1 && weight.dim() >= 1, "both arguments to linear need to be at least 1D, but they are ",
+              input.dim(), "D and ", weight.dim(), "D");
   TORCH_CHECK(weight.dim() == 1 || weight.dim() == 2,
               "linear(): argument 'weight' must be of size (out_features, in_features) or (in_features,), but got ",
               weight.sym_sizes());

@@ -1,0 +1,202 @@
+"""The mode in graphs: derivatives that are traced, operators that take functions, failed traces."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, hessian, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import conv2d_ext
+
+FUNCTIONS = {
+    # PyTorch's own, which the mode records under other names
+    "exp": torch.exp,
+    "sin": torch.sin,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "lgamma": torch.lgamma,
+    "logsumexp": lambda x: x.logsumexp(0),
+    "log_sigmoid": F.logsigmoid,
+    "layer_norm": lambda x: F.layer_norm(x, (4,)).square(),
+    "bce": lambda x: F.binary_cross_entropy_with_logits(x, x.detach().sigmoid()),
+    # the mode's own
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda x: x.softmax(0).square(),
+    "conv1d": lambda x: F.conv1d(x[None, None], x[None, None, :2]),
+    "mv": lambda x: torch.outer(x, x).mv(x),
+}
+TRANSFORMS = {
+    "grad": grad,
+    "grad of grad": lambda f: grad(lambda x: grad(f)(x).square().sum()),
+    "hessian": hessian,
+    "jacobian of grad": lambda f: jacrev(grad(f)),
+    "jvp of grad": lambda f: lambda x: jvp(grad(f), (x,), (x.cos(),))[1],
+    "grad of each": lambda f: lambda x: vmap(grad(f))(torch.stack((x, -x.cos()))),
+    "three": lambda f: grad(lambda x: grad(lambda x: grad(f)(x).square().sum())(x).square().sum()),
+}
+
+
+def _scalar(name):
+    return lambda x: FUNCTIONS[name](x).sum()
+
+
+def _point():
+    return torch.tensor([0.3, 1.7, 0.9, 2.2], dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _without_old_graphs():
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        # Named tensors, and what traces say of themselves.
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_traced_derivatives(function, transform):
+    """Each level of a transform differentiates PyTorch's op, not the name that it is recorded by:
+    that has no derivative, and those of second order were zeros."""
+    derivative = TRANSFORMS[transform](_scalar(function))
+    expected = derivative(_point())
+    with conv2d_ext.batch_invariant():
+        graph = make_fx(derivative)(torch.ones_like(_point()))
+        torch.testing.assert_close(graph(_point()), expected)
+        torch.testing.assert_close(derivative(_point()), expected)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_derivatives_are_recorded_by_their_own_names(transform):
+    """For a compiler to leave them alone."""
+    with conv2d_ext.batch_invariant():
+        graph = make_fx(TRANSFORMS[transform](_scalar("exp")))(_point())
+    called = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
+    assert "conv2d_ext.eager_exp.default" in called
+    assert "aten.exp.default" not in called
+
+
+@pytest.mark.parametrize("transform", ("grad of grad", "hessian"))
+def test_compiled_derivatives(transform):
+    derivative = TRANSFORMS[transform](_scalar("exp"))
+    compiled = torch.compile(derivative, backend="aot_eager")
+    with conv2d_ext.batch_invariant():
+        compiled(torch.ones_like(_point()))
+        torch.testing.assert_close(compiled(_point()), derivative(_point()))
+
+
+class Square(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return 2 * grad_output * ctx.saved_tensors[0]
+
+
+def _cond(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x.exp() @ x, lambda x: x.sum(), (x,))
+
+
+def _while_loop(x: Tensor) -> Tensor:
+    from torch._higher_order_ops import while_loop
+
+    start = (torch.tensor(0), x)
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin() * (x @ x)), start)[1]
+
+
+def _scan(x: Tensor) -> Tensor:
+    from torch._higher_order_ops import scan
+
+    return scan(lambda total, x: (total + x.exp(), total * 2), x, torch.outer(x, x))[1]
+
+
+OPERATORS = {
+    "grad of a Function": grad(lambda x: Square.apply(x).sum()),
+    "grad of grad of a Function": TRANSFORMS["grad of grad"](lambda x: Square.apply(x.sin()).sum()),
+    "vmap of a Function": vmap(Square.apply),
+    "jacobian of a Function": jacrev(Square.apply),
+    "cond": _cond,
+    "while_loop": _while_loop,
+    "scan": _scan,
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_operators_that_take_functions(operator):
+    """Python looks for their kernels at the keys of a thread, and stops at one it does not know."""
+    expected = OPERATORS[operator](_point())
+    with conv2d_ext.batch_invariant():
+        torch.testing.assert_close(OPERATORS[operator](_point()), expected)
+
+
+def test_operators_that_are_made_later():
+    class Twice(torch._ops.HigherOrderOperator):
+        def __init__(self):
+            super().__init__("conv2d_ext_test_twice")
+
+        def __call__(self, f, x):
+            return super().__call__(f, x)
+
+    twice = Twice()
+    for key in (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CPU):
+        twice.py_impl(key)(lambda f, x: f(f(x)))
+    try:
+        with conv2d_ext.batch_invariant():
+            assert torch.equal(twice(torch.neg, _point()), _point())
+    finally:
+        del torch._ops._higher_order_ops["conv2d_ext_test_twice"]
+
+
+def test_a_trace_that_fails_leaves_the_mode():
+    """With the next context at the latest."""
+    calls = []
+
+    @torch.library.custom_op("conv2d_ext_test::fails_when_traced", mutates_args=())
+    def fails(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @fails.register_fake
+    def _(x):
+        calls.append(x)
+        if len(calls) > 1:  # not in Dynamo, but in AOTAutograd
+            raise ValueError("on purpose")
+        return torch.empty_like(x)
+
+    @torch.compile(backend="aot_eager")
+    def compiled(x):
+        with conv2d_ext.batch_invariant():
+            return fails(x) @ x
+
+    with pytest.raises(Exception, match="on purpose"):
+        compiled(torch.ones(4, 4))
+    with conv2d_ext.batch_invariant():
+        assert conv2d_ext._C.is_batch_invariant()
+    assert not conv2d_ext._C.is_batch_invariant()
+    key = torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode")
+    assert not torch._C._dispatch_tls_local_include_set().has(key)
+
+
+def test_products_with_vectors_keep_names():
+    """torch 2.15 has no named dimensions."""
+    if not hasattr(torch.Tensor, "rename"):
+        return
+    matrix, vector = torch.ones(3, 4, names=("a", "b")), torch.ones(4, names=("b",))
+    start = torch.ones(3, names=("a",))
+    with conv2d_ext.batch_invariant():
+        results = torch.mv(matrix, vector), torch.addmv(start, matrix, vector)
+        results += (start.clone().addmv_(matrix, vector),)
+    for result in results:
+        assert result.names == ("a",)
