@@ -298,7 +298,7 @@ def test_phases_of_the_stride(problem):
 
 def test_phases_of_large_results_run_a_few_images_at_a_time():
     """So that each finds in the caches what the one before has written beside it."""
-    problem = Problem("128 groups", 5, 512, (28, 28), 512, (3, 3), (2, 2), (1, 1), groups=128)
+    problem = Problem("128 groups", 5, 512, (28, 28), 512, (3, 4), (2, 3), (1, 1), groups=128)
     input, weight, *_ = make_tensors(problem)
 
     def plan(images):

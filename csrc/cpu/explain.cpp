@@ -264,7 +264,7 @@ class TaskExplainer {
     const PhasesTiling t = tile_phases(phases, vector_, threads_);
     name_gemm_kernel(t.chunk_vectors, t.panel_vectors);
     set_tile(t.tile_images, min64(t.tile_rows, most->rows), most->cols);
-    set_work(t.items(phases), lay_out_scratch(t, phases, vector_).bytes);
+    set_work(t.items(), lay_out_scratch(t, phases, vector_).bytes);
   }
 
   void explain_winograd(const ConvGemm& g) {

@@ -783,14 +783,14 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "of groups that come first only the first tile is computed",
-        "tiling.tile(tiling.groups_first ? number / parts : number % tiling.tiles(), gemm)",
-        "tiling.tile(tiling.groups_first ? 0 : number % tiling.tiles(), gemm)",
+        "item.piece.tile = tiling.tile(of.tile, gemm);",
+        "item.piece.tile = tiling.tile(tiling.groups_first ? 0 : of.tile, gemm);",
     ),
     M(
         "drivers/phases.h",
         "of groups that come first only the first tile is computed",
-        "tiling.groups_first ? item / parts : item % tiling.tiles();",
-        "tiling.groups_first ? 0 : item % tiling.tiles();",
+        "of.tile / tiling.tiles_h * tiling.tile_images;",
+        "(tiling.groups_first ? 0 : of.tile / tiling.tiles_h) * tiling.tile_images;",
     ),
     M(
         "drivers/gemm.h",
@@ -1038,8 +1038,8 @@ MUTATIONS = (
     M(
         "drivers/grad_weight.h",
         "an input of several taps counts as its own patch",
-        "    return problem.taps() == 1 &&\n           positions_inside(problem.rows()",
-        "    return positions_inside(problem.rows()",
+        "    return problem.taps() == 1 &&\n           are_inside(problem.rows()",
+        "    return are_inside(problem.rows()",
         sanitizer="address",
     ),
     M(
@@ -1141,8 +1141,8 @@ MUTATIONS = (
     M(
         "drivers/grad_weight.h",
         "some lanes of a pixel are a panel",
-        "return t.channels_m == width && go[1] == 1 && go[3] == width && joins_rows(segment) &&",
-        "return t.channels_m <= width && go[1] == 1 && go[3] <= width && joins_rows(segment) &&",
+        "return t.channels_m == width && grad_output.stride[1] == 1 && grad_output.stride[3] == width &&",
+        "return t.channels_m <= width && grad_output.stride[1] == 1 && grad_output.stride[3] <= width &&",
     ),
     M(
         "drivers/grad_weight.h",

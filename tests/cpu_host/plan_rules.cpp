@@ -527,7 +527,11 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       expect_cut(task.phases->gemm[0].batch, t.tile_images, t.tiles_n, "images");
       expect_cut(task.phases->most_rows(), t.tile_rows, t.tiles_h, "rows of the phases");
       expect(t.tile_images == 1 || t.tiles_h == 1, "only whole images together");
-      expect_cut(div_up(task.phases->gemm[0].m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
+      const ConvGemm& first = task.phases->gemm[0];
+      const bool over_groups = task.phases->over_groups;
+      expect_cut(over_groups ? first.m : div_up(first.m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
+      expect(!over_groups || t.chunks_m == 1, "all channels of a vector of groups");
+      expect(t.group_blocks == div_up(first.groups, over_groups ? vector.lanes : 1), "groups");
       return expect_scratch(lay_out_scratch(t, *task.phases, vector).bytes);
     }
     case Driver::kAmx:

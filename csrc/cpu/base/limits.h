@@ -146,6 +146,9 @@ CONV2D_LIMIT kMostPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kMostPanelBytes = 640 * 1024;
 // A phase's sums of a panel, where two phases are stored together: that is worth more than tiles that stay in L2.
 CONV2D_LIMIT kMostSumBytes = 512 * 1024;
+// The same where vectors run over groups: a patch, and a phase's sums of all channels.
+CONV2D_LIMIT kMostGroupPatchBytes = 256 * 1024;
+CONV2D_LIMIT kMostGroupSumBytes = 256 * 1024;
 // Results of so many bytes, for each thread, are computed phase after phase.
 CONV2D_LIMIT kResultBytes = 3 * 1024 * 1024;
 // Pixels of the largest phase in a tile whose groups are neighbouring items: the pages of more would not stay in the

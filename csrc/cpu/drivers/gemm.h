@@ -76,8 +76,7 @@ struct ConvCall {
     if (G || gemm.taps() != 1 || gemm.missing != 0 || order != PatchOrder::kChannelInner) return false;
     const bool far_apart = saturating_mul(gemm.source_col, gemm.axis_w.step, int64_t(sizeof(S))) >= kFarApart;
     if (kPerStep == 1 && far_apart && gemm.m >= kLeastChannels) return false;
-    const bool inside = positions_inside(gemm.axis_h, 1, gemm.rows, gemm.source_h).count() == gemm.rows &&
-                        positions_inside(gemm.axis_w, 1, gemm.cols, gemm.source_w).count() == gemm.cols;
+    const bool inside = meets_no_padding(gemm);
     if constexpr (kPerStep > 1) {
       return inside && gemm.source_n % kPerStep == 0 && gemm.source_row % kPerStep == 0 &&
              gemm.source_col % kPerStep == 0;
@@ -102,15 +101,15 @@ struct ConvCall {
     bool is_packed;  // what is kept
     ChunkSums<T> c_tile;
     const S *source, *weight;  // of the item's first image and group
+    // Channels of a panel of so many lanes that begins with channel m.
+    int64_t lanes_from(int64_t m, int64_t width) const { return min64(width, m0 + channels_m - m); }
   };
   CONV2D_INLINE Item item_at(int64_t number) const {
     Item item;
-    // Where pixel tiles vary fastest neighbouring items share weights.
-    const int64_t parts = items() / tiling.tiles();
-    const int64_t part_number = tiling.groups_first ? number % parts : number / tiling.tiles();
-    item.piece.tile = tiling.tile(tiling.groups_first ? number / parts : number % tiling.tiles(), gemm);
-    const int64_t chunk = part_number % tiling.chunks_m;
-    const int64_t group = part_number / tiling.chunks_m * (G ? L : 1);
+    const TilePart of = tile_part(number, tiling.tiles(), items() / tiling.tiles(), tiling.groups_first);
+    item.piece.tile = tiling.tile(of.tile, gemm);
+    const int64_t chunk = of.part % tiling.chunks_m;
+    const int64_t group = of.part / tiling.chunks_m * (G ? L : 1);
     item.piece.group = group;
     item.piece.groups = G ? min64(L, gemm.groups - group) : 1;
     item.m0 = chunk * tiling.chunk_vectors * kPerVector;
@@ -118,7 +117,7 @@ struct ConvCall {
     item.panels = cut_panels(div_up(item.channels_m, kPerVector), kPanelVectors<T>);
     const OwnedScratch owned = tiling.kept_panels == 0
                                    ? OwnedScratch{thread_scratch(layout.bytes), false}
-                                   : thread_scratch(layout.bytes, first_owner + static_cast<uint64_t>(part_number));
+                                   : thread_scratch(layout.bytes, first_owner + static_cast<uint64_t>(of.part));
     item.is_packed = owned.kept;
     char* const scratch = item.scratch = static_cast<char*>(owned.memory);
     item.kept = part<Operand<T>>(scratch, layout.kept);
@@ -208,10 +207,9 @@ struct ConvCall {
     const int64_t m = item.m0 + item.panels.start(at) * kPerVector;
     const ChunkSums<T> c = tiling.one_block ? item.c_tile : item.c_tile.from(pixels * item.panels.start(at) * L);
     const bool in_result = sums_in_result(item, m, width);
-    const bool has_list = source.listed.padding.count > 0;
+    const bool has_list = source.listed.padding.count > 0, half = !G && ends_in_half<T>(item.lanes_from(m, width));
     if (tiling.one_block || bias_first || in_result || has_list) load_bias_panel(item.piece, m, vectors, item.bias);
-    const bool leaves_out = has_list && !ends_in_half<T>(min64(width, item.m0 + item.channels_m - m)) &&
-                            !has_negative_zero(item.bias, width);
+    const bool leaves_out = has_list && !half && !has_negative_zero(item.bias, width);
     for (int64_t s = 0; s < block.channels; s += panel_channels()) {
       const KBlock segment = block.part(s, panel_channels());
       const int64_t number = k.segment_at(segment.channel, segment.tap_row, segment.tap_col);
@@ -228,7 +226,7 @@ struct ConvCall {
       operands.c = c.sums;
       operands.c_pitch = width;
       operands.accumulate = !begins;
-      operands.half = !G && ends_in_half<T>(min64(width, item.m0 + item.channels_m - m));
+      operands.half = half;
       if constexpr (kListsSteps) {
         if (leaves_out) {
           multiply_listed(item, source.listed, {m, vectors, in_result, segment.ends(gemm)}, c, operands);
@@ -315,7 +313,7 @@ struct ConvCall {
 
   CONV2D_INLINE void pack_panel(const Item& item, const KBlock& segment, int64_t m, int64_t vectors,
                                 Operand<T>* panel) const {
-    const int64_t width = vectors * L, lanes = min64(width, item.m0 + item.channels_m - m);
+    const int64_t width = vectors * L, lanes = item.lanes_from(m, width);
     const S* const all = item.weight + segment.weight_offset(gemm);
     const WeightSegment<S> weight{all + m * gemm.weight_m,
                                   G ? gemm.weight_g : gemm.weight_m,
@@ -345,17 +343,14 @@ struct ConvCall {
   bool sums_in_result(const Item& item, int64_t m, int64_t width) const {
     constexpr int64_t kLeastPixels = 4 * kMR;
     return kStoresSums && !k.has_chunks() && m + width <= item.m0 + item.channels_m && gemm.destination_m == 1 &&
-           gemm.result_taps() == 1 && (item.piece.tile.cols >= kLeastPixels || joins_rows(item.piece.tile));
+           gemm.result_taps() == 1 && (item.piece.tile.cols >= kLeastPixels || is_one_run(item.piece.tile));
   }
-  bool joins_rows(const Tile& t) const {
-    const bool rows_join =
-        t.rows == 1 || (t.cols == gemm.cols && gemm.destination_row == gemm.destination_col * t.cols);
-    return rows_join &&
-           (t.images == 1 || (t.rows == gemm.rows && gemm.destination_n == gemm.destination_col * t.rows * t.cols));
+  bool is_one_run(const Tile& tile) const {
+    return pixels_join(tile, {gemm.destination_n, gemm.destination_row, gemm.destination_col});
   }
   void sum_in_result(const Item& item, int64_t m, const GemmOperands<T>& operands, int64_t vectors) const {
     const Tile& tile = item.piece.tile;
-    const int64_t rows = joins_rows(tile) ? 1 : tile.images * tile.rows, pixels = tile.pixels() / rows;
+    const int64_t rows = is_one_run(tile) ? 1 : tile.images * tile.rows, pixels = tile.pixels() / rows;
     S* const first = item.piece.template first_pixel<S>(gemm, m);
     for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
       GemmOperands<T> pass = pass_of(operands, k);
@@ -386,7 +381,15 @@ struct ConvCall {
     const int64_t pixels = item.piece.tile.pixels();
     item.c_tile.finish(pixels * div_up(item.channels_m, kPerVector) * L);
     if constexpr (G && kHasTranspose<T>) {
-      if (tiling.interleaved) return store_groups(item);
+      if (tiling.interleaved) {
+        T bias[kMaxInterleaved * L];
+        if (bias_first) {
+          fill_zero(bias, gemm.m * L);
+        } else {
+          load_bias_panel(item.piece, 0, gemm.m, bias);
+        }
+        return store_groups<S>(gemm, item.piece, item.c_tile.sums, item.panels, bias);
+      }
     }
     for (int64_t at = 0; at < item.panels.count; ++at) {
       const int64_t vectors = item.panels.size(at), width = vectors * L, start = item.panels.start(at);
@@ -467,32 +470,6 @@ struct ConvCall {
     for (int64_t t = in.begin; t < in.end; ++t) {
       // As with every other result a bias, here none, is added last.
       row[(col + t * step) * gemm.destination_col] = Narrow<S>::from(add_scalar(get_lane(from, lane + t), T{}));
-    }
-  }
-
-  // All panels of whole groups whose channels lie side by side.
-  void store_groups(const Item& item) const {
-    const Tile& tile = item.piece.tile;
-    T bias[kMaxInterleaved * L];
-    if (bias_first) {
-      fill_zero(bias, gemm.m * L);
-    } else {
-      load_bias_panel(item.piece, 0, gemm.m, bias);
-    }
-    S* const destination = item.piece.template first_pixel<S>(gemm, 0);
-    // A power of two of channels is cut into panels of one width.
-    const int64_t vectors = item.panels.size(0), width = vectors * L;
-    const T* planes[kMaxInterleaved];
-    for (int64_t v = 0; v < gemm.m; ++v) {
-      planes[v] = item.c_tile.sums + v / vectors * tile.pixels() * width + v % vectors * L;
-    }
-    for (int64_t n = 0; n < tile.images; ++n) {
-      for (int64_t y = 0; y < tile.rows; ++y) {
-        S* const row = destination + n * gemm.destination_n + y * gemm.destination_row;
-        store_interleaved(gemm.m, planes, width, bias,
-                          GroupPixels<S>{row, gemm.destination_col, tile.cols, item.piece.groups});
-        for (int64_t v = 0; v < gemm.m; ++v) planes[v] += tile.cols * width;
-      }
     }
   }
 };

@@ -52,8 +52,8 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
       return false;
     }
     return problem.taps() == 1 &&
-           positions_inside(problem.rows(), 1, problem.out_h, problem.in_h).count() == problem.out_h &&
-           positions_inside(problem.cols(), 1, problem.out_w, problem.in_w).count() == problem.out_w;
+           are_inside(problem.rows(), 1, problem.out_h, problem.in_h) &&
+           are_inside(problem.cols(), 1, problem.out_w, problem.in_w);
   }
 
   // The tile of weights that an item owns of each of its groups. These are a vector's lanes (G), or taken in turn.
@@ -252,13 +252,12 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   // Whether grad_output itself is the panel: whole vectors of channels_last, pixel after pixel.
   bool is_panel(const WeightTile& t, const Tile& segment, int64_t vectors) const {
     if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
-    const int64_t* const go = grad_output.stride;
     const int64_t width = vectors * L;
-    return t.channels_m == width && go[1] == 1 && go[3] == width && joins_rows(segment) &&
-           (segment.images == 1 || go[0] == segment.rows * segment.cols * width);
+    return t.channels_m == width && grad_output.stride[1] == 1 && grad_output.stride[3] == width &&
+           pixels_join(segment, grad_output_steps());
   }
-  bool joins_rows(const Tile& segment) const {
-    return segment.rows == 1 || grad_output.stride[2] == segment.cols * grad_output.stride[3];
+  PixelSteps grad_output_steps() const {
+    return {grad_output.stride[0], grad_output.stride[2], grad_output.stride[3]};
   }
 
   // A panel of a segment's pixels: [pixel][lane], from the tile's output channel m on, which lies at `source`.
@@ -267,7 +266,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     const int64_t* const go = grad_output.stride;
     const int64_t width = vectors * L, group_channels = problem.out_channels_per_group();
     // Rows that continue one another are one run.
-    const int64_t runs = joins_rows(segment) ? 1 : segment.rows, run = segment.rows / runs * segment.cols;
+    const int64_t runs = rows_join(segment, grad_output_steps()) ? 1 : segment.rows, run = segment.rows / runs * segment.cols;
     for (int64_t n = 0; n < segment.images; ++n) {
       for (int64_t r = 0; r < runs; ++r, dst += run * width) {
         const S* const s = source + n * go[0] + r * go[2];

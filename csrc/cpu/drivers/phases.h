@@ -8,6 +8,9 @@
 //
 //   panel   [phase][channel][tap of the phase][NR]
 //
+// Where groups have few channels, vectors run over groups (G), as in drivers/gemm.h. The weights of all result channels
+// are then packed at once, and a phase's sums of all of them are stored together.
+//
 // Each phase's sums are those of drivers/gemm.h, chain for chain and bit for bit.
 #pragma once
 
@@ -21,9 +24,10 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-template <class S, class T>
+template <class S, class T, bool G>
 struct PhasesCall {
   static constexpr int L = Vec<T>::kLanes;
+  static constexpr int kPerVector = G ? 1 : L;  // result channels in a vector: L, or one of each of L groups
   const JoinedPhases& phases;
   const ConvGemm& any;  // what all phases have in common
   const PhasesTiling tiling;
@@ -58,104 +62,187 @@ struct PhasesCall {
     }
     // All pixels that a phase reads, as they lie.
     const GatherAxis rows{1, phases.first_row, 1}, cols{1, phases.first_col, 1};
-    patch = lay_out_patch(patch_order(false, any.channels, any.source_c, any.source_col, any.source_w),
+    patch = lay_out_patch(patch_order(G, any.channels, any.source_c, any.source_col, any.source_w),
                           make_patch_axis(rows, 0, tiling.tile_rows + phases.row_reach, 0, 1),
                           make_patch_axis(cols, 0, phases.cols, 0, 1), tiling.tile_images, any.channels, L, sizeof(T));
   }
 
-  int64_t items() const { return tiling.items(phases); }
+  int64_t items() const { return tiling.items(); }
 
-  void work(int64_t item) const {
-    // Where bands, then images, vary fastest neighbouring items share weights.
-    const int64_t parts = items() / tiling.tiles();
-    const int64_t tile_number = tiling.groups_first ? item / parts : item % tiling.tiles();
-    const int64_t part_number = tiling.groups_first ? item % parts : item / tiling.tiles();
-    const int64_t row0 = tile_number % tiling.tiles_h * tiling.tile_rows;
-    const int64_t image0 = tile_number / tiling.tiles_h * tiling.tile_images;
-    const int64_t images = min64(tiling.tile_images, any.batch - image0);
-    const int64_t group = part_number / tiling.chunks_m;
-    const int64_t m0 = part_number % tiling.chunks_m * tiling.chunk_vectors * L;
-    const int64_t channels_m = min64(tiling.chunk_vectors * L, any.m - m0);
-    const Panels panels = cut_panels(div_up(channels_m, L), tiling.panel_vectors);
+  // What a work item computes, and where its operands lie in scratch.
+  struct Item {
+    int64_t image0, images, row0;
+    int64_t group, groups;   // groups: a vector's, or 1
+    int64_t m0, channels_m;  // result channels of a group
+    Panels panels;
+    int64_t *position_offsets, *tap_offsets;
+    T *zeros, *taps, *panel, *patch, *c_tile, *second_tile, *total_tile, *lost_tile;
+    const S *source, *weight;
+  };
+  Item item_at(int64_t number) const {
+    Item item;
+    const TilePart of = tile_part(number, tiling.tiles(), tiling.parts(), tiling.groups_first);
+    item.row0 = of.tile % tiling.tiles_h * tiling.tile_rows;
+    item.image0 = of.tile / tiling.tiles_h * tiling.tile_images;
+    item.images = min64(tiling.tile_images, any.batch - item.image0);
+    item.group = of.part / tiling.chunks_m * (G ? L : 1);
+    item.groups = G ? min64(L, any.groups - item.group) : 1;
+    item.m0 = of.part % tiling.chunks_m * tiling.chunk_vectors * kPerVector;
+    item.channels_m = min64(tiling.chunk_vectors * kPerVector, any.m - item.m0);
+    item.panels = cut_panels(div_up(item.channels_m, kPerVector), tiling.panel_vectors);
 
     char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
-    int64_t* const position_offsets = part<int64_t>(memory, layout.position_offsets);
-    int64_t* const tap_offsets = part<int64_t>(memory, layout.tap_offsets);
-    T* const zeros = part<T>(memory, layout.zeros);
-    T* const panel = part<T>(memory, layout.panel);
-    T* const patch_data = part<T>(memory, layout.patch);
+    item.position_offsets = part<int64_t>(memory, layout.position_offsets);
+    item.tap_offsets = part<int64_t>(memory, layout.tap_offsets);
+    item.zeros = part<T>(memory, layout.zeros);
+    item.taps = part<T>(memory, layout.taps);
+    item.panel = part<T>(memory, layout.panel);
+    item.patch = part<T>(memory, layout.patch);
+    item.c_tile = part<T>(memory, layout.c_tile);
+    item.second_tile = part<T>(memory, layout.second_tile);
+    item.total_tile = part<T>(memory, layout.total_tile);
+    item.lost_tile = part<T>(memory, layout.lost_tile);
+    item.source = static_cast<const S*>(any.source) + item.image0 * any.source_n + item.group * any.source_g();
+    item.weight = static_cast<const S*>(any.weight) + item.group * any.weight_g + item.m0 * any.weight_m;
+    return item;
+  }
 
-    const S* const source = static_cast<const S*>(any.source) + image0 * any.source_n + group * any.source_g();
-    const S* const weight = static_cast<const S*>(any.weight) + group * any.weight_g + m0 * any.weight_m;
+  void work(int64_t number) const {
+    const Item item = item_at(number);
     Patch tile = patch;
-    tile.images = images;
-    tile.rows.first += row0;
-    tile.rows.size = tile.rows.run_length = min64(tiling.tile_rows, phases.most_rows() - row0) + phases.row_reach;
-    pack_patch(tile, source_of(any, source), false, patch_data);
-    fill_zero(zeros, panels.size(0) * L);
-    fill_offsets(images, row0, position_offsets, tap_offsets);
+    tile.images = item.images;
+    tile.rows.first += item.row0;
+    tile.rows.size = tile.rows.run_length =
+        min64(tiling.tile_rows, phases.most_rows() - item.row0) + phases.row_reach;
+    Source<S> source = source_of(any, item.source);
+    source.lanes = item.groups;
+    pack_patch(tile, source, false, item.patch);
+    fill_offsets(item);
+    if constexpr (G) {
+      sum_groups(item);
+    } else {
+      sum_panels(item);
+    }
+  }
 
-    GemmOperands<T> operands{};
-    operands.b = patch_data;
-    operands.start = zeros;
-    for (int64_t at = 0; at < panels.count; ++at) {
-      const int64_t vectors = panels.size(at), width = vectors * L, m = panels.start(at) * L;
-      const int64_t lanes = min64(width, channels_m - m);
-      pack_taps(weight + m * any.weight_m, lanes, width, part<T>(memory, layout.taps), panel);
-      operands.j_offset = position_offsets;
-      operands.half = ends_in_half<T>(lanes);
+  // Panel after panel of result channels: all phases of each.
+  CONV2D_INLINE void sum_panels(const Item& item) const {
+    fill_zero(item.zeros, item.panels.size(0) * L);
+    for (int64_t at = 0; at < item.panels.count; ++at) {
+      const int64_t width = item.panels.size(at) * L, m = item.panels.start(at) * L;
+      const int64_t lanes = min64(width, item.channels_m - m);
+      pack_taps(item, {item.weight + m * any.weight_m, any.weight_m, lanes}, {item.panel, width, width});
+      const int64_t* positions = item.position_offsets;
       for (int f = 0; f < phases.count; ++f) {
-        const ConvGemm& g = phases.gemm[f];
-        const ResultPiece piece{group, 1, {image0, images, row0, rows_of_band(g, row0), 0, g.cols}};
+        const ResultPiece piece = piece_of(item, f);
         const int64_t pixels = piece.tile.pixels();
         if (pixels == 0) continue;
-        const ChunkSums<T> c{sums_of(memory, f), part<T>(memory, layout.total_tile), part<T>(memory, layout.lost_tile),
-                             k[f].has_chunks()};
-        operands.chain = k[f].chain;
-        operands.c = c.sums;
-        operands.a_pitch = operands.c_pitch = width;
-        for (int64_t c0 = 0; c0 < g.channels; c0 += k[f].segment_channels) {
-          const int64_t row = first_row[f] + c0 * g.taps();
-          operands.depth = min64(k[f].segment_channels, g.channels - c0) * g.taps();
-          operands.a = panel + row * width;
-          operands.k_offset = tap_offsets + row;
-          operands.accumulate = !c.begin(k[f].segment_at(c0, 0, 0), pixels * width);
-          gemm_panel<false, T>(pixels, vectors, operands);
-        }
-        c.finish(pixels * width);
-        operands.j_offset += pixels;
+        const ChunkSums<T> c{tile_of(item, f), item.total_tile, item.lost_tile, k[f].has_chunks()};
+        sum_phase(item, f, {item.panel, width, lanes}, positions, c);
+        positions += pixels;
         if (!phases.columns_in_turn) {
-          store_lanes<S, T>(g, piece, 0, {c.sums, width, pixels, lanes, zeros}, m0 + m, 1);
+          store_lanes<S, T>(phases.gemm[f], piece, 0, {c.sums, width, pixels, lanes, item.zeros}, item.m0 + m, 1);
         } else if (f % 2 == 1) {
-          store_two_phases(f - 1, piece, memory, {nullptr, width, 0, lanes, zeros}, m0 + m);
+          store_two_phases(item, f - 1, {nullptr, width, 0, lanes, item.zeros}, 0, 0, item.m0 + m);
         }
       }
     }
   }
 
+  // With vectors over groups, phase after phase: all result channels of each.
+  CONV2D_INLINE void sum_groups(const Item& item) const {
+    const Panels& panels = item.panels;
+    const int64_t depth = any.channels * phases.taps();
+    fill_zero(item.zeros, any.m * L);
+    for (int64_t at = 0; at < panels.count; ++at) {
+      T* const panel = item.panel + depth * panels.start(at) * L;
+      for (int64_t v = 0; v < panels.size(at); ++v) {
+        pack_taps(item, {item.weight + (panels.start(at) + v) * any.weight_m, any.weight_g, item.groups},
+                  {panel + v * L, panels.size(at) * L, L});
+      }
+    }
+    const int64_t* positions = item.position_offsets;
+    for (int f = 0; f < phases.count; ++f) {
+      const ResultPiece piece = piece_of(item, f);
+      const int64_t pixels = piece.tile.pixels();
+      if (pixels == 0) continue;
+      T* const sums = tile_of(item, f);
+      for (int64_t at = 0; at < panels.count; ++at) {
+        const int64_t start = panels.start(at) * L, width = panels.size(at) * L;
+        sum_phase(item, f, {item.panel + depth * start, width, width}, positions,
+                  {sums + pixels * start, nullptr, nullptr, false});
+      }
+      positions += pixels;
+      if (!phases.columns_in_turn) {
+        store_groups<S>(phases.gemm[f], piece, sums, panels, item.zeros);
+      } else if (f % 2 == 1) {
+        for (int64_t at = 0; at < panels.count; ++at) {
+          const int64_t width = panels.size(at) * L, start = panels.start(at);
+          for (int64_t v = 0; v < panels.size(at); ++v) {
+            store_two_phases(item, f - 1, {nullptr, width, 0, item.groups, item.zeros}, start * L, v * L, start + v);
+          }
+        }
+      }
+    }
+  }
+
+  ResultPiece piece_of(const Item& item, int f) const {
+    const ConvGemm& g = phases.gemm[f];
+    return {item.group, item.groups, {item.image0, item.images, item.row0, rows_of_band(g, item.row0), 0, g.cols}};
+  }
   int64_t rows_of_band(const ConvGemm& g, int64_t row0) const {
     return max64(min64(tiling.tile_rows, g.rows - row0), 0);
   }
-
-  T* sums_of(char* memory, int f) const {
-    return part<T>(memory, phases.columns_in_turn && f % 2 == 1 ? layout.second_tile : layout.c_tile);
+  T* tile_of(const Item& item, int f) const {
+    return phases.columns_in_turn && f % 2 == 1 ? item.second_tile : item.c_tile;
   }
 
-  // Phases f and f + 1, of the same rows: all columns of these. Which phase has column 0 depends on the padding.
-  // `even`: its `data` and `pixels` are set here.
-  void store_two_phases(int f, const ResultPiece& piece, char* memory, TileSums<T> even, int64_t m) const {
+  // All pixels of a phase times a panel, whose rows are `width` wide, `lanes` of them with a channel or group.
+  struct TapPanel {
+    const T* data;
+    int64_t width, lanes;
+  };
+  CONV2D_INLINE void sum_phase(const Item& item, int f, const TapPanel& panel, const int64_t* positions,
+                               const ChunkSums<T>& c) const {
+    const ConvGemm& g = phases.gemm[f];
+    const int64_t pixels = piece_of(item, f).tile.pixels(), width = panel.width;
+    GemmOperands<T> operands{};
+    operands.b = item.patch;
+    operands.start = item.zeros;
+    operands.j_offset = positions;
+    operands.half = !G && ends_in_half<T>(panel.lanes);
+    operands.chain = k[f].chain;
+    operands.c = c.sums;
+    operands.a_pitch = operands.c_pitch = width;
+    for (int64_t c0 = 0; c0 < g.channels; c0 += k[f].segment_channels) {
+      const int64_t row = first_row[f] + c0 * g.taps();
+      operands.depth = min64(k[f].segment_channels, g.channels - c0) * g.taps();
+      operands.a = panel.data + row * width;
+      operands.k_offset = item.tap_offsets + row;
+      operands.accumulate = !c.begin(k[f].segment_at(c0, 0, 0), pixels * width);
+      gemm_panel<G, T>(pixels, width / L, operands);
+    }
+    c.finish(pixels * width);
+  }
+
+  // Phases f and f + 1, of the same rows: all columns of these, from result channel m on. Which phase has column 0
+  // depends on the padding. `even`: its `data` and `pixels` are set here. The sums begin with a panel's lane number
+  // `lane`, and the tile with `before` lanes of other panels.
+  void store_two_phases(const Item& item, int f, TileSums<T> even, int64_t before, int64_t lane, int64_t m) const {
     const bool in_order = std::less<>()(phases.gemm[f].destination, phases.gemm[f + 1].destination);
     const int first = in_order ? f : f + 1, second = in_order ? f + 1 : f;
     const ConvGemm& g = phases.gemm[first];
+    const ResultPiece piece = piece_of(item, first);
     TileSums<T> odd = even;
-    even.data = sums_of(memory, first);
+    even.data = tile_of(item, first) + piece.tile.pixels() * before + lane;
     even.pixels = g.cols;
-    odd.data = sums_of(memory, second);
+    odd.data = tile_of(item, second) + piece_of(item, second).tile.pixels() * before + lane;
     odd.pixels = phases.gemm[second].cols;
-    S* const destination = piece.first_pixel<S>(g, m);
+    S* const destination = piece.template first_pixel<S>(g, m);
+    const int64_t step = (G ? g.m : 1) * g.destination_m;
     for (int64_t n = 0; n < piece.tile.images; ++n) {
       for (int64_t row = 0; row < piece.tile.rows; ++row) {
-        store_columns_in_turn(even, odd, destination + n * g.destination_n + row * g.destination_row, g.destination_m);
+        store_columns_in_turn(even, odd, destination + n * g.destination_n + row * g.destination_row, step);
         even.data += even.pixels * even.pitch;
         odd.data += odd.pixels * odd.pitch;
       }
@@ -163,14 +250,15 @@ struct PhasesCall {
   }
 
   // The offsets of all phases, one after the other: of their pixels, and of the rows of their panels.
-  void fill_offsets(int64_t images, int64_t row0, int64_t* position_offsets, int64_t* tap_offsets) const {
+  void fill_offsets(const Item& item) const {
+    int64_t *positions = item.position_offsets, *taps = item.tap_offsets;
     for (int f = 0; f < phases.count; ++f) {
       const ConvGemm& g = phases.gemm[f];
-      position_offsets = fill_positions(patch, images, rows_of_band(g, row0), g.cols, position_offsets);
+      positions = fill_positions(patch, item.images, rows_of_band(g, item.row0), g.cols, positions);
       for (int64_t c = 0; c < g.channels; ++c) {
         for (int64_t i = 0; i < g.taps_h; ++i) {
           for (int64_t j = 0; j < g.taps_w; ++j) {
-            *tap_offsets++ =
+            *taps++ =
                 patch.tap_offset(c, g.axis_h.source(0, i) - phases.first_row, g.axis_w.source(0, j) - phases.first_col);
           }
         }
@@ -178,37 +266,43 @@ struct PhasesCall {
     }
   }
 
-  // All taps of all channels of a panel. `taps`: room for those of one channel.
-  void pack_taps(const S* weight, int64_t lanes, int64_t width, T* taps, T* panel) const {
+  // Lanes of the weight: result channels, or groups, that are `step` apart.
+  struct WeightLanes {
+    const S* data;
+    int64_t step, lanes;
+  };
+  // All taps of all channels, of a panel or of one of its vectors.
+  void pack_taps(const Item& item, const WeightLanes& from, const Panel<T>& to) const {
     const int64_t last_ahead = any.channels - kStepsAhead;
     const auto row = [&](int64_t tap, int64_t c) {
-      return panel + (rows_of_tap[tap].first + c * rows_of_tap[tap].step) * width;
+      return to.data + (rows_of_tap[tap].first + c * rows_of_tap[tap].step) * to.pitch;
     };
-    if (any.weight_m == 1) {  // channels_last: each tap has its own lines
+    if (from.step == 1) {  // channels_last: each tap has its own lines
       for (int64_t c = 0; c < any.channels; ++c) {
         for (int64_t i = 0; i < phases.taps_h; ++i) {
           for (int64_t j = 0; j < phases.taps_w; ++j) {
-            const S* const from = weight + c * any.weight_c + i * phases.weight_i + j * phases.weight_j;
-            if (c < last_ahead) prefetch_lanes(from + kStepsAhead * any.weight_c, 1, lanes);
-            T* const to = row(i * phases.taps_w + j, c);
-            copy_run(from, 1, lanes, to, false);
-            fill_zero(to + lanes, width - lanes);
+            const S* const source = from.data + c * any.weight_c + i * phases.weight_i + j * phases.weight_j;
+            if (c < last_ahead) prefetch_lanes(source + kStepsAhead * any.weight_c, 1, from.lanes);
+            T* const target = row(i * phases.taps_w + j, c);
+            copy_run(source, 1, from.lanes, target, false);
+            fill_zero(target + from.lanes, to.width - from.lanes);
           }
         }
       }
       return;
     }
     const bool rows_join = phases.taps_h == 1 || phases.weight_i == phases.weight_j * phases.taps_w;
-    const int64_t rows = rows_join ? 1 : phases.taps_h, run = phases.taps() / rows;
+    const int64_t rows = rows_join ? 1 : phases.taps_h, run = phases.taps() / rows, width = to.width;
     for (int64_t c = 0; c < any.channels; ++c) {
-      const S* const from = weight + c * any.weight_c;
-      if (c < last_ahead) prefetch_lanes(from + kStepsAhead * any.weight_c, any.weight_m, lanes);
+      const S* const source = from.data + c * any.weight_c;
+      if (c < last_ahead) prefetch_lanes(source + kStepsAhead * any.weight_c, from.step, from.lanes);
       for (int64_t i = 0; i < rows; ++i) {
-        pack_lanes(LaneSource<S>{from + i * phases.weight_i, any.weight_m, phases.weight_j, lanes, run},
-                   Panel<T>{taps + i * run * width, width, width}, false);
+        pack_lanes(LaneSource<S>{source + i * phases.weight_i, from.step, phases.weight_j, from.lanes, run},
+                   Panel<T>{item.taps + i * run * width, width, width}, false);
       }
       for (int64_t tap = 0; tap < phases.taps(); ++tap) {
-        for (int64_t x = 0; x < width; x += L) Vec<T>::store(row(tap, c) + x, Vec<T>::load(taps + tap * width + x));
+        const T* const packed = item.taps + tap * width;
+        for (int64_t x = 0; x < width; x += L) Vec<T>::store(row(tap, c) + x, Vec<T>::load(packed + x));
       }
     }
   }

@@ -97,7 +97,13 @@ void run_task_of(const Task& task, const Executor& executor) {
       if constexpr (kNative) run_all(StridedCall<S, T>(*task.call, threads), executor);
       return;
     case Driver::kPhases:
-      if constexpr (kNative) run_all(PhasesCall<S, T>(*task.phases, threads), executor);
+      if constexpr (kNative) {
+        if (task.phases->over_groups) {
+          run_all(PhasesCall<S, T, true>(*task.phases, threads), executor);
+        } else {
+          run_all(PhasesCall<S, T, false>(*task.phases, threads), executor);
+        }
+      }
       return;
     case Driver::kWinograd:
       if constexpr (std::is_same_v<T, float>) run_all(WinogradCall<S, T>(*task.gemm, threads), executor);

@@ -5,13 +5,9 @@
 #pragma once
 
 #include "../isa/convert.h"
+#include "../plan/conv_gemm.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
-
-constexpr int64_t kMaxInterleaved = 16;
-inline bool can_interleave(int64_t channels) {
-  return channels == 2 || channels == 4 || channels == 8 || channels == kMaxInterleaved;
-}
 
 // r: [lane][channel] as it lies in memory -> r[channel][lane]. Elements of even number are the even channels; those
 // are again channels of half the number.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../isa/convert.h"
+#include "interleave.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -430,6 +431,26 @@ void store_lanes(const ConvGemm& gemm, const ResultPiece& piece, int64_t first, 
                  int64_t channel_step) {
   const Tile& tile = piece.tile;
   store_lanes<S, T>(gemm, piece, {tile.cols, tile.rows * tile.cols}, first, sums, m, channel_step);
+}
+
+// All result channels of whole groups that lie side by side: panels of `sums`, each [pixel][channel][group].
+template <class S, class T>
+void store_groups(const ConvGemm& gemm, const ResultPiece& piece, const T* sums, const Panels& panels, const T* bias) {
+  constexpr int L = Vec<T>::kLanes;
+  const Tile& tile = piece.tile;
+  S* const destination = piece.first_pixel<S>(gemm, 0);
+  // Panels have one width (can_interleave).
+  const int64_t vectors = panels.size(0), width = vectors * L;
+  const T* planes[kMaxInterleaved];
+  for (int64_t v = 0; v < gemm.m; ++v) planes[v] = sums + v / vectors * tile.pixels() * width + v % vectors * L;
+  for (int64_t n = 0; n < tile.images; ++n) {
+    for (int64_t y = 0; y < tile.rows; ++y) {
+      S* const row = destination + n * gemm.destination_n + y * gemm.destination_row;
+      store_interleaved(gemm.m, planes, width, bias,
+                        GroupPixels<S>{row, gemm.destination_col, tile.cols, piece.groups});
+      for (int64_t v = 0; v < gemm.m; ++v) planes[v] += tile.cols * width;
+    }
+  }
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

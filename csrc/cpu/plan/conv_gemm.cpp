@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "patch_axis.h"
+
 namespace conv2d_ext::cpu {
 
 namespace {
@@ -73,6 +75,11 @@ ConvGemm join_rows_of_planes(const ConvGemm& gemm) {
   g.source_w = g.cols;
   g.rows = g.source_h = 1;
   return g;
+}
+
+bool meets_no_padding(const ConvGemm& gemm) {
+  return are_inside(gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h) &&
+         are_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
 }
 
 bool reads_whole_planes(const ConvGemm& gemm) {

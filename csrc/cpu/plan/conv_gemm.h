@@ -69,8 +69,18 @@ struct ConvGemm : ImageGemm {
 ConvGemm in_steps(const ConvGemm& gemm, int64_t channels);
 ConvGemm in_blocks(const ConvGemm& gemm);
 
+// Groups of so many channels, side by side, are reordered in registers (pack/interleave.h). Such powers of two are cut
+// into panels of one width.
+constexpr int64_t kMaxInterleaved = 16;
+inline bool can_interleave(int64_t channels) {
+  return channels == 2 || channels == 4 || channels == 8 || channels == kMaxInterleaved;
+}
+
 // The same problem with its rows joined into one, where a 1x1 kernel meets all pixels of planes without gaps.
 ConvGemm join_rows_of_planes(const ConvGemm& gemm);
+
+// Whether no tap of any position lies in the padding.
+bool meets_no_padding(const ConvGemm& gemm);
 
 // Whether the one row there is (join_rows_of_planes) is all of a plane, pixel beside pixel, of a 1x1 kernel.
 bool reads_whole_planes(const ConvGemm& gemm);

@@ -38,6 +38,11 @@ inline Interval positions_inside(const GatherAxis& axis, int64_t taps, int64_t p
   return {begin, max64(begin, end)};
 }
 
+// Whether no tap of any position lies in the padding.
+inline bool are_inside(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {
+  return positions_inside(axis, taps, positions, size).count() == positions;
+}
+
 // Of `count` coordinates first, first + step, ..., those that lie in a source of `size`. They may descend; step is not
 // 0.
 inline Interval coordinates_inside(int64_t first, int64_t step, int64_t count, int64_t size) {

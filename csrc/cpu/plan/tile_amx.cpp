@@ -79,9 +79,7 @@ struct AmxTiler {
 
 bool reads_amx_source_in_place(const ConvGemm& gemm) {
   if (gemm.taps() != 1 || gemm.missing != 0 || gemm.source_c != kBlockChannels) return false;
-  return positions_inside(gemm.axis_h, 1, gemm.rows, gemm.source_h).count() == gemm.rows &&
-         positions_inside(gemm.axis_w, 1, gemm.cols, gemm.source_w).count() == gemm.cols &&
-         gemm.source_n % kBlockChannels == 0 && gemm.source_row % kBlockChannels == 0 &&
+  return meets_no_padding(gemm) && gemm.source_n % kBlockChannels == 0 && gemm.source_row % kBlockChannels == 0 &&
          gemm.source_col % kBlockChannels == 0;
 }
 

@@ -9,8 +9,7 @@ namespace limit = limits::depthwise;
 namespace {
 
 bool reads_in_place(const ConvGemm& gemm, int64_t chain, bool widens) {
-  const bool inside = positions_inside(gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h).count() == gemm.rows &&
-                      positions_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w).count() == gemm.cols;
+  const bool inside = meets_no_padding(gemm);
   if (inside && !widens) return true;
   const DepthwiseRow row = depthwise_row(gemm);
   // At edges each run is a call or two: few pixels would not pay for it.

@@ -72,9 +72,8 @@ struct ConvTiler {
   // Result channels of a work item: all of them while the C tile fits, fewer where threads would idle.
   void cut_result_channels(ConvTiling& t) const {
     const int64_t vectors = lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes);
-    // The number of result channels of a group that interleave.h takes; a power of two cuts into panels of one width.
     t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 &&
-                    gemm.m >= 2 && gemm.m <= 16 && (gemm.m & (gemm.m - 1)) == 0 && vector.interleaves;
+                    can_interleave(gemm.m) && vector.interleaves;
     t.one_block =
         !t.interleaved && gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
     t.chunk_vectors = vectors;

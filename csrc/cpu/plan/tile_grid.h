@@ -31,6 +31,25 @@ struct TileGrid {
   }
 };
 
+// Steps of a tensor between images, rows and columns.
+struct PixelSteps {
+  int64_t image, row, col;
+};
+// Whether a tile's rows continue one another in the tensor, and whether all of its pixels do.
+inline bool rows_join(const Tile& t, const PixelSteps& step) { return t.rows == 1 || step.row == step.col * t.cols; }
+inline bool pixels_join(const Tile& t, const PixelSteps& step) {
+  return rows_join(t, step) && (t.images == 1 || step.image == step.col * t.rows * t.cols);
+}
+
+// A work item is a tile of pixels times a part: a chunk of the result channels of a group.
+struct TilePart {
+  int64_t tile, part;
+};
+// Of `parts` for each of `tiles`. Neighbouring items have one part, and so share weights, or (parts_first) one tile.
+inline TilePart tile_part(int64_t item, int64_t tiles, int64_t parts, bool parts_first) {
+  return parts_first ? TilePart{item / parts, item % parts} : TilePart{item % tiles, item / tiles};
+}
+
 // Cuts a GEMM's positions into tiles of about `target` pixels. groups: work items of a tile, at least.
 void cut_pixels(const ConvGemm& gemm, int64_t groups, int64_t target, int num_threads, TileGrid& t);
 

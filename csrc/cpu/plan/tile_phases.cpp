@@ -17,22 +17,25 @@ int64_t panel_bytes(const JoinedPhases& phases, const VectorShape& vector, int64
 }
 
 int64_t elements_of_patch(const JoinedPhases& phases, int64_t images, int64_t rows, const VectorShape& vector) {
-  const int64_t plane = odd_lines((rows + phases.row_reach) * phases.cols, vector.element_size);
+  const int64_t lanes = phases.over_groups ? vector.lanes : 1;
+  const int64_t plane = odd_lines((rows + phases.row_reach) * phases.cols * lanes, vector.element_size);
   return patch_elements(plane * images, phases.gemm[0].channels, images, vector.element_size);
 }
 
 // How many pixels of its largest phase a tile may have.
-int64_t pixel_limit(int64_t m, bool columns_in_turn, const VectorShape& vector) {
-  if (!columns_in_turn) return limit::kMostPhasePixels;
-  const int64_t vectors = min64(div_up(m, vector.lanes), vector.max_vectors);
-  return limit::kMostSumBytes / (vectors * vector.lanes * vector.element_size);
+int64_t pixel_limit(int64_t m, const JoinedPhases& phases, const VectorShape& vector) {
+  const int64_t vector_bytes = vector.lanes * vector.element_size;
+  if (phases.over_groups) return limit::kMostGroupSumBytes / (m * vector_bytes);
+  if (!phases.columns_in_turn) return limit::kMostPhasePixels;
+  return limit::kMostSumBytes / (min64(div_up(m, vector.lanes), vector.max_vectors) * vector_bytes);
 }
 
 // How many images a tile with so many of their rows may have; 0: one is too many.
 int64_t image_limit(const JoinedPhases& phases, int64_t rows, const VectorShape& vector) {
   const int64_t image_bytes = elements_of_patch(phases, 1, rows, vector) * vector.element_size;
-  const int64_t pixels = pixel_limit(phases.gemm[0].m, phases.columns_in_turn, vector);
-  return min64(limit::kMostPatchBytes / max64(image_bytes, 1), pixels / max64(phases.most_pixels(rows), 1));
+  const int64_t pixels = pixel_limit(phases.gemm[0].m, phases, vector);
+  const int64_t patch_bytes = phases.over_groups ? limit::kMostGroupPatchBytes : limit::kMostPatchBytes;
+  return min64(patch_bytes / max64(image_bytes, 1), pixels / max64(phases.most_pixels(rows), 1));
 }
 
 // The coordinates that the taps of an axis meet, between `low` and `high`.
@@ -63,10 +66,22 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   phases.columns_in_turn = step_w == 2 && call.result.stride[3] == 1 && call.result.stride[1] != 1;
   // Groups of one vector that lie side by side: pages of grad_output and of the result are read and written once.
   const bool side_by_side = p.groups > 1 && call.result.stride[1] == 1;
-  const int64_t least = phases.columns_in_turn ? vector.lanes / 2 : side_by_side ? vector.lanes : 2 * vector.lanes;
-  if (p.in_channels_per_group() < least || p.out_channels == 0) return "few input channels in a group";
-  const int64_t most = pixel_limit(p.in_channels_per_group(), phases.columns_in_turn, vector);
-  if (p.in_w > most * p.stride_w || (p.in_h > most * p.stride_h && !phases.columns_in_turn)) return kManyPixels;
+  const int64_t m = p.in_channels_per_group();
+  // A vector of channels is as good as one of groups, where two phases are stored together or groups lie side by side.
+  const bool by_groups = lanes_are_groups(p.groups, m, p.out_channels_per_group(), vector);
+  phases.over_groups = by_groups && m < vector.lanes;
+  const bool fills_lines = side_by_side && (!phases.over_groups || can_interleave(m));
+  if (by_groups && !phases.columns_in_turn && !fills_lines) return "vectors run over groups";
+  const int64_t least = phases.over_groups       ? 2
+                        : phases.columns_in_turn ? vector.lanes / 2
+                        : side_by_side           ? vector.lanes
+                                                 : 2 * vector.lanes;
+  if (m < least || p.out_channels == 0) return "few input channels in a group";
+  // Images are cut into bands where stores are what is saved, or a patch of many vectors; else tiles that stay in L2
+  // are worth more.
+  const bool has_bands = phases.columns_in_turn || phases.over_groups;
+  const int64_t most = pixel_limit(m, phases, vector);
+  if (p.in_w > most * p.stride_w || (p.in_h > most * p.stride_h && !has_bands)) return kManyPixels;
   // The gradient of one output pixel, and phases that are cut into bands, are other GEMMs than these.
   if (p.out_pixels() == 1 || grad_input_cuts_bands(p)) return "the phases are cut into bands, or there is one output";
 
@@ -80,11 +95,9 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
   for_each_grad_input_gemm(call, [&](const ConvGemm& g) {
-    // No gradients of patch layers. Elsewhere vectors over groups are as good, but where two phases are stored together
-    // or groups lie side by side: there phases run together from a full vector of channels on.
-    const bool over_groups =
-        lanes_are_groups(g, vector) && (g.m < vector.lanes || !(phases.columns_in_turn || side_by_side));
-    joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !over_groups;
+    // No gradients of patch layers. Sums over groups are short.
+    const bool has_chunks = phases.over_groups && block_k(g, vector.limits).has_chunks();
+    joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !has_chunks;
     if (!joins) return;
     // One after the other, columns fastest.
     const int f = phases.count++;
@@ -95,7 +108,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
     extend(g.axis_h, 1, g.taps_h, low_row, high_row);
     extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
   });
-  if (!joins || phases.count != phase_count) return "vectors run over groups, or the kernel's taps never overlap";
+  if (!joins || phases.count != phase_count) return "the kernel's taps never overlap";
   phases.first_row = low_row;
   phases.row_reach = saturating_add(high_row, -low_row);
   phases.first_col = low_col;
@@ -105,9 +118,9 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   if (max64(saturating_add(phases.row_reach, phases.most_rows()), phases.cols) > limit::kMostPatchBytes) {
     return kManyPixels;
   }
-  // Images are cut into bands where stores are what is saved; else tiles that stay in L2 are worth more.
-  const int64_t least_rows = phases.columns_in_turn ? 1 : phases.most_rows();
-  if (panel_bytes(phases, vector, 1) > limit::kMostPanelBytes || image_limit(phases, least_rows, vector) == 0) {
+  const int64_t least_rows = has_bands ? 1 : phases.most_rows();
+  const int64_t panel_vectors = phases.over_groups ? m : 1;
+  if (panel_bytes(phases, vector, panel_vectors) > limit::kMostPanelBytes || image_limit(phases, least_rows, vector) == 0) {
     return kManyPixels;
   }
   // A smaller tile or chunk, for more threads, takes no more.
@@ -117,7 +130,9 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
 
 PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, int num_threads) {
   PhasesTiling t{};
-  const int64_t batch = phases.gemm[0].batch, vectors = div_up(phases.gemm[0].m, vector.lanes);
+  const int64_t batch = phases.gemm[0].batch;
+  const int64_t vectors = phases.over_groups ? phases.gemm[0].m : div_up(phases.gemm[0].m, vector.lanes);
+  t.group_blocks = phases.over_groups ? div_up(phases.gemm[0].groups, vector.lanes) : phases.gemm[0].groups;
   t.panel_vectors = vector.max_vectors;
   t.groups_first = phases.gemm[0].groups_are_neighbours(vector.element_size);
   const auto fits = [&](int64_t width) { return panel_bytes(phases, vector, width) <= limit::kMostPanelBytes; };
@@ -136,14 +151,13 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
     t.patch_elements = elements_of_patch(phases, t.tile_images, t.tile_rows, vector);
     // For the sake of idle threads alone: chunks, each of which packs the patch anew; where they don't suffice smaller
     // tiles, each of which packs the weights anew.
-    const int64_t tiles = phases.gemm[0].groups * t.tiles();
     for (int64_t chunks = 1;; ++chunks) {
       t.chunk_vectors = div_up(vectors, chunks);
       t.chunks_m = div_up(vectors, t.chunk_vectors);
-      if (t.chunk_vectors == 1 || !threads_would_idle(tiles * t.chunks_m, num_threads)) break;
+      if (phases.over_groups || t.chunk_vectors == 1 || !threads_would_idle(t.items(), num_threads)) break;
     }
     const bool in_scratch = lay_out_scratch(t, phases, vector).bytes <= limits::kMaxScratchBytes;
-    if (in_scratch && !threads_would_idle(t.items(phases), num_threads)) return t;
+    if (in_scratch && !threads_would_idle(t.items(), num_threads)) return t;
     const int64_t least_rows = in_scratch ? limit::kLeastRows : 1;
     if (t.tile_images > 1) {
       images = t.tile_images / 2;
@@ -156,7 +170,10 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
 }
 
 PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& phases, const VectorShape& vector) {
-  const int64_t size = vector.element_size, vectors = min64(tiling.panel_vectors, tiling.chunk_vectors);
+  // Vectors over groups: the weights and the sums of all channels.
+  const int64_t size = vector.element_size;
+  const int64_t vectors =
+      phases.over_groups ? tiling.chunk_vectors : min64(tiling.panel_vectors, tiling.chunk_vectors);
   const int64_t width = vectors * vector.lanes, depth = phases.gemm[0].channels * phases.taps();
   int64_t pixels = 0;
   for (int f = 0; f < phases.count; ++f) {

@@ -26,6 +26,8 @@ struct JoinedPhases {
   int64_t first_row, row_reach, first_col, cols;
   // Phases 2f and 2f + 1 have the columns of the same rows in turn, which lie side by side, and are stored together.
   bool columns_in_turn;
+  // Vectors run over groups, as in drivers/gemm.h.
+  bool over_groups;
 
   int64_t taps() const { return taps_h * taps_w; }
   // Rows of the phase that has most of them.
@@ -46,15 +48,18 @@ struct JoinedPhases {
 // have a row's columns in turn, and returns nullptr; else why not. The choice changes no bit.
 const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhases& phases);
 
-// A work item: of some images the same rows of every phase, for a chunk of a group's result channels.
+// A work item: of some images the same rows of every phase, for a chunk of a group's result channels, or for all those
+// of a vector of groups.
 struct PhasesTiling {
   int64_t tile_images, tiles_n, tile_rows, tiles_h;
+  int64_t group_blocks;             // groups, or vectors of them
   int64_t panel_vectors;            // the widest panel
   int64_t chunk_vectors, chunks_m;  // as in ConvTiling
   int64_t patch_elements;
   bool groups_first;  // as in ConvTiling
   int64_t tiles() const { return tiles_n * tiles_h; }
-  int64_t items(const JoinedPhases& phases) const { return phases.gemm[0].groups * tiles() * chunks_m; }
+  int64_t parts() const { return group_blocks * chunks_m; }
+  int64_t items() const { return tiles() * parts(); }
 };
 PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, int num_threads);
 
