@@ -183,13 +183,18 @@ TORCH_LIBRARY_FRAGMENT(conv2d_ext, m) {
   }
 }
 
-TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) {
+void call_eagerly(torch::Library& m) {
   for (const char* name : kEagerOps) {
     if (const auto op = find(kAten, name)) {
       m.impl((std::string("eager_") + name).c_str(), kernel_of<CallEagerly>(*op));
     }
   }
 }
+
+TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) { call_eagerly(m); }
+// Who differentiates or batches a recorded call, as of an exported program, does so with aten's op.
+TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) { call_eagerly(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, FuncTorchBatched, m) { call_eagerly(m); }
 
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   for (const char* name : kEagerOps) {

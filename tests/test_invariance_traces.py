@@ -81,6 +81,27 @@ def test_derivatives_are_recorded_by_their_own_names(transform):
     assert "aten.exp.default" not in called
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_recorded_calls_differentiate(function):
+    """As in a program of torch.export that is used in training. Their names had no derivative: a
+    second one raised, and torch.func's were zeros."""
+    with conv2d_ext.batch_invariant():
+        graph = make_fx(_scalar(function))(torch.ones_like(_point()))
+    plain, recorded = _point().requires_grad_(), _point().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for order in range(2):
+            for x, f in ((plain, _scalar(function)), (recorded, graph)):
+                (x.grad,) = torch.autograd.grad(f(x), x, create_graph=True)
+                if order == 1:
+                    (x.grad,) = torch.autograd.grad(x.grad.square().sum(), x)
+            torch.testing.assert_close(recorded.grad, plain.grad)
+    for transform in TRANSFORMS.values():
+        torch.testing.assert_close(
+            transform(graph)(_point()), transform(_scalar(function))(_point())
+        )
+
+
 @pytest.mark.parametrize("transform", ("grad of grad", "hessian"))
 def test_compiled_derivatives(transform):
     derivative = TRANSFORMS[transform](_scalar("exp"))

@@ -801,7 +801,7 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "chunks of result channels find each other's packed weights",
-        "first_owner + static_cast<uint64_t>(part_number)",
+        "first_owner + static_cast<uint64_t>(of.part)",
         "first_owner",
     ),
     M(
@@ -994,7 +994,7 @@ MUTATIONS = (
     M(
         "drivers/phases.h",
         "every band of rows reads the first one's pixels",
-        "    tile.rows.first += row0;\n",
+        "    tile.rows.first += item.row0;\n",
         "",
     ),
     M(
@@ -1007,8 +1007,58 @@ MUTATIONS = (
     M(
         "drivers/phases.h",
         "the table of positions is the first phase's",
-        "        operands.j_offset += pixels;\n",
+        "        positions += pixels;\n        if (!phases",
+        "        if (!phases",
+    ),
+    M(
+        "drivers/phases.h",
+        "with vectors over groups the table of positions is the first phase's",
+        "      positions += pixels;\n      if (!phases",
+        "      if (!phases",
+    ),
+    M(
+        "drivers/phases.h",
+        "all channels of a panel of groups have the last one's weights",
+        "{panel + v * L, panels.size(at) * L, L}",
+        "{panel, panels.size(at) * L, L}",
+    ),
+    M(
+        "drivers/phases.h",
+        "all panels of groups have the last one's weights",
+        "item.panel + depth * panels.start(at) * L",
+        "item.panel",
+    ),
+    M(
+        "drivers/phases.h",
+        "two phases of groups are stored from the first panel",
+        "even.data = tile_of(item, first) + piece.tile.pixels() * before + lane;",
+        "even.data = tile_of(item, first) + lane;",
+    ),
+    M(
+        "drivers/phases.h",
+        "groups of planes lie one channel apart",
+        "(G ? g.m : 1) * g.destination_m",
+        "g.destination_m",
+    ),
+    M(
+        "drivers/phases.h",
+        "the patch has one group",
+        "    source.lanes = item.groups;\n",
         "",
+    ),
+    M(
+        "plan/tile_phases.cpp",
+        "room for the patch of one group",
+        "phases.over_groups ? vector.lanes : 1;",
+        "1;",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_phases.cpp",
+        "room for the weights and sums of one panel of groups",
+        "phases.over_groups ? tiling.chunk_vectors : min64(tiling.panel_vectors, ",
+        "min64(tiling.panel_vectors, ",
+        sanitizer="address",
     ),
     M(
         "drivers/phases.h",
@@ -1127,16 +1177,16 @@ MUTATIONS = (
         "*tap_offset++ = i * view.tap_col + j * view.tap_col;",
     ),
     M(
-        "drivers/grad_weight.h",
-        "images with gaps are a panel",
-        "(segment.images == 1 || go[0] == segment.rows * segment.cols * width);",
-        "segment.images >= 1;",
+        "plan/tile_grid.h",
+        "images with gaps are one run of pixels",
+        "(t.images == 1 || step.image == step.col * t.rows * t.cols);",
+        "t.images >= 1;",
     ),
     M(
-        "drivers/grad_weight.h",
-        "rows with gaps are a panel, and one run",
-        "segment.rows == 1 || grad_output.stride[2] == segment.cols * grad_output.stride[3];",
-        "segment.rows >= 1;",
+        "plan/tile_grid.h",
+        "rows with gaps are one run of pixels",
+        "{ return t.rows == 1 || step.row == step.col * t.cols; }",
+        "{ return t.rows >= 1; }",
     ),
     M(
         "drivers/grad_weight.h",
