@@ -102,7 +102,7 @@ def test_recorded_calls_differentiate(function):
         )
 
 
-@pytest.mark.parametrize("transform", ("grad of grad", "hessian"))
+@pytest.mark.parametrize("transform", ["grad of grad", "hessian"])
 def test_compiled_derivatives(transform):
     derivative = TRANSFORMS[transform](_scalar("exp"))
     compiled = torch.compile(derivative, backend="aot_eager")

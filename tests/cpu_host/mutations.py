@@ -1191,8 +1191,8 @@ MUTATIONS = (
     M(
         "drivers/grad_weight.h",
         "some lanes of a pixel are a panel",
-        "return t.channels_m == width && grad_output.stride[1] == 1 && grad_output.stride[3] == width &&",
-        "return t.channels_m <= width && grad_output.stride[1] == 1 && grad_output.stride[3] <= width &&",
+        "t.channels_m == width && grad_output.stride[1] == 1 && grad_output.stride[3] == width",
+        "t.channels_m <= width && grad_output.stride[1] == 1 && grad_output.stride[3] <= width",
     ),
     M(
         "drivers/grad_weight.h",

@@ -51,8 +51,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     if (input.stride[1] == 1 && pitch >= limits::tiling::kFarRowsBytes && problem.out_channels_per_group() > few) {
       return false;
     }
-    return problem.taps() == 1 &&
-           are_inside(problem.rows(), 1, problem.out_h, problem.in_h) &&
+    return problem.taps() == 1 && are_inside(problem.rows(), 1, problem.out_h, problem.in_h) &&
            are_inside(problem.cols(), 1, problem.out_w, problem.in_w);
   }
 
@@ -256,9 +255,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     return t.channels_m == width && grad_output.stride[1] == 1 && grad_output.stride[3] == width &&
            pixels_join(segment, grad_output_steps());
   }
-  PixelSteps grad_output_steps() const {
-    return {grad_output.stride[0], grad_output.stride[2], grad_output.stride[3]};
-  }
+  PixelSteps grad_output_steps() const { return {grad_output.stride[0], grad_output.stride[2], grad_output.stride[3]}; }
 
   // A panel of a segment's pixels: [pixel][lane], from the tile's output channel m on, which lies at `source`.
   CONV2D_INLINE void pack_grad_output(const WeightTile& t, const Tile& segment, const S* source, int64_t m,
@@ -266,7 +263,8 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     const int64_t* const go = grad_output.stride;
     const int64_t width = vectors * L, group_channels = problem.out_channels_per_group();
     // Rows that continue one another are one run.
-    const int64_t runs = rows_join(segment, grad_output_steps()) ? 1 : segment.rows, run = segment.rows / runs * segment.cols;
+    const int64_t runs = rows_join(segment, grad_output_steps()) ? 1 : segment.rows,
+                  run = segment.rows / runs * segment.cols;
     for (int64_t n = 0; n < segment.images; ++n) {
       for (int64_t r = 0; r < runs; ++r, dst += run * width) {
         const S* const s = source + n * go[0] + r * go[2];

@@ -112,8 +112,7 @@ struct PhasesCall {
     Patch tile = patch;
     tile.images = item.images;
     tile.rows.first += item.row0;
-    tile.rows.size = tile.rows.run_length =
-        min64(tiling.tile_rows, phases.most_rows() - item.row0) + phases.row_reach;
+    tile.rows.size = tile.rows.run_length = min64(tiling.tile_rows, phases.most_rows() - item.row0) + phases.row_reach;
     Source<S> source = source_of(any, item.source);
     source.lanes = item.groups;
     pack_patch(tile, source, false, item.patch);

@@ -120,7 +120,8 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   }
   const int64_t least_rows = has_bands ? 1 : phases.most_rows();
   const int64_t panel_vectors = phases.over_groups ? m : 1;
-  if (panel_bytes(phases, vector, panel_vectors) > limit::kMostPanelBytes || image_limit(phases, least_rows, vector) == 0) {
+  if (panel_bytes(phases, vector, panel_vectors) > limit::kMostPanelBytes ||
+      image_limit(phases, least_rows, vector) == 0) {
     return kManyPixels;
   }
   // A smaller tile or chunk, for more threads, takes no more.
@@ -172,8 +173,7 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
 PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& phases, const VectorShape& vector) {
   // Vectors over groups: the weights and the sums of all channels.
   const int64_t size = vector.element_size;
-  const int64_t vectors =
-      phases.over_groups ? tiling.chunk_vectors : min64(tiling.panel_vectors, tiling.chunk_vectors);
+  const int64_t vectors = phases.over_groups ? tiling.chunk_vectors : min64(tiling.panel_vectors, tiling.chunk_vectors);
   const int64_t width = vectors * vector.lanes, depth = phases.gemm[0].channels * phases.taps();
   int64_t pixels = 0;
   for (int f = 0; f < phases.count; ++f) {
