@@ -1088,7 +1088,7 @@ MUTATIONS = (
     M(
         "drivers/grad_weight.h",
         "an input of several taps counts as its own patch",
-        "    return problem.taps() == 1 &&\n           are_inside(problem.rows()",
+        "    return problem.taps() == 1 && are_inside(problem.rows()",
         "    return are_inside(problem.rows()",
         sanitizer="address",
     ),
