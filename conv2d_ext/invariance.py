@@ -28,7 +28,20 @@ def _let_higher_order_ops_pass() -> None:
         op.fallthrough(key)
 
 
+def _describe_recorded_calls() -> None:
+    """A compiler that asks what a recorded call returns (csrc/invariance_compiled.cpp) is told what
+    PyTorch's does on that device. On tensors of the meta device it might return another.
+    """
+    prefix = "conv2d_ext::eager_"
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith(prefix):
+            function, _, overload = name.removeprefix(prefix).partition(".")
+            op = getattr(getattr(torch.ops.aten, function), overload or "default")
+            torch.library.register_fake(name, op)
+
+
 _let_higher_order_ops_pass()
+_describe_recorded_calls()
 
 
 class _NoAutogradCache:

@@ -275,8 +275,9 @@ struct Linear {
   static Tensor call(DispatchKeySet keys, const Tensor& input, const Tensor& weight,
                      const std::optional<Tensor>& bias) {
     const bool has_bias = bias.has_value() && bias->defined();
-    const bool fits = takes(input, weight) && (!has_bias || takes(input, *bias)) && input.dim() >= 1 &&
-                      (weight.dim() == 1 || weight.dim() == 2) && input.sym_size(-1) == weight.sym_size(-1);
+    const bool fits = takes(input, weight) && input.dim() >= 1 && (weight.dim() == 1 || weight.dim() == 2) &&
+                      input.sym_size(-1) == weight.sym_size(-1) &&
+                      (!has_bias || (takes(input, *bias) && bias->dim() == 1 && weight.dim() == 2));
     if (leaves<Op>(keys) || !fits) return Op::redispatch(keys & kBelow, input, weight, bias);
     return linear_layer(input, weight, bias);
   }

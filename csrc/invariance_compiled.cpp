@@ -160,9 +160,12 @@ struct RecordInPlace final : Twin {  // of the op that is not in place
     at::IValue& argument = torch::jit::peek(*stack, 0, op.schema().arguments().size());
     const at::Tensor self = argument.toTensor();
     // A derivative needs the values that are overwritten here.
-    if (c10::GradMode::is_enabled() && self.requires_grad()) argument = self.clone();
+    if (invariance::may_record(self)) argument = self.clone();
     other.callBoxed(stack);
-    self.copy_(torch::jit::pop(*stack).toTensor());
+    const at::Tensor result = torch::jit::pop(*stack).toTensor();
+    TORCH_CHECK(c10::canCast(result.scalar_type(), self.scalar_type()), "result type ", result.scalar_type(),
+                " can't be cast to the desired output type ", self.scalar_type());
+    self.copy_(result);
     torch::jit::push(*stack, self);
   }
 };

@@ -6,6 +6,7 @@
 #include <ATen/TracerMode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <string>
@@ -100,11 +101,17 @@ bool takes_on_cpu(const Tensor& first, const Others&... others) {
 inline bool can_write(const Tensor& out, const Tensor& like) {
   return is_dense(out) && out.scalar_type() == like.scalar_type() && out.device() == like.device();
 }
+// Whether a transform of torch.func is at work. Its tensors show the level above all others; one below may record.
+inline bool is_transformed() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
+}
 // Whether a gradient may be wanted of a call on these. A trace of torch.jit is used with other tensors than those it
 // was made with, so it is always made as if.
 template <class... Inputs>
 bool may_record(const Inputs&... inputs) {
-  return at::tracer::impl::is_dispatch_enabled() || (c10::GradMode::is_enabled() && (inputs.requires_grad() || ...));
+  return is_transformed() || at::tracer::impl::is_dispatch_enabled() ||
+         (c10::GradMode::is_enabled() && (inputs.requires_grad() || ...));
 }
 template <class... Inputs>
 bool records_gradients(const Tensor& out, const Inputs&... inputs) {

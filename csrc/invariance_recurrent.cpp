@@ -1,6 +1,7 @@
 // The mode's kernel of LSTM. PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch. Here its
 // steps are calls that the mode takes. With dropout between layers, which draws by an element's place anyway, a batch
 // is packed: packed sequences PyTorch computes step by step (from torch 2.15 on by oneDNN, too).
+#include <ATen/autocast_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "invariance_kernels.h"
@@ -50,6 +51,17 @@ struct Lstm {
   static std::tuple<Tensor, Tensor, Tensor> call(DispatchKeySet keys, const Tensor& input, at::TensorList hx,
                                                  at::TensorList params, bool has_biases, int64_t num_layers,
                                                  double dropout, bool train, bool bidirectional, bool batch_first) {
+    // PyTorch has oneDNN's layer cast all operands. (This op knows nothing of autocast: its keys don't tell.)
+    const bool casts = at::autocast::is_autocast_enabled(at::kCPU) &&
+                       !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
+    if (casts && takes_on_cpu(input)) {
+      const auto cast = [](const auto& tensors) {
+        return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), tensors, at::kCPU);
+      };
+      const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+      return at::lstm(cast(input), cast(hx), cast(params), has_biases, num_layers, dropout, train, bidirectional,
+                      batch_first);
+    }
     const bool is_traced = is_taken_apart(keys);
     const bool has_steps = is_traced || (!c10::impl::TorchDispatchModeTLS::any_modes_set() && input.sym_numel() != 0);
     if (!leaves<Op>(keys) && has_steps && takes_on_cpu(input) && input.dim() == 3 && hx.size() == 2 &&

@@ -227,7 +227,8 @@ struct VectorNorm {
   using Op = at::_ops::linalg_vector_norm;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Scalar& ord, MaybeDims dim, bool keepdim,
                      MaybeDtype dtype) {
-    const bool takes = !leaves<Op>(keys) && is_real(self.scalar_type()) && !ord.isComplex() && self.sym_numel() != 0;
+    const bool takes = !leaves<Op>(keys) && is_real(self.scalar_type()) && !ord.isComplex() && self.sym_numel() != 0 &&
+                       (!dtype || at::promote_types(self.scalar_type(), *dtype) == *dtype);
     const double p = takes ? ord.toDouble() : 0;
     const auto call = takes && p >= 1 && p < 1e6 ? reduced(self, dim, dtype) : std::nullopt;
     if (!call) return Op::redispatch(keys & kBelow, self, ord, dim, keepdim, dtype);

@@ -603,6 +603,40 @@ class TestAsPyTorch:
         assert found.dtype == expected.dtype == torch.float32
         torch.testing.assert_close(out, matrix @ matrix)
 
+    def test_autocast_casts_lstms(self):
+        lstm, x = nn.LSTM(3, 4, batch_first=True), torch.randn(2, 5, 3)
+        with torch.autocast("cpu", torch.bfloat16):
+            expected, _ = lstm(x)
+            with conv2d_ext.batch_invariant():
+                found, state = lstm(x)
+        assert {t.dtype for t in (expected, found, *state)} == {torch.bfloat16}
+        torch.testing.assert_close(found, expected)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda: F.linear(torch.ones(5), torch.ones(4, 5), torch.ones(1, 4)),
+            lambda: F.linear(torch.ones(2, 3, 5), torch.ones(4, 5), torch.ones(3, 1)),
+            lambda: F.linear(torch.ones(2, 3, 5), torch.ones(5), torch.ones(3)),
+            lambda: torch.linalg.vector_norm(torch.ones(3).double(), dtype=torch.float32),
+            lambda: torch.linalg.vector_norm(torch.ones(3), dtype=torch.float64),
+        ],
+    )
+    def test_takes_and_refuses_what_pytorch_does(self, call):
+        def outcome():
+            try:
+                return call()
+            except RuntimeError as error:
+                return str(error)
+
+        expected = outcome()
+        with conv2d_ext.batch_invariant():
+            found = outcome()
+        if isinstance(expected, str):
+            assert found == expected
+        else:
+            torch.testing.assert_close(found, expected)
+
     def test_celu(self):
         x = torch.randn(BATCH, 38, 14)
         with conv2d_ext.batch_invariant():

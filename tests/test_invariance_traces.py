@@ -1,14 +1,16 @@
-"""The mode in graphs: derivatives that are traced, operators that take functions, failed traces."""
+"""The mode in graphs and under transforms: derivatives that are traced, functions in place,
+operators that take functions, failed traces."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad, hessian, jacrev, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import conv2d_ext
@@ -109,6 +111,75 @@ def test_compiled_derivatives(transform):
     with conv2d_ext.batch_invariant():
         compiled(torch.ones_like(_point()))
         torch.testing.assert_close(compiled(_point()), derivative(_point()))
+
+
+IN_PLACE = {
+    "sigmoid_": Tensor.sigmoid_,
+    "silu": lambda x: F.silu(x, inplace=True),
+    "mish": lambda x: F.mish(x, inplace=True),
+    "elu": lambda x: F.elu(x, inplace=True),
+    "exp2_": Tensor.exp2_,
+    "pow_": lambda x: x.pow_(1.5),
+    "atan2_": lambda x: x.atan2_(torch.full_like(x, 1.5)),
+    "sin_": Tensor.sin_,
+    "addmm": lambda x: torch.addmm(x.diag(), x.diag().detach(), x.diag().detach(), beta=0),
+}
+
+
+@pytest.mark.parametrize("function", IN_PLACE)
+def test_functions_in_place_under_transforms(function):
+    """They keep what they overwrite, whichever level differentiates."""
+
+    def changed(x: Tensor) -> Tensor:
+        return IN_PLACE[function](x * 2)
+
+    def backward(function: Callable[[Tensor], Tensor]) -> Tensor:
+        x = torch.stack((_point(), _point().cos().square())).requires_grad_()
+        function(x).sum().backward()
+        return x.grad
+
+    def of_tangents(x: Tensor) -> Tensor:
+        return jvp(changed, (x,), (torch.ones_like(x),))[1].sum()
+
+    expected = [
+        backward(vmap(changed)),
+        grad(of_tangents)(_point()),
+        jacrev(jacfwd(changed))(_point()),
+    ]
+    with conv2d_ext.batch_invariant():
+        results = [
+            backward(vmap(changed)),
+            make_fx(grad(of_tangents))(torch.ones_like(_point()))(_point()),
+            jacrev(jacfwd(changed))(_point()),
+        ]
+    for result, value in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, value)
+
+
+def test_recorded_functions_in_place_refuse_integers():
+    with conv2d_ext.batch_invariant(), pytest.raises(RuntimeError, match="can't be cast"):
+        make_fx(lambda x: x.exp_())(torch.arange(3))
+
+
+def _batch_norm(x: Tensor) -> Tensor:
+    mean, variance = torch.full((4,), 0.5).double(), torch.full((4,), 2.0).double()
+    return F.batch_norm(x[None], mean, variance).square().sum()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        vmap(grad(_batch_norm)),
+        grad(lambda x: vmap(FUNCTIONS["bce"])(x).sum()),
+    ],
+    ids=["batch norm", "bce"],
+)
+def test_compiled_gradients_of_examples(function):
+    """What a compiler knows of a recorded call is true of the device that it runs on."""
+    x = torch.stack((_point(), -_point().cos()))
+    compiled = torch.compile(function, backend="aot_eager")
+    with conv2d_ext.batch_invariant():
+        torch.testing.assert_close(compiled(x), function(x))
 
 
 class Square(torch.autograd.Function):
