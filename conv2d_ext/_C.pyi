@@ -23,6 +23,7 @@ def enable_batch_invariant() -> None: ...
 def disable_batch_invariant() -> None: ...
 def is_batch_invariant() -> bool: ...  # in this thread
 def is_enabled() -> bool: ...  # in the process
+def leave_traced_contexts() -> None: ...  # those that a failed trace left behind
 def use_winograd_setting(setting: object) -> None: ...  # whose `allowed` says what calls may do
 def swap_invariance_state(
     contexts: int,  # that this thread is in

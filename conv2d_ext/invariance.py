@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
+from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from conv2d_ext import _C, _checkpoints
+from conv2d_ext._on_import import when_imported
 
 _enter = torch.ops.conv2d_ext.enter_batch_invariant.default
 _leave = torch.ops.conv2d_ext.leave_batch_invariant.default
@@ -22,9 +26,10 @@ def _let_higher_order_ops_pass() -> None:
     autograd.Function) look for a kernel at each key of a thread that is not known to have none.
     """
     key = torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode")
-    # Of those that are made later.
-    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
-    for op in torch._ops._higher_order_ops.values():
+    # Private names: without them import goes on, and tests say what is missing.
+    of_later_ones = "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS"
+    getattr(torch._ops, of_later_ones, []).append(key)
+    for op in getattr(torch._ops, "_higher_order_ops", {}).values():
         op.fallthrough(key)
 
 
@@ -42,6 +47,27 @@ def _describe_recorded_calls() -> None:
 
 _let_higher_order_ops_pass()
 _describe_recorded_calls()
+
+
+def _leave_contexts_of_failed_compilations() -> None:
+    """Where a compiler fails nobody leaves the contexts of the function that it was tracing."""
+    handler = importlib.import_module("torch._dynamo.callback").callback_handler
+    around_compilation = handler.install_callbacks
+
+    # Not one of the handler's callbacks, which torch._dynamo.reset() forgets.
+    @contextlib.contextmanager
+    def install_callbacks(*args: Any, **kwargs: Any) -> Iterator[None]:
+        with around_compilation(*args, **kwargs):
+            try:
+                yield
+            except BaseException:
+                _C.leave_traced_contexts()
+                raise
+
+    handler.install_callbacks = install_callbacks
+
+
+when_imported("torch._dynamo.callback", _leave_contexts_of_failed_compilations)
 
 
 class _NoAutogradCache:

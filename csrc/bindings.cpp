@@ -479,6 +479,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("disable_batch_invariant", &disable_batch_invariant);
   m.def("is_batch_invariant", &is_batch_invariant);
   m.def("is_enabled", &is_enabled);
+  m.def("leave_traced_contexts", &leave_traced_contexts);
   m.def("use_winograd_setting", &use_winograd_setting);
   m.def("swap_invariance_state", [](int contexts, int traced, bool joined, bool kept_out) {
     const InvarianceState before = swap_invariance_state({contexts, traced, joined, kept_out});

@@ -418,25 +418,21 @@ bool traces_a_graph() {
 }
 bool is_asking_for_shapes() { return has_mode(c10::impl::TorchDispatchModeKey::FAKE) && !traces_a_graph(); }
 
-// A trace that ends with an exception leaves the contexts that it was in: whoever enters or leaves one outside of a
-// trace is in none of those.
-int& contexts_here() {
-  if (traces_a_graph()) return state.traced;
-  state.traced = 0;
-  return state.contexts;
-}
-
 void enter_batch_invariant() {
   if (is_asking_for_shapes()) return;
-  ++contexts_here();
+  ++(traces_a_graph() ? state.traced : state.contexts);
   update_thread();
 }
 
 void leave_batch_invariant() {
   if (is_asking_for_shapes()) return;
-  int& contexts = contexts_here();
-  TORCH_CHECK(contexts > 0, "batch_invariant: left in a thread that has not entered it");
-  --contexts;
+  if (traces_a_graph()) {
+    // After a graph break another graph leaves what this one has entered, each as often as it is traced.
+    if (state.traced > 0) --state.traced;
+  } else {
+    TORCH_CHECK(state.contexts > 0, "batch_invariant: left in a thread that has not entered it");
+    --state.contexts;
+  }
   update_thread();
 }
 
@@ -457,11 +453,16 @@ void enable_batch_invariant() {
 void disable_batch_invariant() {
   process_enabled = false;
   state.joined = false;
-  if (!traces_a_graph()) state.traced = 0;
   update_thread();
 }
 
 bool is_batch_invariant() { return in_contexts() || (process_enabled && !state.kept_out); }
+
+void leave_traced_contexts() {
+  if (state.traced == 0) return;
+  state.traced = 0;
+  update_thread();
+}
 
 InvarianceState swap_invariance_state(const InvarianceState& next) {
   const InvarianceState before = state;

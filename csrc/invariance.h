@@ -23,6 +23,7 @@ constexpr c10::DispatchKey kInvarianceKey = c10::DispatchKey::TESTING_ONLY_Gener
 
 // A thread's contexts are entered and left by the ops conv2d_ext::enter_batch_invariant and leave_batch_invariant. They
 // nest.
+
 // For the whole process. A thread that is running then joins with its first call of an op that is covered; one that
 // starts later, with the first op that it runs.
 CONV2D_EXT_EXPORT void enable_batch_invariant();
@@ -39,6 +40,8 @@ struct InvarianceState {
   bool joined = false;    // it follows the process
   bool kept_out = false;  // it does not follow the process
 };
+// For a trace that has ended with an exception, in contexts that it had entered.
+CONV2D_EXT_EXPORT void leave_traced_contexts();
 // Sets this thread's state; returns what it was.
 CONV2D_EXT_EXPORT InvarianceState swap_invariance_state(const InvarianceState& state);
 

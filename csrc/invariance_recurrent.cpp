@@ -51,10 +51,14 @@ struct Lstm {
   static std::tuple<Tensor, Tensor, Tensor> call(DispatchKeySet keys, const Tensor& input, at::TensorList hx,
                                                  at::TensorList params, bool has_biases, int64_t num_layers,
                                                  double dropout, bool train, bool bidirectional, bool batch_first) {
-    // PyTorch has oneDNN's layer cast all operands. (This op knows nothing of autocast: its keys don't tell.)
-    const bool casts = at::autocast::is_autocast_enabled(at::kCPU) &&
-                       !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
-    if (casts && takes_on_cpu(input)) {
+    // Where PyTorch takes oneDNN's layer autocast casts all operands; elsewhere those of its products alone. (This op
+    // knows nothing of autocast: its keys don't tell.)
+    const bool is_cast = at::autocast::is_autocast_enabled(at::kCPU) &&
+                         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
+    const bool is_onednns = takes_on_cpu(input) && input.scalar_type() == at::kFloat && hx.size() == 2 &&
+                            hx[0].dim() == 3 && hx[1].dim() == 3 && hx[0].sym_size(2) == hx[1].sym_size(2) &&
+                            at::globalContext().userEnabledMkldnn();
+    if (is_cast && is_onednns) {
       const auto cast = [](const auto& tensors) {
         return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), tensors, at::kCPU);
       };

@@ -603,14 +603,14 @@ class TestAsPyTorch:
         assert found.dtype == expected.dtype == torch.float32
         torch.testing.assert_close(out, matrix @ matrix)
 
-    def test_autocast_casts_lstms(self):
-        lstm, x = nn.LSTM(3, 4, batch_first=True), torch.randn(2, 5, 3)
+    @pytest.mark.parametrize("proj_size", [0, 2])
+    def test_autocast_casts_lstms(self, proj_size):
+        lstm, x = nn.LSTM(3, 4, batch_first=True, proj_size=proj_size), torch.randn(2, 5, 3)
         with torch.autocast("cpu", torch.bfloat16):
-            expected, _ = lstm(x)
+            expected = lstm(x)
             with conv2d_ext.batch_invariant():
-                found, state = lstm(x)
-        assert {t.dtype for t in (expected, found, *state)} == {torch.bfloat16}
-        torch.testing.assert_close(found, expected)
+                found = lstm(x)
+        torch.testing.assert_close(found, expected, atol=4e-3, rtol=0.02)  # dtypes as well
 
     @pytest.mark.parametrize(
         "call",

@@ -253,7 +253,6 @@ def test_operators_that_are_made_later():
 
 
 def test_a_trace_that_fails_leaves_the_mode():
-    """With the next context at the latest."""
     calls = []
 
     @torch.library.custom_op("conv2d_ext_test::fails_when_traced", mutates_args=())
@@ -274,11 +273,41 @@ def test_a_trace_that_fails_leaves_the_mode():
 
     with pytest.raises(Exception, match="on purpose"):
         compiled(torch.ones(4, 4))
-    with conv2d_ext.batch_invariant():
-        assert conv2d_ext._C.is_batch_invariant()
     assert not conv2d_ext._C.is_batch_invariant()
     key = torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode")
     assert not torch._C._dispatch_tls_local_include_set().has(key)
+
+
+def test_contexts_of_eager_code_inside_of_a_trace():
+    """They end, and the trace goes on in the context that it was in."""
+
+    @torch.library.custom_op("conv2d_ext_test::enters", mutates_args=())
+    def enters(x: Tensor) -> Tensor:
+        with conv2d_ext.batch_invariant():
+            return x.exp()
+
+    enters.register_fake(torch.empty_like)
+
+    @torch._dynamo.disable
+    def eager(x):
+        with conv2d_ext.batch_invariant():
+            return x.exp()
+
+    def function(x):
+        with conv2d_ext.batch_invariant():
+            return enters(x).exp() + 1
+
+    def broken(x):
+        with conv2d_ext.batch_invariant():
+            return eager(x).exp() + 1
+
+    expected = _point().exp().exp() + 1
+    graph = make_fx(function)(_point())
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert "conv2d_ext.eager_exp.default" in called
+    for call in (graph, *(torch.compile(f, backend="aot_eager") for f in (function, broken))):
+        torch.testing.assert_close(call(_point()), expected)
+        assert not conv2d_ext._C.is_batch_invariant()
 
 
 def test_products_with_vectors_keep_names():

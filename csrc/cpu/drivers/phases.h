@@ -290,8 +290,8 @@ struct PhasesCall {
       }
       return;
     }
-    const bool rows_join = phases.taps_h == 1 || phases.weight_i == phases.weight_j * phases.taps_w;
-    const int64_t rows = rows_join ? 1 : phases.taps_h, run = phases.taps() / rows, width = to.width;
+    const bool is_one_run = phases.taps_h == 1 || phases.weight_i == phases.weight_j * phases.taps_w;
+    const int64_t rows = is_one_run ? 1 : phases.taps_h, run = phases.taps() / rows, width = to.width;
     for (int64_t c = 0; c < any.channels; ++c) {
       const S* const source = from.data + c * any.weight_c;
       if (c < last_ahead) prefetch_lanes(source + kStepsAhead * any.weight_c, from.step, from.lanes);

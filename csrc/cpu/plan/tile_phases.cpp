@@ -38,6 +38,12 @@ int64_t image_limit(const JoinedPhases& phases, int64_t rows, const VectorShape&
   return min64(patch_bytes / max64(image_bytes, 1), pixels / max64(phases.most_pixels(rows), 1));
 }
 
+// Rows of a band, at least. Each packs the rows again that it shares with the next one, a vector for each pixel where
+// lanes are groups.
+int64_t least_band(const JoinedPhases& phases) {
+  return phases.over_groups ? min64(max64(phases.row_reach, 1), phases.most_rows()) : 1;
+}
+
 // The coordinates that the taps of an axis meet, between `low` and `high`.
 void extend(const GatherAxis& axis, int64_t positions, int64_t taps, int64_t& low, int64_t& high) {
   for (const int64_t position : {int64_t{0}, positions - 1}) {
@@ -71,7 +77,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   const bool by_groups = lanes_are_groups(p.groups, m, p.out_channels_per_group(), vector);
   phases.over_groups = by_groups && m < vector.lanes;
   const bool fills_lines = side_by_side && (!phases.over_groups || can_interleave(m));
-  if (by_groups && !phases.columns_in_turn && !fills_lines) return "vectors run over groups";
+  if (by_groups && !phases.columns_in_turn && !fills_lines) return "channels of groups are stored one by one";
   const int64_t least = phases.over_groups       ? 2
                         : phases.columns_in_turn ? vector.lanes / 2
                         : side_by_side           ? vector.lanes
@@ -95,9 +101,8 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
   for_each_grad_input_gemm(call, [&](const ConvGemm& g) {
-    // No gradients of patch layers. Sums over groups are short.
-    const bool has_chunks = phases.over_groups && block_k(g, vector.limits).has_chunks();
-    joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1 && !has_chunks;
+    // No gradients of patch layers.
+    joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1;
     if (!joins) return;
     // One after the other, columns fastest.
     const int f = phases.count++;
@@ -118,7 +123,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   if (max64(saturating_add(phases.row_reach, phases.most_rows()), phases.cols) > limit::kMostPatchBytes) {
     return kManyPixels;
   }
-  const int64_t least_rows = has_bands ? 1 : phases.most_rows();
+  const int64_t least_rows = has_bands ? least_band(phases) : phases.most_rows();
   const int64_t panel_vectors = phases.over_groups ? m : 1;
   if (panel_bytes(phases, vector, panel_vectors) > limit::kMostPanelBytes ||
       image_limit(phases, least_rows, vector) == 0) {
@@ -139,7 +144,8 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
   const auto fits = [&](int64_t width) { return panel_bytes(phases, vector, width) <= limit::kMostPanelBytes; };
   while (t.panel_vectors > 1 && !fits(t.panel_vectors)) --t.panel_vectors;
   int64_t rows = phases.most_rows();
-  while (rows > 1 && image_limit(phases, rows, vector) == 0) rows = div_up(rows, 2);
+  const int64_t least = least_band(phases);
+  while (rows > least && image_limit(phases, rows, vector) == 0) rows = max64(div_up(rows, 2), least);
   int64_t images = rows < phases.most_rows() ? 1 : image_limit(phases, rows, vector);
   if (t.groups_first) {
     images = min64(images, max64(limit::kMostNeighbourPixels / max64(phases.most_pixels(rows), 1), 1));
@@ -159,7 +165,7 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
     }
     const bool in_scratch = lay_out_scratch(t, phases, vector).bytes <= limits::kMaxScratchBytes;
     if (in_scratch && !threads_would_idle(t.items(), num_threads)) return t;
-    const int64_t least_rows = in_scratch ? limit::kLeastRows : 1;
+    const int64_t least_rows = in_scratch && !phases.over_groups ? limit::kLeastRows : 1;
     if (t.tile_images > 1) {
       images = t.tile_images / 2;
     } else if (t.tile_rows > least_rows) {
@@ -193,6 +199,7 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   for (int f = 0; f < phases.count; ++f) {
     has_chunks = has_chunks || block_k(phases.gemm[f], vector.limits).has_chunks();
   }
+  CONV2D_EXT_ASSERT(!has_chunks || !phases.over_groups);  // of few channels
   s.total_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
   s.lost_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
   s.patch = layout.take(tiling.patch_elements * size);

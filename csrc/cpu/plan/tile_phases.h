@@ -44,8 +44,9 @@ struct JoinedPhases {
   }
 };
 
-// Joins the phases of grad_input where there are so few pixels that packing weights takes the time, or where two phases
-// have a row's columns in turn, and returns nullptr; else why not. The choice changes no bit.
+// Joins the phases of grad_input where there are so few pixels that packing weights takes the time, where two phases
+// have a row's columns in turn, or where all channels of groups are stored together, and returns nullptr; else why not.
+// The choice changes no bit.
 const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhases& phases);
 
 // A work item: of some images the same rows of every phase, for a chunk of a group's result channels, or for all those
