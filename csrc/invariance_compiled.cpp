@@ -133,9 +133,6 @@ struct Record final : Twin {
 // has the name of, with the autograd kernels of all backends, and no kernel.
 const c10::DispatchKeySet kAsMaia({c10::DispatchKey::AutogradMAIA, c10::DispatchKey::MAIA});
 
-const c10::DispatchKeySet kTransforms({c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-                                       c10::DispatchKey::FuncTorchDynamicLayerBackMode});
-
 bool is_recording() {
   return c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
 }
@@ -145,8 +142,8 @@ void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const bool mutates = op.operator_name().name == "aten::native_batch_norm" && torch::jit::peek(*stack, 5, 8).toBool();
   // Each level of a transform of torch.func is to see the op that it knows how to batch, or to differentiate. What a
   // level makes of it comes here again, at last below all of them.
-  const bool is_transformed = keys.has_any(kTransforms);
-  op.redispatchBoxed(is_recording() && !mutates && !is_transformed ? kAsMaia : keys & invariance::kBelow, stack);
+  const bool records = is_recording() && !mutates && !invariance::is_transformed();
+  op.redispatchBoxed(records ? kAsMaia : keys & invariance::kBelow, stack);
 }
 
 // exp_ and its like: a compiler would make exp of it, and compute that.
