@@ -308,6 +308,8 @@ class CudaDirectionExplanation:
     shared_bytes: int
     #: global memory, of the whole call
     workspace_bytes: int
+    #: the weight is packed into the workspace first, in the kernel's order
+    packed: bool
     #: why a faster kernel is not taken; empty where there is none
     refused: str
     #: what became of a choice that tuning asked for; empty where it asked for none
@@ -325,7 +327,7 @@ class CudaDirectionExplanation:
             f"{self.threads} threads with {self.shared_bytes} bytes of shared memory",
             f"K: {self.k_segments} segments of up to {self.k_segment_length} products, chains of "
             f"up to {self.k_chain_length}, segments {'side by side' if self.split else 'in turn'}",
-            f"workspace: {self.workspace_bytes} bytes",
+            f"workspace: {self.workspace_bytes} bytes" + (", the weight packed" * self.packed),
         ]
         if self.refused:
             lines.append(f"faster kernel refused: {self.refused}")

@@ -331,6 +331,7 @@ py::dict describe(const cuda::Plan& plan) {
   result["stages"] = plan.stages;
   result["shared_bytes"] = plan.shared_bytes;
   result["workspace_bytes"] = plan.workspace_bytes;
+  result["packed"] = plan.packed_row != 0;
   result["refused"] = plan.refused;
   result["wanted"] = plan.wanted;
   result["estimated_cycles"] = plan.cycles;
@@ -417,10 +418,11 @@ std::vector<std::string> cuda_kernels(const Tensor& tensor, bool tf32) {
   return names;
 }
 
-void want_on_cuda(int64_t variant, int64_t split) {
-  if (!cuda::want(variant, split))
+void want_on_cuda(int64_t variant, int64_t split, int64_t packed) {
+  if (!cuda::want(variant, split, packed))
     throw py::value_error("want_on_cuda: no kernel has number " + std::to_string(variant) +
-                          ", or split is none of -1, 0 and 1: " + std::to_string(split));
+                          ", or one of split and packed is none of -1, 0 and 1: " + std::to_string(split) + ", " +
+                          std::to_string(packed));
 }
 
 #endif
@@ -499,6 +501,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("float32_math_on_cuda", [] { return name_of(cuda::float32_math()); });
   m.def("float32_matmul_math_on_cuda", [] { return name_of(cuda::float32_matmul_math()); });
   m.def("cuda_kernels", &cuda_kernels, py::arg("tensor"), py::arg("tf32") = false);
-  m.def("want_on_cuda", &want_on_cuda, py::arg("variant") = -1, py::arg("split") = -1);
+  m.def("want_on_cuda", &want_on_cuda, py::arg("variant") = -1, py::arg("split") = -1, py::arg("packed") = -1);
 #endif
 }

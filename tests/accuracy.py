@@ -21,19 +21,27 @@ from conv2d_ext.testing import (
 )
 
 
+def times_pytorchs(device: torch.device | str) -> int:
+    """How many times F.conv2d's error is allowed, beside one unit roundoff. On CUDA cuDNN deals
+    short sums out to many threads, whose results are all but rounded once; ours stay one chain."""
+    return 4 if torch.device(device).type == "cuda" else 2
+
+
 def assert_as_accurate(
     actual: torch.Tensor, aten: torch.Tensor, oracle: Oracle, what: str = "result"
 ) -> None:
-    """Each error measure is at most twice F.conv2d's plus one unit roundoff."""
+    """Each error measure is at most so many times F.conv2d's plus one unit roundoff."""
+    times = times_pytorchs(actual.device)
     actual, aten = (t.to(oracle.value.device) for t in (actual, aten))
     assert actual.shape == aten.shape == oracle.value.shape, what
     assert actual.dtype == aten.dtype, what
     slack = unit_roundoff(actual.dtype)
     for measure in (Oracle.relative_l2, Oracle.max_scaled_error):
         ours, theirs = measure(oracle, actual), measure(oracle, aten)
-        assert ours <= 2 * theirs + slack, (
-            f"{what}: {measure.__name__} is {ours:.3g}, F.conv2d's {theirs:.3g}, the bound "
-            f"{2 * theirs + slack:.3g}"
+        bound = times * theirs + slack
+        assert ours <= bound, (
+            f"{what}: {measure.__name__} is {ours:.3g}, F.conv2d's {theirs:.3g}, "
+            f"the bound {bound:.3g}"
         )
 
 

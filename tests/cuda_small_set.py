@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from conv2d_ext import testing
+from conv2d_ext import _C, testing
 from conv2d_ext.testing import VIEWS, Problem, Tensors, make_tensors, real_layer
 
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128,
 )  # fmt: skip
-# Every hyper-parameter; tails; rows of 16 bytes; sums that are cut; depthwise; few channels.
+# Every hyper-parameter; tails; rows of 16 bytes; sums that are cut; depthwise, of which some walk;
+# few channels.
 PROBLEMS = (
     testing.ASYMMETRIC[0],
     Problem("tails", 2, 19, (7, 9), 35, (3, 3), padding=(1, 1)),
@@ -22,6 +23,9 @@ PROBLEMS = (
     Problem("vectors of pixels", 2, 64, (4, 6), 72, (1, 1)),
     real_layer("resnet50 512@7-512/k3p1").shrunk(5),
     testing.DEPTHWISE[1],
+    Problem("walk 3 x 3, stride 2", 3, 4, (31, 13), 4, (3, 3), (2, 2), (1, 1), groups=4),
+    Problem("walk 5 x 5", 2, 6, (19, 8), 6, (5, 5), padding=(2, 2), groups=6),
+    Problem("walk 7 x 7", 1, 3, (24, 8), 3, (7, 7), padding=(3, 3), groups=3),
     Problem("few channels", 1, 3, (9, 11), 2, (3, 2), padding=(1, 0)),
     Problem("many pixels", 1, 3, (70, 70), 33, (3, 3), padding=(1, 1)),
 )
@@ -58,6 +62,7 @@ def run(problem: Problem, dtype: torch.dtype, layout: str) -> int:
 
 def main() -> None:
     calls = 0
+    _C.want_on_cuda(packed=1)  # by itself only long sums pack their weight
     for dtype in DTYPES:
         for problem in PROBLEMS:
             for layout in LAYOUTS:

@@ -214,7 +214,10 @@ def test_windows_that_overlap(dtype, groups, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_number_of_result_channels(dtype, device):
     """A channel's sum is the same beside few others, where planes are read one by one, and beside
-    many; with planes that lie apart, expanded ones, and sums that start from the bias, too."""
+    many; with planes that lie apart, expanded ones, and sums that start from the bias, too. (On
+    CUDA tensor cores take many channels of 16 bits, and few are no work for them.)"""
+    if device == "cuda" and dtype.itemsize == 2:
+        pytest.skip("tensor cores have an order of their own")
     for channels, size in ((137, (46, 51)), (7, (199, 201))):
         input = torch.randn(2, channels, size[0] + 2, size[1], device=device).to(dtype)
         weight = torch.randn(5, channels, 1, 1, device=device).to(dtype)

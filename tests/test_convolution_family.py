@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from accuracy import times_pytorchs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,11 +103,12 @@ def results(function, case: Case, tensors, grad_output=None) -> list[torch.Tenso
 
 
 def assert_accurate(ours, theirs, exact, dtype) -> None:
-    """A relative L2 error of at most twice PyTorch's plus two unit roundoffs: one is the promise,
-    and in tensors as small as these a few elements' roundings don't average out."""
+    """A relative L2 error of at most twice PyTorch's (on CUDA four times) plus two unit roundoffs:
+    one is the promise, and in tensors as small as these a few elements' roundings don't average
+    out."""
     slack = (8 if exact.dtype == dtype else 2) * unit_roundoff(dtype) * exact.norm()
     error, bound = ((t.to(exact.dtype) - exact).norm() for t in (ours, theirs))
-    assert error <= 2 * bound + slack
+    assert error <= times_pytorchs(ours.device) * bound + slack
 
 
 # ---- values

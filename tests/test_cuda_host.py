@@ -28,6 +28,7 @@ from cuda_host.cases import (
     MATHS,
     PROBLEMS,
     SEGMENTS,
+    WALKS,
     Math,
     Variation,
     empty_result,
@@ -191,6 +192,37 @@ def test_chains_of_weight_gradients(math):
     assert plan["chain_length"] * 2 < plan["gemm_k"]
 
 
+@functools.cache
+def _without_walks() -> Engine:
+    unit, rule = "plan.cpp", "if (tiling.kernel == 0) return tiling;"
+    altered = rule.replace("if (", "if ((tiling.kernel = 0) == 0 || ")
+    return Engine(build_altered(unit, rule, altered, unit=unit))
+
+
+@pytest.mark.parametrize("math", [MATHS[0], *MATHS[3:5]], ids=str)
+@pytest.mark.parametrize("problem", WALKS, ids=str)
+def test_walks_have_the_bits_of_the_direct_kernel(problem, math):
+    tensors = make_tensors(problem, math.dtype)
+    for number, direction in itertools.product(range(6), ("forward", "grad_input")):
+        variation = next(itertools.islice(variations(), 7 * number, None))
+        first, second = operands(direction, tensors)
+        answers = [
+            host.run(
+                direction,
+                problem,
+                ARRANGEMENTS[variation.first](first),
+                ARRANGEMENTS[variation.second](second),
+                tensors.bias if direction == "forward" else None,
+                result=empty_result(direction, problem, math.dtype, variation.channels_last),
+                execution=variation.execution,
+            )
+            for host in (engine(), _without_walks())
+        ]
+        kernels = [answer.plan["kernel"] for answer in answers]
+        assert kernels == ["depthwise_conv", "direct_conv"]
+        assert torch.equal(*(bits(answer.result) for answer in answers)), variation
+
+
 @over_maths
 def test_zero_padding_is_multiplied(math):
     """Inf times the zeros of the padding is NaN, as in the reference; nothing is skipped."""
@@ -324,9 +356,11 @@ EVERY_KERNEL = {
 }
 NONE, OVER_K, OVER_X = range(3)  # as a plan says how vectors are copied
 EVERY_VECTORS = {
-    "conv": {(NONE, NONE), (NONE, OVER_K), *itertools.product((OVER_K, OVER_X), repeat=2)},
-    "conv by_element": {(NONE, NONE)},
-    "weight": {(NONE, NONE), (OVER_X, OVER_X)},
+    2: {
+        "conv": {(NONE, NONE), (NONE, OVER_K), *itertools.product((OVER_K, OVER_X), repeat=2)},
+        "weight": {(NONE, NONE), (OVER_X, OVER_X)},
+    },
+    4: {"conv": {(NONE, NONE), (OVER_X, NONE), (OVER_X, OVER_X)}},
 }
 FORMATS = (
     ("contiguous", "contiguous"),
@@ -339,30 +373,33 @@ FORMATS = (
 @over_maths
 def test_bits_of_every_kernel(math):
     """Each that is compiled, by its name, for each way of loading; segments of K in one CTA and in
-    several. (A weight gradient's always have several.)"""
-    is_16_bit = math.dtype.itemsize == 2
+    several (a weight gradient's always have several); the weight where it lies, and packed."""
+    ways = EVERY_VECTORS.get(math.dtype.itemsize, {})
     expected = {}
     for number, name in enumerate(engine().kernels(math.dtype, tf32=math.tf32)):
         kind = name.split("_gemm")[0] + (" by_element" if name.endswith("_by_element") else "")
         vectors = set()
         for place, (direction, problem) in enumerate(EVERY_KERNEL[kind]):
-            if place and not is_16_bit:
+            if place and not ways:
                 continue
             tensors = make_tensors(problem, math.dtype)
             if (kind, place) not in expected:
                 expected[kind, place] = run(direction, problem, math, tensors)
             assert expected[kind, place].plan["segments"] > 1
-            for split, formats in itertools.product((0, 1), FORMATS):
-                execution = Execution(Order.SHUFFLED, number, Machine(variant=number, split=split))
+            for split, packed, formats in itertools.product((0, 1), (0, 1), FORMATS):
+                machine = Machine(variant=number, split=split, packed=packed)
+                execution = Execution(Order.SHUFFLED, number, machine)
                 variation = Variation(*formats, formats[0] == "channels_last", execution)
                 found = run(direction, problem, math, tensors, variation)
                 assert found.plan["kernel"] == name
                 assert found.plan["split"] == split or kind == "weight"
-                assert found.launches == 1 + found.plan["split"]
+                is_packed = found.plan["packed_row"] != 0
+                assert is_packed <= packed
+                assert found.launches == 1 + found.plan["split"] + is_packed
                 same = torch.equal(bits(found.result), bits(expected[kind, place].result))
                 assert same, (name, variation)
                 vectors.add((found.plan["vector_a"], found.plan["vector_b"]))
-        assert vectors == (EVERY_VECTORS[kind] if is_16_bit else {(NONE, NONE)})
+        assert vectors == ways.get(kind, {(NONE, NONE)})
 
 
 # ---- plans

@@ -341,7 +341,7 @@ def test_sweep(on_cpu, tmp_path, capsys):
     assert records[0]["failed"] == "crashed: SIGSEGV"
     for record in records[1:]:
         own, *others = record["choices"]
-        assert own["wanted"] == [-1, -1]
+        assert own["wanted"] == [-1, -1, -1]
         tf32 = record["precision"] == "TF32"
         weight = record["direction"] == "grad_weight"
         fitting = {

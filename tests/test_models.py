@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torchvision
+from accuracy import times_pytorchs
 
 import conv2d_ext
 
@@ -15,7 +16,8 @@ def _run(model: torch.nn.Module, input: torch.Tensor) -> dict[str, torch.Tensor]
     """The logits and the gradients of a loss that every logit enters."""
     input = input.detach().clone().requires_grad_()
     logits = model(input)
-    weights = torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)
+    weights = torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype, device=logits.device)
+    weights = weights.view_as(logits)
     (logits * weights).sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters()}
     return {"logits": logits.detach(), "input": input.grad, **gradients}
@@ -27,7 +29,8 @@ def _relative_l2(actual: torch.Tensor, exact: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_resnet18_is_as_accurate_as_with_nn_conv2d(memory_format, device):
-    """Relative L2 error of the logits and of each gradient at most twice nn.Conv2d's own."""
+    """Relative L2 error of the logits and of each gradient at most twice nn.Conv2d's own; on CUDA
+    as a layer's."""
     torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None)
     # Statistics of a batch, so that eval mode keeps activations of order one through all layers.
@@ -47,4 +50,5 @@ def test_resnet18_is_as_accurate_as_with_nn_conv2d(memory_format, device):
             _relative_l2(ours[name], exact[name]),
             _relative_l2(theirs[name], exact[name]),
         )
-        assert error <= 2 * bound, f"{name}: {error:.3g}, nn.Conv2d's {bound:.3g}"
+        allowed = times_pytorchs(device) * bound
+        assert error <= allowed, f"{name}: {error:.3g}, nn.Conv2d's {bound:.3g}"

@@ -1,8 +1,9 @@
 """python -m benchmarks.cuda.sweep: every kernel and split that a call could take, timed.
 
 For some twenty layers, in each precision and direction: the planner's own choice, and each other
-one, wanted by force. So the planner can be calibrated, whose estimate of each stands beside its
-time; and each must have the bits of the planner's own choice.
+one, wanted by force; the weight read where it lies, and packed. So the planner can be calibrated,
+whose estimate of each stands beside its time; and each must have the bits of the planner's own
+choice.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ PRECISIONS = ((TF32, NCHW), (BFLOAT16, CHANNELS_LAST), (FLOAT32, NCHW), (BFLOAT1
 TIMES = Plan(replay_s=3e-4, most_calls=20, rounds=5, profiled_calls=0)
 # What explain says of a choice and the planner compares it by.
 PLANNED = (
-    "kernel", "split", "ctas", "threads", "tile_m", "tile_n", "tile_k", "k_segments",
+    "kernel", "split", "packed", "ctas", "threads", "tile_m", "tile_n", "tile_k", "k_segments",
     "shared_bytes", "workspace_bytes", "gemm_m", "gemm_n", "gemm_k", "estimated_cycles",
 )  # fmt: skip
 
@@ -83,8 +84,8 @@ def measure_variants(number: int) -> list[dict]:
     tensors = cases.draw(case, device.current())
     with CONTESTANTS[OURS].settings(case.precision):
         kernels = _C.cuda_kernels(tensors.input, case.precision.tf32)
-        choices: dict[tuple[int, int], dict] = {(-1, -1): _planned(case, tensors)}
-        for choice in itertools.product(range(len(kernels)), (0, 1)):
+        choices: dict[tuple[int, ...], dict] = {(-1, -1, -1): _planned(case, tensors)}
+        for choice in itertools.product(range(len(kernels)), (0, 1), (0, 1)):
             with _wanting(choice):
                 planned = _planned(case, tensors)
             if planned["wanted"] == "taken":
@@ -112,7 +113,7 @@ def _timer() -> Gpu | CpuInItsPlace:
 
 
 @contextlib.contextmanager
-def _wanting(choice: tuple[int, int]) -> Iterator[None]:
+def _wanting(choice: tuple[int, ...]) -> Iterator[None]:
     _C.want_on_cuda(*choice)
     try:
         yield
@@ -167,7 +168,7 @@ def main(argv: Sequence[str] | None = None, command: Sequence[str] = WORKER) -> 
                 print(f"FAILED: {case}: {problem}", flush=True)
             for choice in record["choices"]:
                 if not choice["same_bits"]:
-                    what = f"{choice['kernel']}, split {choice['split']}"
+                    what = f"{choice['kernel']}, split {choice['split']}, packed {choice['packed']}"
                     print(f"OTHER BITS: {case}: {what}", flush=True)
             journal.write(record)
             records.append(record)
@@ -206,7 +207,7 @@ def _print_summary(records: Sequence[dict]) -> None:
         best = min(others, key=lambda choice: choice["median_s"])
         ratio = max(1.0, own["median_s"] / best["median_s"])
         key = f"{record['precision']} {record['layout']} {record['direction']}"
-        better = f"{best['kernel']}{' split' if best['split'] else ''}"
+        better = best["kernel"] + "".join(f" {how}" for how in ("split", "packed") if best[how])
         groups.setdefault(key, []).append((ratio, record["problem"]["name"], better))
     for key, found in sorted(groups.items()):
         ratios = [ratio for ratio, _, _ in found]

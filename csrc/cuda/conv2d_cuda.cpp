@@ -37,12 +37,36 @@ int result_vector(const ConvCall& call, const ConvParams& p, int64_t result, boo
   return 0;
 }
 
+// Whether the results of two groups lie in one aligned word of 4 bytes everywhere.
+bool stores_pairs(const ConvCall& call, const ConvParams& p, int64_t result) {
+  const auto keeps = [](int64_t values, int64_t stride) { return values <= 1 || stride % 4 == 0; };
+  bool fits = result % 4 == 0 && p.result_group == 2 && keeps(p.batch, p.result_n) &&
+              keeps(call.rows.positions, p.result_h) && keeps(call.cols.positions, p.result_w);
+  for (const AxisPlan* axis : {&call.rows, &call.cols})
+    for (const AxisPhase& phase : axis->phases) fits = fits && phase.result_offset % 4 == 0;
+  return fits;
+}
+
 // Copies of 16 bytes need an aligned address even for taps outside of the image, which read nothing. The stride along a
 // side of length 1 may be unaligned: nothing else needs it, so it becomes 0.
 template <class Params>
 void drop_strides_of_single_lines(Params& p) {
   if (p.source_rows == 1) p.source_h = 0;
   if (p.source_cols == 1) p.source_w = 0;
+}
+
+// The parameters of a launch that reads the weight packed, as launch_pack_weight leaves it.
+ConvParams with_packed_weight(const Plan& plan, const ConvParams& unpacked, int64_t packed) {
+  ConvParams p = unpacked;
+  p.weight = packed;
+  p.weight_m = size_of(plan.dtype);
+  p.weight_c = p.tile.packed_row = plan.packed_row;
+  p.weight_group = plan.gemm_k * plan.packed_row;
+  p.tile.dense_rows = static_cast<int32_t>(plan.packed_row / size_of(plan.dtype));
+  const int64_t phase = p.groups * p.weight_group;
+  for (int row = 0; row < p.row_phases; ++row) p.rows[row].weight_offset = row * p.col_phases * phase;
+  for (int col = 0; col < p.col_phases; ++col) p.cols[col].weight_offset = col * phase;
+  return p;
 }
 
 cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, int64_t weight, const void* bias,
@@ -63,6 +87,7 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
   tile.sum_bytes = sum_bytes(plan.dtype);
   tile.tile_k = plan.tile_k;
   tile.stages = plan.stages;
+  tile.dense_rows = p.m;
   tile.a_over_k = !lies_over_channels(p.weight_m, p.m, p.weight_c);
   tile.b_over_k = lies_over_channels(p.source_c, p.channels, p.source_w);
   tile.result_over_m = lies_over_channels(p.result_m, p.m, p.result_w);
@@ -81,7 +106,19 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
       const int64_t phases = int64_t{p.row_phases} * p.col_phases;
       const int64_t pixels = p.batch * call.rows.most_positions * call.cols.most_positions;
       cudaError_t error = cudaSuccess;
-      if (plan.engine == Engine::kDirect) {
+      if (plan.depthwise.kernel != 0) {
+        const DepthwiseTiling& tiling = plan.depthwise;
+        DepthwiseLaunch depthwise{};
+        depthwise.shape = {static_cast<uint32_t>(tiling.phase_blocks), tiling.band_rows,
+                           lies_over_channels(p.source_group, p.groups, p.source_w),
+                           stores_pairs(call, p, tile.result)};
+        depthwise.kernel = tiling.kernel;
+        depthwise.step = tiling.step;
+        depthwise.vector = tiling.vector;
+        depthwise.phases = phases;
+        depthwise.stream = stream;
+        error = launch_depthwise_conv(plan.dtype, p, depthwise);
+      } else if (plan.engine == Engine::kDirect) {
         DirectLaunch direct{};
         direct.lanes_are_groups = lies_over_channels(p.source_group, p.groups, p.source_w);
         direct.pixel_blocks = div_up(pixels, plan.tile_n);
@@ -107,7 +144,15 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
         gemm.vector_a = plan.vector_a;
         gemm.vector_b = plan.vector_b;
         gemm.stream = stream;
-        error = kernel.launch_conv(p, gemm);
+        if (plan.packed_row == 0) {
+          error = kernel.launch_conv(p, gemm);
+        } else {
+          const ConvParams packed = with_packed_weight(plan, p, address(workspace) + plan.packed_at);
+          error = launch_pack_weight(
+              p,
+              {{packed.weight, plan.gemm_k, plan.packed_row / size_of(plan.dtype), 0, 0}, p.groups * phases, stream});
+          if (error == cudaSuccess) error = kernel.launch_conv(packed, gemm);
+        }
       }
       if (error != cudaSuccess) return error;
     }
@@ -161,6 +206,7 @@ cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTen
   tile.sum_bytes = sum_bytes(plan.dtype);
   tile.tile_k = plan.tile_k;
   tile.stages = plan.stages;
+  tile.dense_rows = g.m;
   tile.partial_row = plan.gemm_n * tile.sum_bytes;
   tile.segments = plan.segments;
   const int64_t reduce_x_tiles = plan.split ? div_up(plan.gemm_n, kReduceTile) : 0;

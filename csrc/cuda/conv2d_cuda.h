@@ -36,13 +36,14 @@ struct Machine {
   int shared_bytes_per_block;  // with opt-in
   // What tests and tuning want instead of the planner's choice, where it is possible; -1: nothing.
   int wanted_variant = -1;
-  int wanted_split = -1;  // 0: a CTA takes all segments of K, 1: each has its own
+  int wanted_split = -1;   // 0: a CTA takes all segments of K, 1: each has its own
+  int wanted_packed = -1;  // 0: the weight is read where it lies, 1: it is packed first
 };
 
 // The machine with what this process wants of all later plans; nothing, until want() says otherwise.
 CONV2D_EXT_EXPORT Machine with_wants(Machine machine);
 // As in Machine, for every thread. False, and nothing changes, where no plan could ever have it.
-CONV2D_EXT_EXPORT bool want(int64_t variant, int64_t split);
+CONV2D_EXT_EXPORT bool want(int64_t variant, int64_t split, int64_t packed);
 
 // How an operand is copied 16 bytes at a time: as 8 neighbouring k of an x (or of a row m), or as 8 neighbouring x of a
 // k.
@@ -50,20 +51,32 @@ enum class Vectors : int { kNone, kOverK, kOverX };
 
 constexpr int64_t kMaxWorkspaceBytes = int64_t{32} << 20;
 
+// How the kernels for one channel a group walk, where they are taken (depthwise_kernel.cuh).
+struct DepthwiseTiling {
+  int kernel;            // taps of an axis that the kernel is compiled for; 0: another kernel is taken
+  int step;              // rows of the source from a result to the next
+  int vector;            // groups of a lane
+  int band_rows;         // results of a thread, at most
+  int64_t phase_blocks;  // CTAs of a phase
+};
+
 struct Plan {
   Direction direction;
   Engine engine;
   DType dtype;
   Float32Math math;
   int variant;                          // the kernel's place in the table of its dtype and math
-  Vectors vector_a, vector_b;           // of 16-bit types
+  Vectors vector_a, vector_b;           // of 16-bit types, and float32
   int stages;                           // of the ring of tiles in shared memory
   int64_t gemm_m, gemm_n, gemm_k;       // per group, of the largest GEMM; gemm_k as the kernel counts it
   int tile_m, tile_n, tile_k, threads;  // of a CTA
+  DepthwiseTiling depthwise;
   // K is cut into segments, a segment into chains: each chain is summed from zero, chains are added in order to their
   // segment's sum, segments in order to the result.
   int64_t segments, segment_length, chain_length;
-  bool split;  // segments run in CTAs of their own, their sums pass through the workspace
+  bool split;          // segments run in CTAs of their own, their sums pass through the workspace
+  int64_t packed_row;  // bytes of a row of the weight packed in the workspace; 0: it is read where it lies
+  int64_t packed_at;   // of that in the workspace
   int64_t ctas;
   int shared_bytes;
   int64_t workspace_bytes;

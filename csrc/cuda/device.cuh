@@ -167,6 +167,10 @@ __device__ __forceinline__ unsigned opaque(unsigned value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+__device__ __forceinline__ int64_t opaque(int64_t value) {
+  asm volatile("" : "+l"(value));
+  return value;
+}
 
 // Fused: one rounding.
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }

@@ -10,8 +10,14 @@ template <class T, int TILE_M>
 cudaError_t conv_of(const ConvParams& params, const DirectLaunch& launch_of) {
   const DirectShape shape{launch_of.pixel_blocks, launch_of.group_blocks, launch_of.lanes_are_groups};
   const int64_t items = launch_of.pixel_blocks * launch_of.group_blocks * launch_of.phases;
-  return launch(direct_conv<T, TILE_M>, dim3(static_cast<unsigned>(items)), dim3(kDirectThreads), 0, launch_of.stream,
-                params, shape);
+  bool has_three_taps = true;
+  for (int col = 0; col < params.col_phases; ++col) has_three_taps = has_three_taps && params.cols[col].taps == 3;
+  void (*kernel)(const ConvParams, const DirectShape) = direct_conv<T, TILE_M, 0>;
+  // Wider sums haven't the registers.
+  if constexpr (sizeof(SumOf<T>) == 4) {
+    if (has_three_taps) kernel = direct_conv<T, TILE_M, 3>;
+  }
+  return launch(kernel, dim3(static_cast<unsigned>(items)), dim3(kDirectThreads), 0, launch_of.stream, params, shape);
 }
 
 template <class T>

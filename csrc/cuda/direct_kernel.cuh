@@ -45,8 +45,9 @@ struct DirectShape {
 };
 
 // The grid: pixel_blocks x group_blocks x phases. With lanes over pixels a group block is a group, and a pixel block
-// 4 * 256 pixels; with lanes over groups 32 groups, and 4 pixels of each of 8 warps.
-template <class T, int TILE_M>
+// 4 * 256 pixels; with lanes over groups 32 groups, and 4 pixels of each of 8 warps. TAPS_W: the taps of a row, whose
+// loads are then made together; 0 where it takes any number.
+template <class T, int TILE_M, int TAPS_W>
 __global__ void __launch_bounds__(kDirectThreads, 1)
     direct_conv(const __grid_constant__ ConvParams p, const __grid_constant__ DirectShape shape) {
   using Sum = SumOf<T>;
@@ -110,25 +111,37 @@ __global__ void __launch_bounds__(kDirectThreads, 1)
   for (int32_t c = 0; c < p.channels; ++c) {
     for (int32_t kh = 0; kh < rows.taps; ++kh) {
       const int32_t h = kh * p.tap_h;
-      for (int32_t kw = 0; kw < cols.taps; ++kw) {
-        const int32_t w = kw * p.tap_w;
-        const int64_t at = c * p.source_c + h * p.source_h + w * p.source_w;
-        Sum values[kDirectPixels];
+      constexpr int kTaps = TAPS_W == 0 ? 1 : TAPS_W;  // at once
+#pragma unroll 1
+      for (int32_t first_kw = 0; first_kw < cols.taps; first_kw += kTaps) {
+        Sum values[kTaps][kDirectPixels], factors[kTaps][TILE_M];
 #pragma unroll
-        for (int i = 0; i < kDirectPixels; ++i) {
-          const bool inside = static_cast<uint32_t>(h0[i] + h) < static_cast<uint32_t>(p.source_rows) &&
-                              static_cast<uint32_t>(w0[i] + w) < static_cast<uint32_t>(p.source_cols);
-          values[i] = inside ? load_operand(reinterpret_cast<const T*>(source[i] + at)) : zero_of<Sum>();
+        for (int j = 0; j < kTaps; ++j) {
+          const int32_t kw = first_kw + j;
+          const int32_t w = kw * p.tap_w;
+          const int64_t at = c * p.source_c + h * p.source_h + w * p.source_w;
+#pragma unroll
+          for (int i = 0; i < kDirectPixels; ++i) {
+            const bool inside = static_cast<uint32_t>(h0[i] + h) < static_cast<uint32_t>(p.source_rows) &&
+                                static_cast<uint32_t>(w0[i] + w) < static_cast<uint32_t>(p.source_cols);
+            values[j][i] = inside ? load_operand(reinterpret_cast<const T*>(source[i] + at)) : zero_of<Sum>();
+          }
+          const int64_t tap = c * p.weight_c + kh * p.weight_h + kw * p.weight_w;
+#pragma unroll
+          for (int m = 0; m < TILE_M; ++m) {
+            factors[j][m] = load_operand(reinterpret_cast<const T*>(weight[m] + tap));
+            if (kIsComplex<Sum> && p.tile.conjugate_a) factors[j][m] = conjugate(factors[j][m]);
+          }
         }
-        const int64_t tap = c * p.weight_c + kh * p.weight_h + kw * p.weight_w;
 #pragma unroll
-        for (int m = 0; m < TILE_M; ++m) {
-          Sum factor = load_operand(reinterpret_cast<const T*>(weight[m] + tap));
-          if (kIsComplex<Sum> && p.tile.conjugate_a) factor = conjugate(factor);
+        for (int j = 0; j < kTaps; ++j) {
 #pragma unroll
-          for (int i = 0; i < kDirectPixels; ++i) chain[m][i] = multiply_add(factor, values[i], chain[m][i]);
+          for (int m = 0; m < TILE_M; ++m)
+#pragma unroll
+            for (int i = 0; i < kDirectPixels; ++i)
+              chain[m][i] = multiply_add(factors[j][m], values[j][i], chain[m][i]);
+          if (++products == kDirectChain) end_chain();
         }
-        if (++products == kDirectChain) end_chain();
       }
     }
   }

@@ -66,6 +66,12 @@ struct ConvGeometry {
     take_group_and_phase(item);
     cut(tile_k);
   }
+  // Of all that a group and phase have.
+  __device__ ConvGeometry(const Params& params, uint32_t group_and_phase) : p(params), segment(0) {
+    tile.x0 = tile.m0 = 0;
+    take_group_and_phase(group_and_phase);
+    cut(p.tile.tile_k);
+  }
   // Without segments, in tiles of one m and kReduceTile x.
   __device__ ConvGeometry(const Params& params, uint32_t item, int64_t x_tiles) : p(params), segment(0) {
     tile.x0 = int64_t{take_index(item, x_tiles)} * kReduceTile;
@@ -88,8 +94,8 @@ struct ConvGeometry {
 
   // Rows past the last repeat it, or, where several are copied together, the last so many; they are never stored.
   __device__ int64_t dense_address(int64_t m, int32_t together) const {
-    return p.weight + group * p.weight_group + min_of<int64_t>(m, p.m - together) * p.weight_m + rows().weight_offset +
-           cols().weight_offset;
+    return p.weight + group * p.weight_group + min_of<int64_t>(m, p.tile.dense_rows - together) * p.weight_m +
+           rows().weight_offset + cols().weight_offset;
   }
 
   __device__ XEntry im2col_entry(int64_t x) const {
@@ -130,7 +136,8 @@ struct ConvGeometry {
     position.w = static_cast<int32_t>(kw * p.tap_w);
     position.count = static_cast<int32_t>(count);
     position.unused = 0;
-    offsets.dense = first * p.weight_c + kh * p.weight_h + kw * p.weight_w;
+    offsets.dense = p.tile.packed_row != 0 ? index * GROUP * p.tile.packed_row
+                                           : first * p.weight_c + kh * p.weight_h + kw * p.weight_w;
     offsets.im2col = first * p.source_c + position.h * p.source_h + position.w * p.source_w;
   }
 
@@ -237,7 +244,7 @@ struct WeightGeometry {
   __device__ int32_t source_cols() const { return p.source_cols; }
 
   __device__ int64_t dense_address(int64_t m, int32_t together) const {
-    return p.grad_output + group * p.grad_group + min_of<int64_t>(m, p.m - together) * p.grad_m;
+    return p.grad_output + group * p.grad_group + min_of<int64_t>(m, p.tile.dense_rows - together) * p.grad_m;
   }
 
   __device__ XEntry im2col_entry(int64_t x) const {

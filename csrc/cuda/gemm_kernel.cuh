@@ -230,7 +230,8 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
   for (unsigned x = thread; x < Tiling::kTileX; x += Tiling::kThreads)
     store_shared(im2col + x, geometry.im2col_entry(geometry.tile.x0 + x));
   for (unsigned m = thread; m < Tiling::kTileM; m += Tiling::kThreads)
-    store_shared(dense + m, geometry.dense_address(geometry.tile.m0 + m, LOAD_A == Load::kRowVector ? 8 : 1));
+    store_shared(dense + m,
+                 geometry.dense_address(geometry.tile.m0 + m, LOAD_A == Load::kRowVector ? 16 / sizeof(Element) : 1));
   sync_threads();
 
   TileLoader<Policy, Tiling::kTileM, Tiling::kThreads, kGroup, false, LOAD_A> load_a;

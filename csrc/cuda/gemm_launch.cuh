@@ -39,6 +39,9 @@ enum class DenseLoads {
 template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS, DenseLoads DENSE>
 struct ElementGemm {
   using Params = typename Geometry::Params;
+  // 16 bytes at a time, in float32 where K is long enough to be worth it.
+  static constexpr bool kHasVectors = DENSE == DenseLoads::kBoth && Geometry::kGroup == kChannelGroup &&
+                                      std::is_same_v<typename Policy::Element, float>;
   template <Load LOAD_A, Load LOAD_B>
   static cudaError_t launch_as(const Params& params, const GemmLaunch& launch_of) {
     return launch_gemm<Policy, Geometry, WARPS_M, WARPS_X, STAGES, MIN_CTAS, LOAD_A, LOAD_B>(params, launch_of);
@@ -48,6 +51,9 @@ struct ElementGemm {
     if constexpr (DENSE == DenseLoads::kAsIm2col) {
       return launch_as<LOAD_B, LOAD_B>(params, launch_of);
     } else {
+      if constexpr (kHasVectors) {
+        if (launch_of.vector_a == Vectors::kOverX) return launch_as<Load::kRowVector, LOAD_B>(params, launch_of);
+      }
       if constexpr (DENSE == DenseLoads::kBoth) {
         if (!params.tile.a_over_k) return launch_as<Load::kOverX, LOAD_B>(params, launch_of);
       }
@@ -55,6 +61,11 @@ struct ElementGemm {
     }
   }
   static cudaError_t run(const Params& params, const GemmLaunch& launch_of) {
+    if constexpr (kHasVectors) {
+      // The planner has vectors of pixels only beside such of the weight.
+      if (launch_of.vector_b == Vectors::kOverX)
+        return launch_as<Load::kRowVector, Load::kRowVector>(params, launch_of);
+    }
     return params.tile.b_over_k ? launch_b<Load::kOverK>(params, launch_of) : launch_b<Load::kOverX>(params, launch_of);
   }
 };

@@ -4,6 +4,8 @@
 // which memory is contiguous: a warp then reads whole sectors. What is stored where does not depend on it.
 #pragma once
 
+#include <type_traits>
+
 #include "gemm_geometry.cuh"
 #include "gemm_policies.cuh"
 
@@ -131,6 +133,50 @@ struct ElementLoader {
       for (unsigned i = 0; i < kBatch; ++i)
         copy_async<sizeof(T)>(tile + k * kRow + x0 + (first + i) * (THREADS / kTileK),
                               at_address(entries[i].address + offset), exists && side.contains(entries[i], position));
+    }
+  }
+};
+
+// As many neighbouring x as 16 bytes hold, copied asynchronously to [k][x] in rows of TILE + padding. A thread takes
+// the same x in every step, and several k.
+template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
+struct ElementVectorLoader {
+  using T = typename Policy::Element;
+  static constexpr int kRow = TILE + Policy::kRowPadding;
+  static constexpr unsigned kWidth = 16 / sizeof(T);
+  static constexpr unsigned kGroups = TILE / kWidth;
+  static constexpr unsigned kRows = THREADS / kGroups;  // from a copy's k to the next one's
+  static constexpr unsigned kCopies = Policy::kTileK / kRows;
+  static_assert(TILE % kWidth == 0 && THREADS % kGroups == 0 && Policy::kTileK % kRows == 0);
+  static_assert(kRow * sizeof(T) % 16 == 0);
+  // The entries of so many copies are read before the first of them is made, as in ElementLoader.
+  static constexpr unsigned kBatch = kCopies < 4 ? kCopies : 4;
+  static_assert(kCopies % kBatch == 0);
+
+  XEntry entry;
+
+  __device__ __forceinline__ void begin(const Side<IM2COL>& side, unsigned thread) {
+    entry = side.entry(thread % kGroups * kWidth);
+  }
+  __device__ __forceinline__ void read(const Side<IM2COL>&, unsigned) {}
+  __device__ __forceinline__ void copy(T* tile, const Side<IM2COL>& side, unsigned thread) const {
+    const unsigned k0 = thread / kGroups;
+    T* const first = tile + k0 * kRow + thread % kGroups * kWidth;
+#pragma unroll
+    for (unsigned batch = 0; batch < kCopies; batch += kBatch) {
+      int64_t addresses[kBatch];
+      bool inside[kBatch];
+#pragma unroll
+      for (unsigned i = 0; i < kBatch; ++i) {
+        const unsigned k = k0 + (batch + i) * kRows;
+        const KPosition position = load_shared(side.tables.positions + k / GROUP);
+        const int channel = static_cast<int>(k % GROUP);
+        addresses[i] = entry.address + side.offset(k / GROUP) + channel * side.step;
+        inside[i] = channel < position.count && side.contains(entry, position);
+      }
+#pragma unroll
+      for (unsigned i = 0; i < kBatch; ++i)
+        copy_async<16>(first + (batch + i) * kRows * kRow, at_address(addresses[i]), inside[i]);
     }
   }
 };
@@ -304,8 +350,12 @@ struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kVector>
 };
 
 template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
+using RowsLoader = std::conditional_t<Policy::kTransposed, ElementVectorLoader<Policy, TILE, THREADS, GROUP, IM2COL>,
+                                      RowVectorLoader<Policy, TILE, THREADS, GROUP, IM2COL>>;
+
+template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
 struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kRowVector>
-    : VectorTileLoader<RowVectorLoader<Policy, TILE, THREADS, GROUP, IM2COL>, IM2COL> {};
+    : VectorTileLoader<RowsLoader<Policy, TILE, THREADS, GROUP, IM2COL>, IM2COL> {};
 
 template <class Policy, int TILE, int THREADS, int GROUP, bool IM2COL>
 struct TileLoader<Policy, TILE, THREADS, GROUP, IM2COL, Load::kGather> {

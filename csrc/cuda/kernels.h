@@ -65,6 +65,20 @@ GemmTable gemm_table_bf16();
 GemmTable gemm_table_c64();
 GemmTable gemm_table_c128();
 
+// A weight of float32 whose k is counted in groups of channels, packed: for each phase and group, `rows` of k of
+// `row_values` neighbouring m.
+struct PackShape {
+  int64_t packed;  // address
+  int64_t rows, row_values;
+  int64_t k_blocks, m_blocks;  // which the launch sets
+};
+struct PackLaunch {
+  PackShape shape;
+  int64_t groups_and_phases;
+  cudaStream_t stream;
+};
+cudaError_t launch_pack_weight(const ConvParams& params, const PackLaunch& launch);
+
 // The kernels for few channels a group, and grad_bias's, of every dtype.
 struct DirectLaunch {
   int64_t pixel_blocks, group_blocks, phases;
@@ -73,6 +87,24 @@ struct DirectLaunch {
 };
 constexpr int kMostDirectChannels = 8;  // result channels of a group
 cudaError_t launch_direct_conv(DType dtype, const ConvParams& params, const DirectLaunch& launch);
+
+// The kernels for one channel a group on both sides, of float32 and 16 bits, and what a launch is told beside
+// ConvParams.
+struct DepthwiseShape {
+  uint32_t phase_blocks;  // CTAs of a phase
+  int32_t band_rows;      // results that a thread walks along, at most
+  bool lanes_are_groups;  // neighbouring lanes take neighbouring groups instead of neighbouring columns
+  bool stores_vectors;    // the results of two groups at once
+};
+struct DepthwiseLaunch {
+  DepthwiseShape shape;
+  int kernel, step, vector;  // taps of an axis, rows from a result to the next, groups of a lane
+  int64_t phases;
+  cudaStream_t stream;
+};
+bool has_depthwise_kernel(DType dtype, int kernel, int vector);
+int depthwise_threads();  // of a CTA
+cudaError_t launch_depthwise_conv(DType dtype, const ConvParams& params, const DepthwiseLaunch& launch);
 
 struct DirectWeightLaunch {
   int64_t segment_pixels, column_blocks, row_blocks, group_blocks;

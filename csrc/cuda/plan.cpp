@@ -89,13 +89,11 @@ double products_per_cycle(DType dtype, Float32Math math) {
 // What a launch of a table's entry takes of an SM.
 struct Footprint {
   int threads, ctas_per_sm, stages, shared_bytes;
-  bool tall_warps;  // of 64 x 64 results instead of 32 x 64
 };
 
 Footprint footprint(const GemmKernel& kernel, bool vectors, int stages, bool several_chains) {
-  const int threads = vectors ? kernel.vector_threads : kernel.threads;
-  return {threads, vectors ? kernel.vector_ctas_per_sm : kernel.ctas_per_sm, stages,
-          kernel.shared_bytes(stages, several_chains), vectors && kernel.tile_m * kernel.tile_x / threads >= 128};
+  return {vectors ? kernel.vector_threads : kernel.threads, vectors ? kernel.vector_ctas_per_sm : kernel.ctas_per_sm,
+          stages, kernel.shared_bytes(stages, several_chains)};
 }
 
 // What the system takes of shared memory for itself, for each CTA.
@@ -107,44 +105,62 @@ int resident_ctas(const Footprint& of, const Machine& machine) {
   return std::max(1, std::min(of.ctas_per_sm, fitting));
 }
 
-// Cycles that `items` CTAs of equal work take. With fewer warps than 12 an SM waits for memory more and more, since
-// each has but its own instructions to hide that; tall ones have twice as many, and read fewer fragments for a product.
-// A ring of two stages hides less than a deeper one; and every CTA takes a while to begin and to end.
+// Cycles of an SM for each copy from global to shared memory, of an element or of 16 bytes. Single elements of the
+// im2col operand take half of it: so the timings have it, of one tap and of several, whichever way lanes run.
+constexpr double kCopyCycles = 0.4;
+// For each result: the sums go to memory through shared memory.
+constexpr double kResultCycles = 0.5;
+// A CTA begins with its tables and an empty ring.
+constexpr double kCtaCycles = 1500;
+// An SM is as fast as so many warps by themselves would be: each waits for its copies and products in turn.
+constexpr double kWarpsOfSm = 3.3;
+// A ring of two stages waits longer than a deeper one.
+constexpr double kShallowWait = 1.1;
+
+// Cycles that `items` CTAs of equal work take, with constants from timings on a machine of 132 SMs. Copies and products
+// add up, since both are instructions of the same warps: larger tiles copy less for a product. An SM takes as long as
+// its work lasts, or as its waves of resident CTAs wait; where these are alike, longer than either.
 double estimate_cycles(const GemmKernel& kernel, const Footprint& of, const Machine& machine, double rate,
-                       int64_t items, double k) {
-  const double resident = resident_ctas(of, machine);
-  const double per_sm = static_cast<double>(div_up(items, machine.sm_count));
-  const double together = std::min(per_sm, resident);
-  const double warps = together * of.threads / 32 * (of.tall_warps ? 2 : 1);
-  const double work = static_cast<double>(kernel.tile_m) * kernel.tile_x * k;
-  const double waves = static_cast<double>(div_up(static_cast<int64_t>(per_sm), static_cast<int64_t>(resident)));
-  const double hidden =
-      std::sqrt(std::min(1.0, warps / 12)) * (of.stages < 3 ? 0.9 : 1.0) * (of.tall_warps ? 1.25 : 1.0);
-  constexpr double kCtaCycles = 2500;
-  return per_sm * work / (rate * hidden) + waves * kCtaCycles;
+                       double copies, int64_t items, double k) {
+  const int64_t per_sm = div_up(items, machine.sm_count);
+  const int64_t waves = div_up(per_sm, resident_ctas(of, machine));
+  const double results = static_cast<double>(kernel.tile_m) * kernel.tile_x;
+  const double work = k * (results / rate + copies * kCopyCycles) + results * kResultCycles;
+  const double wait = work * kWarpsOfSm / (of.threads / 32.0) * (of.stages < 3 ? kShallowWait : 1.0);
+  return std::hypot(static_cast<double>(per_sm) * work, static_cast<double>(waves) * (wait + kCtaCycles));
+}
+
+// What another kernel beside the GEMM adds: its launch, and bytes that are written and read again.
+double launch_cycles(int64_t bytes, const Machine& machine) {
+  constexpr double kLaunchCycles = 9000, kBytesPerCycle = 12;  // the latter of an SM
+  return kLaunchCycles + 2.0 * static_cast<double>(bytes) / (kBytesPerCycle * machine.sm_count);
 }
 
 // What comes first of two choices: the one with more of what the machine wants, then the faster one.
 using Rank = std::pair<int, double>;
 
-Rank rank_of(const Machine& machine, int variant, bool split, double cycles) {
+Rank rank_of(const Machine& machine, int variant, bool split, bool packed, double cycles) {
   const bool misses_variant = machine.wanted_variant >= 0 && variant != machine.wanted_variant;
   const bool misses_split = machine.wanted_split >= 0 && int{split} != machine.wanted_split;
-  return {2 * misses_split + misses_variant, cycles};
+  const bool misses_packed = machine.wanted_packed >= 0 && int{packed} != machine.wanted_packed;
+  return {4 * misses_split + 2 * misses_variant + misses_packed, cycles};
 }
 
 const char* note_on_wants(const Plan& plan, const Machine& machine) {
-  if (machine.wanted_variant < 0 && machine.wanted_split < 0) return "";
+  if (machine.wanted_variant < 0 && machine.wanted_split < 0 && machine.wanted_packed < 0) return "";
   if (plan.engine != Engine::kImplicitGemm) return "not taken: the call is no implicit GEMM";
   if (machine.wanted_split >= 0 && int{plan.split} != machine.wanted_split)
     return machine.wanted_split == 1 ? "not taken: K is one segment, or the segments' sums exceed the workspace"
                                      : "not taken: segments of pixels have CTAs of their own";
   if (machine.wanted_variant >= 0 && plan.variant != machine.wanted_variant)
     return "not taken: the kernel is for other calls, or needs more shared memory than there is";
+  if (machine.wanted_packed >= 0 && int{plan.packed_row != 0} != machine.wanted_packed)
+    return "not taken: only a weight of float32 with 8 channels a group or more is packed, where the workspace holds "
+           "it and it can't be read 16 bytes at a time where it lies";
   return "taken";
 }
 
-// Of the process: the two numbers of want(), in one word, so that no thread sees halves of two.
+// Of the process: the numbers of want(), 16 bits each, in one word, so that no thread sees parts of two.
 std::atomic<uint64_t> process_wants{~uint64_t{0}};
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
@@ -163,21 +179,77 @@ Plan base_plan(Direction direction, DType dtype, Float32Math math) {
   return plan;
 }
 
-void plan_direct_conv(Plan& plan, const ConvCall& call, bool lanes_are_groups) {
+// ---- one channel a group
+
+// Whether a kernel compiled for `kernel` taps an axis has those of every phase: all of them, or every other one.
+bool has_taps(const ConvCall& call, int kernel, int step) {
+  for (const AxisPhase& rows : call.rows.phases)
+    for (const AxisPhase& cols : call.cols.phases) {
+      const auto is_half = [&](int32_t taps) { return step == 1 && (taps == kernel / 2 || taps == (kernel + 1) / 2); };
+      const bool is_whole = rows.taps == kernel && cols.taps == kernel;
+      if (!is_whole && !(is_half(rows.taps) && is_half(cols.taps))) return false;
+    }
+  return true;
+}
+
+// Two groups a lane, where 4 bytes hold them everywhere.
+bool pairs_groups(const ConvParams& p, const void* source) {
+  const auto keeps = [](int64_t values, int64_t stride) { return values <= 1 || stride % 4 == 0; };
+  return p.source_group == 2 && p.groups % 2 == 0 && reinterpret_cast<uintptr_t>(source) % 4 == 0 &&
+         keeps(p.batch, p.source_n) && keeps(p.source_rows, p.source_h) && keeps(p.source_cols, p.source_w);
+}
+
+DepthwiseTiling depthwise_tiling(const ConvCall& call, DType dtype, const void* source, bool lanes_are_groups,
+                                 const Machine& machine) {
+  const ConvParams& p = call.params;
+  DepthwiseTiling tiling{};
+  // Taps go down row by row, or up, as grad_input's do.
+  const bool walks = (p.tap_h == 1 && p.step_h <= 2) || (p.tap_h == -1 && p.step_h == 1);
+  if (p.m != 1 || p.channels != 1 || !walks) return tiling;
+  tiling.step = p.step_h;
+  for (const int kernel : {7, 5, 3})
+    if (has_depthwise_kernel(dtype, kernel, 1) && has_taps(call, kernel, tiling.step)) tiling.kernel = kernel;
+  if (tiling.kernel == 0) return tiling;
+  const bool pairs = lanes_are_groups && has_depthwise_kernel(dtype, tiling.kernel, 2) && pairs_groups(p, source);
+  tiling.vector = pairs ? 2 : 1;
+  // The longer a thread walks, the more rows it shares; but every SM wants some thousand threads.
+  constexpr int64_t kWantedThreads = 1024, kMostBandRows = 64;
+  const int64_t columns = saturating_mul(p.batch, call.cols.most_positions, p.groups / tiling.vector);
+  const int64_t phases = static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size());
+  const int64_t rows = call.rows.most_positions;
+  const int64_t fitting = saturating_mul(columns, rows, phases) / (kWantedThreads * machine.sm_count);
+  const int64_t bands = div_up(rows, std::clamp<int64_t>(fitting, 1, kMostBandRows));
+  tiling.band_rows = static_cast<int>(div_up(rows, bands));
+  tiling.phase_blocks = div_up(saturating_mul(columns, bands), depthwise_threads());
+  if (saturating_mul(tiling.phase_blocks, phases) > kMostItems) tiling.kernel = 0;
+  return tiling;
+}
+
+void plan_direct_conv(Plan& plan, const ConvCall& call, const void* source, const Machine& machine) {
+  const ConvParams& p = call.params;
+  const bool lanes_are_groups = lies_over_channels(p.source_group, p.groups, p.source_w);
   plan.engine = Engine::kDirect;
+  plan.segments = 1;
+  plan.segment_length = plan.gemm_k;
+  plan.chain_length = std::min<int64_t>(plan.gemm_k, 256);
+  plan.tile_k = 1;
+  plan.depthwise = depthwise_tiling(call, plan.dtype, source, lanes_are_groups, machine);
+  const int64_t phases = static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size());
+  if (plan.depthwise.kernel != 0) {
+    plan.kernel = "depthwise_conv";
+    plan.threads = depthwise_threads();
+    plan.tile_m = plan.depthwise.vector;
+    plan.tile_n = plan.threads * plan.depthwise.band_rows;
+    plan.ctas = plan.depthwise.phase_blocks * phases;
+    return;
+  }
   plan.kernel = "direct_conv";
   const int64_t pixels = call.params.batch * call.rows.most_positions * call.cols.most_positions;
   const int pixels_of_cta = lanes_are_groups ? 32 : 1024;
   plan.tile_m = plan.gemm_m == 1 ? 1 : plan.gemm_m <= 4 ? 4 : kMostDirectChannels;
   plan.tile_n = pixels_of_cta;
-  plan.tile_k = 1;
   plan.threads = 256;
-  plan.segments = 1;
-  plan.segment_length = plan.gemm_k;
-  plan.chain_length = std::min<int64_t>(plan.gemm_k, 256);
-  plan.ctas = saturating_mul(div_up(pixels, pixels_of_cta),
-                             lanes_are_groups ? div_up(call.params.groups, 32) : call.params.groups,
-                             static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size()));
+  plan.ctas = saturating_mul(div_up(pixels, pixels_of_cta), lanes_are_groups ? div_up(p.groups, 32) : p.groups, phases);
 }
 
 // ---- what copies of 16 bytes ask of the operands
@@ -187,27 +259,41 @@ struct OperandVectors {
   bool both() const { return a != Vectors::kNone && b != Vectors::kNone; }
 };
 
-Vectors weight_vectors(const ConvCall& call, const void* weight) {
+// Whether all that a weight is indexed by beside its channels keeps groups of 16 bytes.
+bool keeps_weight_groups(const ConvCall& call, const void* weight) {
   const ConvParams& p = call.params;
   bool fits = is_aligned(weight) && keeps_groups(call.rows.most_taps, p.weight_h) &&
               keeps_groups(call.cols.most_taps, p.weight_w) && keeps_groups(p.groups, p.weight_group);
   for (const AxisPlan* axis : {&call.rows, &call.cols})
     for (const AxisPhase& phase : axis->phases) fits = fits && phase.weight_offset % 16 == 0;
-  if (!fits) return Vectors::kNone;
+  return fits;
+}
+
+Vectors weight_vectors(const ConvCall& call, const void* weight) {
+  const ConvParams& p = call.params;
+  if (!keeps_weight_groups(call, weight)) return Vectors::kNone;
   if (p.weight_c == 2 && p.channels % kChannelGroup == 0 && keeps_groups(p.m, p.weight_m)) return Vectors::kOverK;
   if (p.weight_m == 2 && p.m % 8 == 0 && keeps_groups(p.channels, p.weight_c)) return Vectors::kOverX;
   return Vectors::kNone;
 }
 
 // Whether the columns of the GEMM are the pixels of whole images, in the order of memory and without gaps.
-bool columns_are_pixels(const ConvCall& call) {
+bool columns_are_pixels(const ConvCall& call, int64_t size) {
   const ConvParams& p = call.params;
   const auto is_whole = [](const AxisPlan& axis, int32_t size, int32_t step) {
     return axis.phases.size() == 1 && axis.most_taps == 1 && axis.phases[0].origin == 0 && axis.positions == size &&
            (size == 1 || step == 1);
   };
   return is_whole(call.rows, p.source_rows, p.step_h) && is_whole(call.cols, p.source_cols, p.step_w) &&
-         (p.source_cols == 1 || p.source_w == 2) && (p.source_rows == 1 || p.source_h == 2 * int64_t{p.source_cols});
+         (p.source_cols == 1 || p.source_w == size) &&
+         (p.source_rows == 1 || p.source_h == size * int64_t{p.source_cols});
+}
+
+// The same, 16 bytes of neighbouring pixels at a time.
+bool columns_are_vectors(const ConvCall& call, int64_t size) {
+  const ConvParams& p = call.params;
+  return columns_are_pixels(call, size) && int64_t{p.source_rows} * p.source_cols * size % 16 == 0 &&
+         keeps_groups(p.channels, p.source_c);
 }
 
 Vectors source_vectors(const ConvCall& call, const void* source) {
@@ -217,10 +303,7 @@ Vectors source_vectors(const ConvCall& call, const void* source) {
   if (p.source_c == 2 && p.channels % kChannelGroup == 0 && keeps_groups(p.source_rows, p.source_h) &&
       keeps_groups(p.source_cols, p.source_w))
     return Vectors::kOverK;
-  if (columns_are_pixels(call) && int64_t{p.source_rows} * p.source_cols % 8 == 0 &&
-      keeps_groups(p.channels, p.source_c))
-    return Vectors::kOverX;
-  return Vectors::kNone;
+  return columns_are_vectors(call, 2) ? Vectors::kOverX : Vectors::kNone;
 }
 
 // Forward and grad_input. Where the im2col operand is gathered, the dense one is too.
@@ -229,6 +312,25 @@ OperandVectors conv_vectors(const ConvCall& call, const void* source, const void
   if (b == Vectors::kNone) return {Vectors::kNone, b};
   const Vectors a = weight_vectors(call, weight);
   return {a, a == Vectors::kNone && b == Vectors::kOverX ? Vectors::kNone : b};
+}
+
+// The same in float32, whose kernels have vectors over x alone. packed: as if the weight were.
+OperandVectors float32_vectors(const ConvCall& call, const void* source, const void* weight, bool packed) {
+  const ConvParams& p = call.params;
+  const bool a = packed || (keeps_weight_groups(call, weight) && p.weight_m == 4 && p.m % 4 == 0 &&
+                            keeps_groups(p.channels, p.weight_c));
+  const bool b = a && is_aligned(source) && keeps_groups(p.batch, p.source_n) &&
+                 keeps_groups(p.groups, p.source_group) && columns_are_vectors(call, 4);
+  return {a ? Vectors::kOverX : Vectors::kNone, b ? Vectors::kOverX : Vectors::kNone};
+}
+
+// Copies of a step of k, in single elements and in 16 bytes. Of 16-bit operands gathered ones count as elements.
+double copies_of(const GemmKernel& kernel, const OperandVectors& vectors, DType dtype) {
+  const double width = 16.0 / static_cast<double>(size_of(dtype));
+  const bool elements = size_of(dtype) == 2 && !vectors.both();
+  const double a = elements || vectors.a == Vectors::kNone ? kernel.tile_m : kernel.tile_m / width;
+  const double b = elements || vectors.b == Vectors::kNone ? kernel.tile_x / 2.0 : kernel.tile_x / width;
+  return a + b;
 }
 
 const char* refused_vectors(const ConvCall& call, const OperandVectors& vectors) {
@@ -265,11 +367,31 @@ void take(Plan& plan, int variant, const GemmKernel& kernel, const Footprint& of
   plan.ctas = items;
 }
 
-// Forward and grad_input: the best tile, and whether segments get CTAs of their own.
-void plan_conv_gemm(Plan& plan, const ConvCall& call, const OperandVectors& vectors, const Machine& machine) {
+// How an implicit GEMM reads its operands.
+struct Reading {
+  OperandVectors vectors;
+  int64_t packed_row, packed_bytes;  // of the weight where it is packed, or 0
+};
+
+// The ways in which a call's operands can be read; float32's weight packed, too.
+std::vector<Reading> readings(const Plan& plan, const ConvCall& call, const OperandVectors& vectors, const void* source,
+                              const void* weight) {
+  const ConvParams& p = call.params;
+  if (plan.dtype != DType::kFloat32 || !counts_channel_groups(p.channels)) return {{vectors, 0, 0}};
+  std::vector<Reading> found{{float32_vectors(call, source, weight, /*packed=*/false), 0, 0}};
+  const int64_t row = div_up(p.m, 4) * 16;
+  const auto at_once = [](const AxisPlan& axis) {
+    return std::min<int64_t>(static_cast<int64_t>(axis.phases.size()), kMaxPhases);
+  };
+  const int64_t bytes = saturating_mul(row, plan.gemm_k, p.groups, at_once(call.rows) * at_once(call.cols));
+  if (found[0].vectors.a == Vectors::kNone && bytes <= kMaxWorkspaceBytes)
+    found.push_back({float32_vectors(call, source, weight, /*packed=*/true), row, bytes});
+  return found;
+}
+
+// Forward and grad_input: the best tile, how its operands are read, and whether segments get CTAs of their own.
+void plan_conv_gemm(Plan& plan, const ConvCall& call, const std::vector<Reading>& readings, const Machine& machine) {
   plan.engine = Engine::kImplicitGemm;
-  plan.vector_a = vectors.a;
-  plan.vector_b = vectors.b;
   const ConvParams& p = call.params;
   const GemmKind kind = counts_channel_groups(p.channels) ? GemmKind::kConvGroups : GemmKind::kConvElements;
   const GemmTable table = gemm_table(plan.dtype, plan.math);
@@ -285,23 +407,36 @@ void plan_conv_gemm(Plan& plan, const ConvCall& call, const OperandVectors& vect
     const int64_t tiles = saturating_mul(div_up(p.m, kernel.tile_m), div_up(pixels, kernel.tile_x), p.groups, phases);
     const int64_t partials = saturating_mul(segments.count, pixels, p.m, p.groups, phases, sum_bytes(plan.dtype));
     for (const bool split : {false, true}) {
-      if (split && (segments.count == 1 || partials > kMaxWorkspaceBytes)) continue;
-      for (int stages = vectors.both() ? kernel.vector_stages : kernel.stages; stages >= kernel.stages; --stages) {
-        const Footprint of = footprint(kernel, vectors.both(), stages, segments.count > 1 && !split);
-        if (of.shared_bytes > machine.shared_bytes_per_block) continue;
-        const int64_t items = split ? saturating_mul(tiles, segments.count) : tiles;
-        const double k = static_cast<double>(split ? segments.tiles : k_tiles) * kernel.tile_k;
-        // The second kernel's launch, and partial sums written and read again.
-        const double extra = split ? 4000 + 2.0 * static_cast<double>(partials) / (12.0 * machine.sm_count) : 0;
-        const double cycles = estimate_cycles(kernel, of, machine, rate, items, k) + extra;
-        const Rank rank = rank_of(machine, i, split, cycles);
-        if (plan.variant >= 0 && rank >= best) continue;
-        best = rank;
-        take(plan, i, kernel, of, cycles, items);
-        plan.segments = segments.count;
-        plan.segment_length = plan.chain_length = int64_t{segments.tiles} * kernel.tile_k;
-        plan.split = split;
-        plan.workspace_bytes = split ? partials : 0;
+      for (const Reading& reading : readings) {
+        // The weight lies behind the sums.
+        const int64_t packed_at = split ? div_up(partials, 256) * 256 : 0;
+        const int64_t workspace = reading.packed_row != 0 ? packed_at + reading.packed_bytes : split ? partials : 0;
+        if (split && (segments.count == 1 || partials > kMaxWorkspaceBytes)) continue;
+        if (workspace > kMaxWorkspaceBytes) continue;
+        // Of 16-bit types a kernel of its own reads vectors.
+        const bool vectors = size_of(plan.dtype) == 2 && reading.vectors.both();
+        for (int stages = vectors ? kernel.vector_stages : kernel.stages; stages >= kernel.stages; --stages) {
+          const Footprint of = footprint(kernel, vectors, stages, segments.count > 1 && !split);
+          if (of.shared_bytes > machine.shared_bytes_per_block) continue;
+          const int64_t items = split ? saturating_mul(tiles, segments.count) : tiles;
+          const double k = static_cast<double>(split ? segments.tiles : k_tiles) * kernel.tile_k;
+          const double cycles =
+              estimate_cycles(kernel, of, machine, rate, copies_of(kernel, reading.vectors, plan.dtype), items, k) +
+              (split ? launch_cycles(partials, machine) : 0) +
+              (reading.packed_row != 0 ? launch_cycles(reading.packed_bytes, machine) : 0);
+          const Rank rank = rank_of(machine, i, split, reading.packed_row != 0, cycles);
+          if (plan.variant >= 0 && rank >= best) continue;
+          best = rank;
+          take(plan, i, kernel, of, cycles, items);
+          plan.vector_a = reading.vectors.a;
+          plan.vector_b = reading.vectors.b;
+          plan.segments = segments.count;
+          plan.segment_length = plan.chain_length = int64_t{segments.tiles} * kernel.tile_k;
+          plan.split = split;
+          plan.packed_row = reading.packed_row;
+          plan.packed_at = packed_at;
+          plan.workspace_bytes = workspace;
+        }
       }
     }
   }
@@ -321,13 +456,13 @@ Plan plan_conv(Direction direction, DType dtype, Float32Math math, const ConvCal
     if (math == Float32Math::kTF32 && dtype == DType::kFloat32)
       plan.refused =
           "few result channels a group: computed in IEEE float32, tiles of tensor cores would be mostly empty";
-    plan_direct_conv(plan, call, lies_over_channels(g.source_group, g.groups, g.source_w));
+    plan_direct_conv(plan, call, source, machine);
   } else {
     plan.gemm_k = conv_k(g.channels, taps);
     const bool in_groups = size_of(dtype) == 2 && counts_channel_groups(g.channels);
     const OperandVectors vectors = in_groups ? conv_vectors(call, source, weight) : OperandVectors{};
     if (in_groups) plan.refused = refused_vectors(call, vectors);
-    plan_conv_gemm(plan, call, vectors, machine);
+    plan_conv_gemm(plan, call, readings(plan, call, vectors, source, weight), machine);
   }
   plan.wanted = note_on_wants(plan, machine);
   if (plan.ctas > kMostItems) plan.error = "the result is too large for one call on CUDA";
@@ -355,19 +490,20 @@ PixelSegments grad_bias_segments(int64_t batch, int64_t out_channels, int64_t ou
 
 Machine with_wants(Machine machine) {
   const uint64_t wants = process_wants.load(std::memory_order_relaxed);
-  machine.wanted_variant = static_cast<int32_t>(wants >> 32);
-  machine.wanted_split = static_cast<int32_t>(wants & 0xffffffff);
+  machine.wanted_variant = static_cast<int16_t>(wants >> 32);
+  machine.wanted_split = static_cast<int16_t>(wants >> 16);
+  machine.wanted_packed = static_cast<int16_t>(wants);
   return machine;
 }
 
-bool want(int64_t variant, int64_t split) {
+bool want(int64_t variant, int64_t split, int64_t packed) {
   int most_variants = 0;
   for (const GemmTable& table : {gemm_table_f32(), gemm_table_tf32(), gemm_table_f64(), gemm_table_f16(),
                                  gemm_table_bf16(), gemm_table_c64(), gemm_table_c128()})
     most_variants = std::max(most_variants, table.count);
-  if (variant < -1 || variant >= most_variants || split < -1 || split > 1) return false;
-  process_wants.store(static_cast<uint64_t>(static_cast<uint32_t>(variant)) << 32 | static_cast<uint32_t>(split),
-                      std::memory_order_relaxed);
+  if (variant < -1 || variant >= most_variants || split < -1 || split > 1 || packed < -1 || packed > 1) return false;
+  const auto bits = [](int64_t value) { return static_cast<uint64_t>(static_cast<uint16_t>(value)); };
+  process_wants.store(bits(variant) << 32 | bits(split) << 16 | bits(packed), std::memory_order_relaxed);
   return true;
 }
 
@@ -476,8 +612,9 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
       for (int stages = vectors.both() ? kernel.vector_stages : kernel.stages; stages >= kernel.stages; --stages) {
         const Footprint of = footprint(kernel, vectors.both(), stages, !one_chain);
         if (of.shared_bytes > machine.shared_bytes_per_block) continue;
-        const double cycles = estimate_cycles(kernel, of, machine, rate, items, static_cast<double>(segments.pixels));
-        const Rank rank = rank_of(machine, i, segments.count > 1, cycles);
+        const double cycles = estimate_cycles(kernel, of, machine, rate, copies_of(kernel, vectors, dtype), items,
+                                              static_cast<double>(segments.pixels));
+        const Rank rank = rank_of(machine, i, segments.count > 1, /*packed=*/machine.wanted_packed == 1, cycles);
         if (plan.variant >= 0 && rank >= best) continue;
         best = rank;
         take(plan, i, kernel, of, cycles, items);

@@ -64,11 +64,24 @@ PHASES = (
     Problem("20 phases of 2 channels", 1, 2, (5, 43), 7, (2, 20), (1, 20)),
     Problem("phases without taps", 1, 9, (9, 11), 9, (2, 2), (3, 4)),
 )
+# Columns longer than the rows that a walk keeps; pairs of groups and none; grad_input's phases.
+WALKS = (
+    Problem("walk 3 x 3", 2, 6, (23, 9), 6, (3, 3), padding=(1, 1), groups=6),
+    Problem("walk 3 x 3, stride 2", 3, 4, (31, 13), 4, (3, 3), (2, 2), (1, 1), groups=4),
+    Problem("walk 3 x 3, other steps", 1, 5, (14, 17), 5, (3, 3), (1, 2), (2, 0), (1, 2), groups=5),
+    Problem("walk 5 x 5", 2, 4, (19, 8), 4, (5, 5), padding=(2, 2), groups=4),
+    Problem("walk 5 x 5, stride 2", 2, 6, (25, 9), 6, (5, 5), (2, 2), (2, 1), groups=6),
+    Problem("walk 7 x 7", 1, 4, (24, 8), 4, (7, 7), padding=(3, 3), groups=4),
+    Problem("walk 7 x 7, stride 2", 2, 2, (27, 9), 2, (7, 7), (2, 2), (3, 2), groups=2),
+    Problem("walk 1 x 1, strided", 2, 3, (9, 7), 3, (1, 1), (1, 2), groups=3),
+    Problem("walk 2 x 1", 2, 4, (9, 7), 4, (2, 1), padding=(1, 0), groups=4),
+)
 # All of these, for accuracy.
 PROBLEMS = (
     *GEMMS,
     *SEGMENTS,
     *PHASES,
+    *WALKS,
     *testing.EDGE,
     *testing.TAILS,
     *testing.ASYMMETRIC,
@@ -83,6 +96,7 @@ BRANCHES = (
     *GEMMS,
     *SEGMENTS,
     *PHASES,
+    *WALKS,
     *(p for p in testing.EDGE if p.name in ("outputs that see padding alone", "empty batch")),
     testing.ASYMMETRIC[0],
     testing.DEPTHWISE[0],
@@ -107,6 +121,7 @@ def machine(number: int) -> Machine:
         MACHINES[number % len(MACHINES)],
         variant=number % (MOST_VARIANTS + 1) - 1,
         split=number // 2 % 3 - 1,
+        packed=number // 3 % 3 - 1,
     )
 
 

@@ -37,6 +37,7 @@ class Machine:
     # Wanted instead of the planner's choice; -1: nothing.
     variant: int = -1
     split: int = -1
+    packed: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,9 @@ class KernelError(AssertionError):
     """A call that was refused, or a kernel that did something wrong."""
 
 
-_EXECUTION_FIELDS = ("order", "seed", "holds", "sm_count", "shared_bytes", "variant", "split")
+_EXECUTION_FIELDS = (
+    "order", "seed", "holds", "sm_count", "shared_bytes", "variant", "split", "packed",
+)  # fmt: skip
 
 
 class _Tensor(ctypes.Structure):
@@ -217,6 +220,7 @@ class Engine:
             execution.machine.shared_bytes,
             execution.machine.variant,
             execution.machine.split,
+            execution.machine.packed,
             sizes,
             *map(_described, operands),
         )

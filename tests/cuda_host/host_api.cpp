@@ -43,7 +43,7 @@ struct HostTensor {
 // N, 1) and (B, M, N, 1) and whose problem is not read. The operands of the others are (input, weight), (grad_output,
 // weight), (grad_output, input) or grad_output alone. bias: size[0] elements; data null where there is none.
 struct HostCall {
-  int64_t direction, dtype, math, plan_only, order, seed, holds, sm_count, shared_bytes, variant, split;
+  int64_t direction, dtype, math, plan_only, order, seed, holds, sm_count, shared_bytes, variant, split, packed;
   Conv2dProblem problem;
   HostTensor first, second, bias, result;
 };
@@ -139,7 +139,7 @@ Plan plan_of(const HostCall& call, const Block& first, const Block& second, cons
   const auto dtype = static_cast<DType>(call.dtype);
   const auto math = static_cast<Float32Math>(call.math);
   const Machine machine{static_cast<int>(call.sm_count), static_cast<int>(call.shared_bytes),
-                        static_cast<int>(call.variant), static_cast<int>(call.split)};
+                        static_cast<int>(call.variant), static_cast<int>(call.split), static_cast<int>(call.packed)};
   const TensorView view = result.mutable_view();
   if (call.direction == kMatmul) {
     return plan_matmul(matmul_sizes(call), dtype, math, matrix(first), matrix(second), mutable_matrix(result), machine);
@@ -195,6 +195,7 @@ std::string describe(const Plan& plan) {
   json.add("segment_length", plan.segment_length);
   json.add("chain_length", plan.chain_length);
   json.add("split", plan.split);
+  json.add("packed_row", plan.packed_row);
   json.add("ctas", plan.ctas);
   json.add("shared_bytes", plan.shared_bytes);
   json.add("workspace_bytes", plan.workspace_bytes);

@@ -66,6 +66,7 @@ inline uint32_t round_to_tf32(float value) {
 }
 
 inline unsigned opaque(unsigned value) { return value; }
+inline int64_t opaque(int64_t value) { return value; }
 
 inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 inline double multiply_add(double a, double b, double c) { return std::fma(a, b, c); }
