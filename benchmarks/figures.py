@@ -25,10 +25,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import bits
+from benchmarks.cuda import cases as gpu
+from benchmarks.cuda import run as cuda
 from benchmarks.problems import DENSE_CLASSES, LAYER_CLASSES
 from benchmarks.report import MODEL_PAIRS, PAIRS, per_pixel, speedups
 from benchmarks.results import ATEN, OURS, Document, Result, directions_of, distinct, geomean
 from conv2d_ext import build_config
+from conv2d_ext.testing import POST
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -159,6 +162,7 @@ def _measure(name: str, seconds: float, allow_disturbed: bool) -> int:
 
 def write_all() -> list[Path]:
     from benchmarks import plots
+    from benchmarks.cuda import plots as cuda_plots
 
     layers = Document.read(RESULTS / "layers.json")
     IMAGES.mkdir(parents=True, exist_ok=True)
@@ -167,6 +171,7 @@ def write_all() -> list[Path]:
     paths = [IMAGES / "speed.png", IMAGES / "memory.png"]
     for name in ("layers", "models", "growth"):
         paths += plots.draw(Document.read(RESULTS / f"{name}.json"), IMAGES)
+    paths += cuda_plots.draw(_cuda_document(), IMAGES)
     README.write_text(readme_text(README.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(page_text(), encoding="utf-8")
     return [*paths, README, PAGE]
@@ -177,8 +182,11 @@ def readme_text(text: str) -> str:
     layers, amx = (Document.read(RESULTS / f"{name}.json") for name in ("layers", "amx"))
     parts = {
         "bits": [*bits.table(_json("bits")), "", _bits_caption(_json("bits"))],
-        "speed": [*speed_table(layers, PAIRS[:1]), "", _speed_caption(layers), "", _amx_line(amx)],
-    }
+        "speed": [
+            *speed_table(layers, PAIRS[:1]), "", _speed_caption(layers), "", _amx_line(amx), "",
+            _cuda_line(_cuda_document()),
+        ],
+    }  # fmt: skip
     for name, lines in parts.items():
         pattern = rf"(<!-- {name}: [^\n]* -->\n).*?(<!-- end of {name} -->)"
         new = "\n".join(lines)
@@ -211,6 +219,7 @@ def page_text() -> str:
         _growth_section(Document.read(RESULTS / "growth.json")),
         _memory_section(_json("memory")),
         _bits_section(_json("bits")),
+        _cuda_section(_cuda_document(), _json("cuda/checks")),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
@@ -509,6 +518,100 @@ def _bits_section(document: dict) -> list[str]:
         part = {"layers": layers}
         counts = [bits.count(part, "F.conv2d", axis, bits.RESULTS) for axis in bits.AXES]
         lines.append(_line([title, str(len(layers)), *map(str, counts)]))
+    return lines
+
+
+# ---- a GPU's, which gpu_check.sh measures where there is one
+
+
+def _cuda_document() -> cuda.Document:
+    return cuda.Document.read(RESULTS / "cuda" / "benchmark.json")
+
+
+def _cuda_speeds(results: Sequence[cuda.Result]) -> str:
+    """Of graph times, over the faster of F.conv2d's two: the mean, and in brackets the slowest."""
+    ratios = [
+        min(found)
+        for result in results
+        if (found := [r for peer in (gpu.ATEN, gpu.TUNED) if (r := result.speedup(peer, "graph"))])
+    ]
+    return f"{geomean(ratios):.2f} ({min(ratios):.2f})" if ratios else ""
+
+
+def _cuda_layers(document: cuda.Document, precision: str) -> list[cuda.Result]:
+    """Forward, in the format that the precision is mostly used in."""
+    layout = {p.name: layout for p, layout in gpu.MAIN}[precision]
+    names = (POST.name, gpu.TINY.name)
+    return [
+        r
+        for r in document.results
+        if (r.precision, r.layout, r.direction) == (precision, layout, gpu.FORWARD)
+        and r.name not in names
+    ]
+
+
+def _cuda_line(document: cuda.Document) -> str:
+    means, before = [], ""
+    for precision, layout in gpu.MAIN:
+        speed = _cuda_speeds(_cuda_layers(document, precision.name))
+        means.append(f"{layout} " * (layout != before) + f"{precision.name} {speed}")
+        before = layout
+    gpu_name = document.machine["gpu"].removeprefix("NVIDIA ")
+    return f"On an {gpu_name}, forward: {', '.join(means)}."
+
+
+def _cuda_section(document: cuda.Document, checks: dict) -> list[str]:
+    machine, versions = document.machine, document.machine["versions"]
+    lines = [
+        "## CUDA",
+        "",
+        f"{machine['gpu']}, driver {machine['driver']}, torch {versions['torch']}, cuDNN "
+        f"{versions['cudnn']}, commit {versions['revision'][:9]}. Times of a CUDA graph's replay, "
+        "so without the host's. F.conv2d runs with cudnn.benchmark and without, and the faster of "
+        "the two counts.",
+        "",
+        "The post's problem, forward, microseconds a call; *host* is what an eager call costs the "
+        "host:",
+        "",
+    ]
+    head = ["", gpu.OURS, "F.conv2d", gpu.PYTHON, "host", "F.conv2d's host"]
+    lines += [_line(head), _rule(head)]
+    for result in document.results:
+        if (result.name, result.direction) != (POST.name, gpu.FORWARD):
+            continue
+        theirs = min(gpu.ATEN, gpu.TUNED, key=lambda name: result.median(name, "graph"))
+        times = [(gpu.OURS, "graph"), (theirs, "graph"), (gpu.PYTHON, "graph")]
+        times += [(gpu.OURS, "host"), (theirs, "host")]
+        cells = [f"{result.median(name, what) * 1e6:.1f}" for name, what in times]
+        lines.append(_line([f"{result.precision}, {result.layout}", *cells]))
+    lines += ["", "Layers, forward: speedup over F.conv2d, geometric means (slowest layer):", ""]
+    columns = [(precision.name, layout) for precision, layout in gpu.MAIN]
+    head = ["layers", *(", ".join(column) for column in columns)]
+    lines += [_line(head), _rule(head)]
+    chosen = {name: _cuda_layers(document, name) for name, _ in columns}
+    classes = {r.layer_class for results in chosen.values() for r in results}
+    rows = [(CLASS_TITLES.get(name, name), (name,)) for name in LAYER_CLASSES if name in classes]
+    for title, wanted in [*rows, ("all", tuple(classes))]:
+        cells = [
+            _cuda_speeds([r for r in chosen[name] if r.layer_class in wanted])
+            for name, _ in columns
+        ]
+        lines.append(_line([title, *cells]))
+    counts = ", ".join(f"{len(results)} in {name}" for name, results in chosen.items())
+    left_out = len(document.left_out)
+    lines += ["", f"Cases, of batches 1, 8 and 64: {counts}; {left_out} had no time.", ""]
+    passed = sum(part["passed"] for part in checks["tests"])
+    failed = [test for part in checks["tests"] for test in part["failed"]]
+    lines += [
+        f"At the same commit {passed} tests of CUDA passed there and {len(failed)} failed; "
+        f"compute-sanitizer's memcheck found {checks['sanitizer']['errors']} errors in "
+        f"{checks['sanitizer']['calls']} calls.",
+        *("", *(f"- {test}" for test in failed)) * bool(failed),
+        "",
+        "![The post's problem on a GPU](images/cuda-post.png)",
+        "",
+        "![Layers on a GPU](images/cuda-layers.png)",
+    ]
     return lines
 
 

@@ -133,7 +133,7 @@ class Gemm:
 
     def per_thread(self, rows: int, load: int) -> int:
         elements = rows * self.policy.tile_k // self.threads
-        return elements // 8 if load in VECTORS else elements
+        return elements * self.policy.element_bytes // 16 if load in VECTORS else elements
 
     @property
     def copies(self) -> tuple[int, int]:
@@ -149,8 +149,10 @@ class Gemm:
         return (2 if self.load_a == VECTOR else 2 * a) + (2 if self.load_b == VECTOR else 2 * b)
 
     @property
-    def copy_bytes(self) -> int:
-        return 16 if set(VECTORS) & set(self.loads) else self.policy.element_bytes
+    def copy_bytes(self) -> set[int]:
+        """The widths of asynchronous copies."""
+        loads = zip(self.loads, self.copies, strict=True)
+        return {16 if load in VECTORS else self.policy.element_bytes for load, n in loads if n}
 
 
 def split_template(name: str) -> tuple[str, list[str]]:
@@ -285,12 +287,14 @@ def gemm_faults(loop: HotLoop | None, gemm: Gemm, least_share: float) -> list[st
     copies = {opcode for opcode in count if opcode.startswith("LDGSTS")}
     if bool(copies) != any(gemm.copies):
         found.append("asynchronous copies: " + (", ".join(sorted(copies)) or "none"))
-    bits = {8: ".64", 16: ".128"}.get(gemm.copy_bytes, "")
+    # Past the L1 cache where 16 bytes were asked for past it; elements of 16 bytes, too.
+    widths = {4: "", 8: r"\.64", 16: r"\.BYPASS(\.LTC128B)?\.128"}
     for opcode in sorted(copies):
-        if not re.fullmatch(r"LDGSTS\.E(\.BYPASS)?(\.LTC128B)?" + re.escape(bits), opcode):
-            found.append(f"copies by {opcode} instead of {gemm.copy_bytes} bytes")
+        if not any(re.fullmatch(r"LDGSTS\.E" + widths[n], opcode) for n in gemm.copy_bytes):
+            found.append(f"copies by {opcode} instead of {sorted(gemm.copy_bytes)} bytes")
     shared_loads = sum(n for opcode, n in count.items() if opcode.startswith("LDS."))
-    if set(gemm.loads) <= set(VECTORS) and shared_loads > gemm.most_shared_loads:
+    is_16_bit = policy.element_bytes == 2
+    if is_16_bit and set(gemm.loads) <= set(VECTORS) and shared_loads > gemm.most_shared_loads:
         found.append(f"{shared_loads} loads from shared memory for {sum(gemm.copies)} copies")
     loads = {opcode for opcode in count if opcode.startswith("LDG.")}
     gathers = GATHER in gemm.loads

@@ -47,8 +47,8 @@ ARCHS = ("sm_80", "sm_90")
 BUILT_FOR = conv2d_ext.build_config()["cuda_architectures"]
 # Shared memory that a CTA may ask for.
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10}
-# Measured 5.6 and 5.8 MB.
-MOST_CODE_BYTES = 5_860_000
+# Measured 8.2 and 8.4 MB.
+MOST_CODE_BYTES = 8_500_000
 OTHER_THREADS = 256  # of kernels other than GEMMs
 # What the system keeps of it for each CTA.
 RESERVED_SHARED = 1024
@@ -120,7 +120,10 @@ def instantiations(entry: TableEntry) -> tuple[str, str, list[tuple[int, int]]]:
             1: [(OVER_K, OVER_X), (OVER_K, OVER_K)],
             2: [(OVER_X, OVER_X), (OVER_K, OVER_K)],  # as the im2col operand
         }
-        return math, geometry, loads[dense_loads]
+        found = loads[dense_loads]
+        if dense_loads == 0 and re.match(r"FmaPolicy<float,|Tf32Policy", math):
+            found = [*found, *((ROW_VECTOR, b) for b in (OVER_X, OVER_K, ROW_VECTOR))]
+        return math, geometry, found
     assert struct == "Gemm16", f"a kind of entry that this test doesn't know: {struct}"
     loads = [(GATHER, GATHER)]
     if geometry.startswith("ConvGeometry<8"):
@@ -171,10 +174,11 @@ def test_other_kernels_are_compiled(arch, kernels):
     elements = ("float", "double", "Float16", "BFloat16", "Complex<float>", "Complex<double>")
     names = {split_template(k.name)[0] for k in mine}
     sums = {"direct_conv", "direct_weight", "sum_pixels", "add_pixel_sums"}
-    assert names == {"gemm_kernel", "reduce_partials", *sums}
-    for name in sorted(sums):
+    of_some = {"depthwise_conv": {"float", "Float16", "BFloat16"}, "pack_weight": {"float"}}
+    assert names == {"gemm_kernel", "reduce_partials", *sums, *of_some}
+    for name, wanted in {**{name: set(elements) for name in sums}, **of_some}.items():
         of = {split_template(k.name)[1][0] for k in mine if split_template(k.name)[0] == name}
-        assert of == set(elements), name
+        assert of == wanted, name
 
 
 def test_nothing_is_spilled_and_registers_allow_the_planned_ctas(arch, kernels):
@@ -314,7 +318,7 @@ _GOOD = f"""
         /*0010*/                   ISETP.GE.AND P0, PT, R0, R3, PT ;
         /*0020*/               @P0 BRA `(.L_x_2) ;
 .L_x_3:
-        /*0030*/                   LDGSTS.E.128 [R8], desc[UR4][R6.64], P1 ;
+        /*0030*/                   LDGSTS.E.BYPASS.128 [R8], desc[UR4][R6.64], P1 ;
         /*0040*/               @P2 BRA `(.L_x_3) ;
 .L_x_2:
         /*0050*/                   LDS.128 R4, [R8] ;
@@ -329,6 +333,9 @@ _GOOD = f"""
         /*0540*/                   MUFU.RCP R4, R5 ;
         /*0550*/                   RET.REL.NODEC R20 `(_Z6kernelv) ;
 """
+
+
+_COPY = "LDGSTS.E.BYPASS.128 [R8], desc[UR4][R6.64], P1"
 
 
 def _read(text: str, resources: Resources | None = None) -> Kernel:
@@ -346,7 +353,7 @@ def test_reading_accepts_a_good_loop():
     assert loop is not None
     assert (loop.body[0].opcode, loop.body[-1].opcode) == ("ISETP.GE.AND", "BRA")
     assert len(loop.body) == 72
-    assert [[i.opcode for i in inner] for inner in loop.inner] == [["LDGSTS.E.128", "BRA"]]
+    assert [[i.opcode for i in inner] for inner in loop.inner] == [["LDGSTS.E.BYPASS.128", "BRA"]]
     # 6 copies a step, of which the code has one: the inner loop's two instructions run 6 times.
     assert _GEMM.copies == (2, 4)
     assert executed(loop, _GEMM) == 72 + 5 * 2
@@ -366,9 +373,10 @@ def test_reading_accepts_a_good_loop():
         ("LDS.128 R4, [R8]", "CALL.REL.NOINC `(.L_x_5)", "calls: CALL.REL.NOINC"),
         ("LDS.128 R4, [R8]", "MUFU.RCP R4, R8", "divides: MUFU.RCP"),
         ("LDS.128 R4, [R8]", "LDSM.16.M88.4 R4, [R8]", "1 LDSM instead of 0"),
-        ("LDGSTS.E.128 [R8], desc[UR4][R6.64], P1", "LDG.E.128 R8, [R6.64]", "copies: none"),
-        ("LDGSTS.E.128 [R8], desc[UR4][R6.64], P1", "LDG.E.U16 R8, [R6.64]", "through registers"),
-        ("LDGSTS.E.128", "LDGSTS.E.64", "copies by LDGSTS.E.64 instead of 16 bytes"),
+        (_COPY, "LDG.E.128 R8, [R6.64]", "copies: none"),
+        (_COPY, "LDG.E.U16 R8, [R6.64]", "through registers"),
+        ("LDGSTS.E.BYPASS.128", "LDGSTS.E.128", "copies by LDGSTS.E.128 instead of [16] bytes"),
+        ("LDGSTS.E.BYPASS.128", "LDGSTS.E.64", "copies by LDGSTS.E.64 instead of [16] bytes"),
         ("@P2 BRA `(.L_x_3)", "@P2 BRA `(.L_x_2)", "don't make up (2, 4) a step"),
         ("LDS.128 R4, [R8]", "LDS.128 R4, [R8]" + " ;\n /*0*/ NOP" * 20, "are 62.7%"),
         ("BRA `(.L_x_1)", "EXIT", "no loop that multiplies"),

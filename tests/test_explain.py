@@ -520,7 +520,7 @@ class TestDescribedGpu:
             assert 0 < direction.threads <= 1024
             assert direction.ctas > 0
             # Without a split a CTA keeps its sums to itself.
-            assert direction.split or direction.workspace_bytes == 0
+            assert direction.split or direction.packed or direction.workspace_bytes == 0
             # The segments cover the sum, and none of them is empty.
             length, pieces = direction.k_segment_length, direction.k_segments
             assert pieces <= direction.gemm_k <= pieces * length
@@ -601,7 +601,30 @@ class TestDescribedGpu:
         finally:
             _C.want_on_cuda()
 
-    @pytest.mark.parametrize("wants", [(-2, -1), (100, -1), (0, 2), (0, -2), (2**40, 0)])
+    def test_a_weight_is_packed_where_copies_saved_outweigh_it(self):
+        """Of float32, where a call has pixels enough; explain says so. It changes no sum."""
+        layer = real_layer("resnet50 256@14-256/k3p1")
+        few, many = (self._plan(layer.with_batch(batch)).forward for batch in (1, 64))
+        assert (few.packed, many.packed) == (False, True)
+        assert "the weight packed" in str(many)
+        assert "packed" not in str(few)
+        assert many.workspace_bytes >= 4 * 256 * 256 * 9
+        assert not self._plan(layer.with_batch(64), torch.bfloat16).forward.packed
+        try:
+            for wanted in (0, 1):
+                _C.want_on_cuda(packed=wanted)
+                plan = self._plan(layer)
+                assert plan.forward.packed == plan.grad_input.packed == bool(wanted)
+                assert plan.forward.wanted == "taken"
+                for field in self.ORDER:
+                    assert getattr(plan.forward, field) == getattr(few, field)
+            assert plan.grad_weight.wanted.startswith("not taken: only a weight of float32")
+        finally:
+            _C.want_on_cuda()
+
+    @pytest.mark.parametrize(
+        "wants", [(-2, -1), (100, -1), (0, 2), (0, -2), (2**40, 0), (0, 0, 2), (0, 0, -2)]
+    )
     def test_what_no_plan_could_have_is_refused(self, wants):
         with pytest.raises(ValueError, match="want_on_cuda"):
             _C.want_on_cuda(*wants)

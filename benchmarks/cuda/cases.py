@@ -145,7 +145,7 @@ class Case:
 
 
 # A precision with the format it is used in.
-_MAIN = ((TF32, NCHW), (FLOAT32, NCHW), (FLOAT16, CHANNELS_LAST), (BFLOAT16, CHANNELS_LAST))
+MAIN = ((TF32, NCHW), (FLOAT32, NCHW), (FLOAT16, CHANNELS_LAST), (BFLOAT16, CHANNELS_LAST))
 _OTHER = ((TF32, CHANNELS_LAST), (FLOAT16, NCHW), (FLOAT32, CHANNELS_LAST), (BFLOAT16, NCHW))
 _PEERS = (OURS, ATEN, TUNED)
 _ALL = (*_PEERS, PYTHON, COMPOSITION)
@@ -176,16 +176,16 @@ def plan(batches: Sequence[int] = (1, 8, 64)) -> list[Case]:
     networks = with_batches(problems.DEFAULT_LISTS)
     gradients = (GRAD_INPUT, GRAD_WEIGHT)
     tiers = [
-        cases("the post", [POST], (*_MAIN, *_OTHER), contestants=_ALL, eager=True)
-        + cases("the post", [POST], _MAIN, gradients)
-        + cases("the post", [TINY], _MAIN[:1], contestants=_ALL, eager=True),
-        cases("every class", quick, _MAIN, eager=True),
+        cases("the post", [POST], (*MAIN, *_OTHER), contestants=_ALL, eager=True)
+        + cases("the post", [POST], MAIN, gradients)
+        + cases("the post", [TINY], MAIN[:1], contestants=_ALL, eager=True),
+        cases("every class", quick, MAIN, eager=True),
         cases("every class, gradients",
-              [p for p, _ in problems.select(["quick"], middle)], _MAIN[:3], gradients),
-        cases("ResNet-50", resnet, _MAIN[:3]),
-        cases("all networks", networks, _MAIN),
+              [p for p, _ in problems.select(["quick"], middle)], MAIN[:3], gradients),
+        cases("ResNet-50", resnet, MAIN[:3]),
+        cases("all networks", networks, MAIN),
         cases("ResNet-50, gradients",
-              [p for p, _ in problems.select(["resnet50"], middle)], _MAIN[:3], gradients),
+              [p for p, _ in problems.select(["resnet50"], middle)], MAIN[:3], gradients),
         cases("other formats", resnet, _OTHER),
     ]  # fmt: skip
     ordered: dict[tuple, Case] = {}

@@ -13,9 +13,9 @@ cudaError_t conv_of(const ConvParams& params, const DirectLaunch& launch_of) {
   bool has_three_taps = true;
   for (int col = 0; col < params.col_phases; ++col) has_three_taps = has_three_taps && params.cols[col].taps == 3;
   void (*kernel)(const ConvParams, const DirectShape) = direct_conv<T, TILE_M, 0>;
-  // Wider sums haven't the registers.
+  // Wider sums haven't the registers; and with lanes over groups, which share no load of the weight, it is slower.
   if constexpr (sizeof(SumOf<T>) == 4) {
-    if (has_three_taps) kernel = direct_conv<T, TILE_M, 3>;
+    if (has_three_taps && !launch_of.lanes_are_groups) kernel = direct_conv<T, TILE_M, 3>;
   }
   return launch(kernel, dim3(static_cast<unsigned>(items)), dim3(kDirectThreads), 0, launch_of.stream, params, shape);
 }

@@ -6,8 +6,8 @@
 //
 // grad_weight: sums over all pixels of the batch. Pixels are cut into segments (CTAs of their own), and in a segment
 // dealt out to 32 residues: pixel p to residue p % 32. A residue's products are added in chains like those above, its
-// chains in order, then the residues from 0 to 31. Which thread takes which residue follows from the memory format, the
-// order does not.
+// chains in order, then the residues from 0 to 31, with what those additions round away. Which thread takes which
+// residue follows from the memory format, the order does not.
 #pragma once
 
 #include "gemm_geometry.cuh"
@@ -300,8 +300,9 @@ __global__ void __launch_bounds__(kDirectThreads)
     const int64_t column = column0 + i / kSlots % kDirectColumns;
     const int64_t m = row0 + i / kSlots / kDirectColumns;
     if (g >= p.groups || column >= columns || m >= p.m) continue;
-    Sum sum = load_shared(values + i * (kResidues + 1));
-    for (int r = 1; r < kResidues; ++r) sum = add(sum, load_shared(values + i * (kResidues + 1) + r));
+    CompensatedSum<Sum> all{load_shared(values + i * (kResidues + 1))};
+    for (int r = 1; r < kResidues; ++r) all.add(load_shared(values + i * (kResidues + 1) + r));
+    const Sum sum = all.total();
     if (p.tile.partials != 0) {
       const int64_t place = ((g * p.tile.segments + segment) * p.m + m) * p.tile.partial_row + column * sizeof(Sum);
       *reinterpret_cast<Sum*>(p.tile.partials + place) = sum;
@@ -355,8 +356,9 @@ __global__ void __launch_bounds__(kDirectThreads) sum_pixels(const __grid_consta
   store_shared(values + slot * (kResidues + 1) + residue, sum);
   sync_threads();
   if (thread < kSlots && channel_block * kSlots + thread < p.channels) {
-    Sum total = load_shared(values + thread * (kResidues + 1));
-    for (int r = 1; r < kResidues; ++r) total = add(total, load_shared(values + thread * (kResidues + 1) + r));
+    CompensatedSum<Sum> all{load_shared(values + thread * (kResidues + 1))};
+    for (int r = 1; r < kResidues; ++r) all.add(load_shared(values + thread * (kResidues + 1) + r));
+    const Sum total = all.total();
     const int64_t c = channel_block * kSlots + thread;
     if (p.partials != 0) {
       reinterpret_cast<Sum*>(p.partials)[segment * p.channels + c] = total;

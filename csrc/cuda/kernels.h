@@ -103,7 +103,8 @@ struct DepthwiseLaunch {
   cudaStream_t stream;
 };
 bool has_depthwise_kernel(DType dtype, int kernel, int vector);
-int depthwise_threads();  // of a CTA
+int depthwise_threads();                             // of a CTA
+int depthwise_shared_bytes(int kernel, int vector);  // of a CTA whose lanes are groups; others have none
 cudaError_t launch_depthwise_conv(DType dtype, const ConvParams& params, const DepthwiseLaunch& launch);
 
 struct DirectWeightLaunch {

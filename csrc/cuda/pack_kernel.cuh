@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kPackThreads)
 #pragma unroll
   for (unsigned m = threadIdx.x / kPackK; m < kPackM; m += kPackThreads / kPackK) {
     T value{};
-    if (channel < position.count && m0 + m < params.m)
+    if (channel < position.count)  // rows past the last repeat it
       value = load_global(reinterpret_cast<const T*>(geometry.dense_address(m0 + m, 1) + offsets.dense +
                                                      channel * geometry.dense_step()));
     store_shared(tile + k * kRow + m, value);

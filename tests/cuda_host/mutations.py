@@ -23,7 +23,7 @@ from conv2d_ext import testing
 from conv2d_ext.testing import Problem, make_tensors
 
 from .build import ROOT, SHIM, compile_unit, link, run_sanitized
-from .cases import ARRANGEMENTS, GEMMS, MATHS, PHASES, SEGMENTS, empty_result, operands
+from .cases import ARRANGEMENTS, GEMMS, MATHS, PHASES, SEGMENTS, WALKS, empty_result, operands
 from .engine import Answer, Engine, Execution, KernelError, Machine, engine_units
 
 DEFAULT_MACHINE = Machine()
@@ -59,6 +59,7 @@ UNSPLIT = Machine(variant=0, split=0)
 TWO_CTAS = Machine(sm_count=1, variant=0, split=0)
 WHOLE_PIXELS = Problem("24 pixels", 2, 16, (4, 6), 20, (1, 1))
 ONTO_ONE_PIXEL = Problem("onto one pixel", 2, 16, (3, 3), 24, (3, 3))
+FEW_RESULTS = Problem("few results", 2, 5, (7, 6), 2, (3, 3), padding=(1, 1))
 FOUR_STEPS = Problem("4 steps", 1, 8, (5, 7), 33, (2, 4))
 PHASES_2 = Problem("2 phases", 1, 9, (7, 6), 10, (3, 3), (2, 2), (1, 1))
 # Two chains of the full length.
@@ -76,6 +77,20 @@ def _in(file, name, old, new, unit, direction, math, problem, **rest) -> Mutatio
     return Mutation(name, file, old, new, unit, direction, math, problem, **rest)
 
 
+def _walk(name, old, new, direction="forward", math="float32", **rest) -> Mutation:
+    problem = WALKS[0]
+    return _in(
+        "depthwise_kernel.cuh", name, old, new, "depthwise.cu", direction, math, problem, **rest
+    )
+
+
+def _packed(file, name, old, new, direction="forward", problem=TAILS, **rest) -> Mutation:
+    arguments = {"unit": file, "machine": Machine(packed=1), **rest}
+    return _in(
+        file, name, old, new, direction=direction, math="float32", problem=problem, **arguments
+    )
+
+
 F32 = ("gemm_f32.cu",)
 MUTATIONS = (
     # ---- synchronisation
@@ -83,8 +98,8 @@ MUTATIONS = (
     _kernel("no barrier after the wait", "sync_threads();  // ... and for all", "// ... and"),
     _kernel(
         "no barrier after the tables",
-        "LOAD_A == Load::kRowVector ? 8 : 1));\n  sync_threads();",
-        "LOAD_A == Load::kRowVector ? 8 : 1));",
+        "16 / sizeof(Element) : 1));\n  sync_threads();",
+        "16 / sizeof(Element) : 1));",
     ),
     _kernel(
         "no barrier before the ring is reused",
@@ -281,7 +296,7 @@ MUTATIONS = (
     _in(
         "gemm_geometry.cuh",
         "rows past the last are read",
-        "min_of<int64_t>(m, p.m - together) * p.weight_m",
+        "min_of<int64_t>(m, p.tile.dense_rows - together) * p.weight_m",
         "m * p.weight_m",
         *F32,
         "forward",
@@ -297,7 +312,80 @@ MUTATIONS = (
         "direct.cu",
         "forward",
         "float32",
-        DEPTHWISE,
+        FEW_RESULTS,
+        shows="sanitizers",
+    ),
+    # ---- walks
+    _walk(
+        "the next row takes a place that is read",
+        "(i * STEP + TAPS_H + row) % kRows",
+        "(i * STEP + TAPS_H + row - 1) % kRows",
+    ),
+    _walk("results past a band's last", "if (first + i >= column.results) continue;", ""),
+    _walk(
+        "grad_input's walk begins at its band's first row",
+        "down ? first : first + results - 1",
+        "first",
+        direction="grad_input",
+        machine=Machine(sm_count=1),
+    ),
+    _walk(
+        "columns outside of the image are read",
+        "if (in_rows && in_cols[kw])",
+        "if (in_rows)",
+    ),
+    _walk(
+        "no barrier before filters are read",
+        "element / VECTOR));\n    }\n    sync_threads();",
+        "element / VECTOR));\n    }",
+        arrangement="channels_last",
+    ),
+    _walk(
+        "two groups share a filter",
+        "first + v * p.weight_group",
+        "first",
+        math="bfloat16",
+        arrangement="channels_last",
+    ),
+    # ---- packed weights
+    _packed(
+        "pack_kernel.cuh",
+        "no barrier before the block is turned",
+        "m, value);\n  }\n  sync_threads();",
+        "m, value);\n  }",
+        unit="pack.cu",
+    ),
+    _packed(
+        "pack_kernel.cuh",
+        "rows of k past the last are written",
+        "k0 + row < shape.rows && ",
+        "",
+        unit="pack.cu",
+        shows="sanitizers",
+    ),
+    _packed(
+        "conv2d_cuda.cpp",
+        "the packed weight lies on the partial sums",
+        "address(workspace) + plan.packed_at",
+        "address(workspace)",
+        problem=Problem("K in segments, many pixels", 1, 150, (20, 30), 11, (3, 3)),
+        machine=Machine(split=1, packed=1),
+    ),
+    _packed(
+        "conv2d_cuda.cpp",
+        "all phases read the first one's packed weight",
+        "weight_offset = col * phase;",
+        "weight_offset = 0;",
+        direction="grad_input",
+        problem=PHASES_2,
+    ),
+    _packed(
+        "gemm_loader.cuh",
+        "channels past a group's last are copied",
+        "inside[i] = channel < position.count &&",
+        "inside[i] = position.count != 0 &&",
+        problem=Problem("19 channels, 24 pixels", 1, 19, (4, 6), 20, (1, 1)),
+        unit="gemm_f32.cu",
         shows="sanitizers",
     ),
     # ---- geometry
@@ -324,7 +412,7 @@ MUTATIONS = (
     _in(
         "gemm_geometry.cuh",
         "all phases begin at the weight's first row",
-        "rows().weight_offset +\n           cols().weight_offset",
+        "rows().weight_offset + cols().weight_offset",
         "cols().weight_offset",
         *F32,
         "grad_input",
