@@ -598,15 +598,22 @@ def _cuda_section(document: cuda.Document, checks: dict) -> list[str]:
         ]
         lines.append(_line([title, *cells]))
     counts = ", ".join(f"{len(results)} in {name}" for name, results in chosen.items())
-    left_out = len(document.left_out)
-    lines += ["", f"Cases, of batches 1, 8 and 64: {counts}; {left_out} had no time.", ""]
+    late = len(document.left_out) - len(document.failed)
+    lines += ["", f"Cases, of batches 1, 8 and 64: {counts}; {late} others had no time.", ""]
+    lines += [f"- {case}: {document.left_out[case]}" for case in document.failed]
+    lines += [""] * bool(document.failed)
     passed = sum(part["passed"] for part in checks["tests"])
     failed = [test for part in checks["tests"] for test in part["failed"]]
     lines += [
         f"At the same commit {passed} tests of CUDA passed there and {len(failed)} failed; "
         f"compute-sanitizer's memcheck found {checks['sanitizer']['errors']} errors in "
         f"{checks['sanitizer']['calls']} calls.",
-        *("", *(f"- {test}" for test in failed)) * bool(failed),
+        "",
+        *(f"- {test}" for test in failed),
+        "",
+        "Changed since, and in no test or figure here:",
+        "",
+        *(f"- {change}" for change in checks["since"]),
         "",
         "![The post's problem on a GPU](images/cuda-post.png)",
         "",

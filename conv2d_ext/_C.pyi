@@ -120,4 +120,6 @@ def float32_matmul_math_on_cuda() -> str: ...  # of matrix products, whose setti
 # calls of this process take instead of the planner's choice, where they can (-1: nothing). Bits
 # stay the same; `wanted` of explain tells.
 def cuda_kernels(tensor: Tensor, tf32: bool = False) -> list[str]: ...
-def want_on_cuda(variant: int = -1, split: int = -1) -> None: ...  # ValueError: no such number
+
+# ValueError: no kernel has this number, or the others are none of -1, 0 and 1.
+def want_on_cuda(variant: int = -1, split: int = -1, packed: int = -1) -> None: ...

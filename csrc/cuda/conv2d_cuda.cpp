@@ -18,8 +18,7 @@ int result_vector(const ConvCall& call, const ConvParams& p, int64_t result, boo
   const int64_t positions = rows.positions * cols.positions;
   for (const int64_t count : {8, 4}) {
     const int64_t bytes = count * 2;
-    // The stride of an index that has one value says nothing.
-    const auto keeps = [&](int64_t values, int64_t stride) { return values <= 1 || stride % bytes == 0; };
+    const auto keeps = [&](int64_t values, int64_t stride) { return keeps_aligned(values, stride, bytes); };
     bool fits = result % bytes == 0 && keeps(p.batch, p.result_n) && keeps(p.groups, p.result_group);
     if (over_m) {
       fits = fits && p.result_m == 2 && p.m % count == 0 && keeps(rows.positions, p.result_h) &&
@@ -39,9 +38,8 @@ int result_vector(const ConvCall& call, const ConvParams& p, int64_t result, boo
 
 // Whether the results of two groups lie in one aligned word of 4 bytes everywhere.
 bool stores_pairs(const ConvCall& call, const ConvParams& p, int64_t result) {
-  const auto keeps = [](int64_t values, int64_t stride) { return values <= 1 || stride % 4 == 0; };
-  bool fits = result % 4 == 0 && p.result_group == 2 && keeps(p.batch, p.result_n) &&
-              keeps(call.rows.positions, p.result_h) && keeps(call.cols.positions, p.result_w);
+  bool fits = result % 4 == 0 && p.result_group == 2 && keeps_aligned(p.batch, p.result_n, 4) &&
+              keeps_aligned(call.rows.positions, p.result_h, 4) && keeps_aligned(call.cols.positions, p.result_w, 4);
   for (const AxisPlan* axis : {&call.rows, &call.cols})
     for (const AxisPhase& phase : axis->phases) fits = fits && phase.result_offset % 4 == 0;
   return fits;
@@ -109,13 +107,13 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
       if (plan.depthwise.kernel != 0) {
         const DepthwiseTiling& tiling = plan.depthwise;
         DepthwiseLaunch depthwise{};
-        depthwise.shape = {static_cast<uint32_t>(tiling.phase_blocks), tiling.band_rows,
-                           lies_over_channels(p.source_group, p.groups, p.source_w),
+        depthwise.shape = {static_cast<uint32_t>(tiling.phase_blocks), tiling.band_rows, tiling.lanes_are_groups,
                            stores_pairs(call, p, tile.result)};
         depthwise.kernel = tiling.kernel;
         depthwise.step = tiling.step;
         depthwise.vector = tiling.vector;
         depthwise.phases = phases;
+        depthwise.shared_bytes = plan.shared_bytes;
         depthwise.stream = stream;
         error = launch_depthwise_conv(plan.dtype, p, depthwise);
       } else if (plan.engine == Engine::kDirect) {

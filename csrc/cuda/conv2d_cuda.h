@@ -45,18 +45,19 @@ CONV2D_EXT_EXPORT Machine with_wants(Machine machine);
 // As in Machine, for every thread. False, and nothing changes, where no plan could ever have it.
 CONV2D_EXT_EXPORT bool want(int64_t variant, int64_t split, int64_t packed);
 
-// How an operand is copied 16 bytes at a time: as 8 neighbouring k of an x (or of a row m), or as 8 neighbouring x of a
-// k.
+// How an operand is copied 16 bytes at a time: as neighbouring k of an x (or of a row m), or as neighbouring x of a k;
+// 8 in 16 bits, 4 in float32.
 enum class Vectors : int { kNone, kOverK, kOverX };
 
 constexpr int64_t kMaxWorkspaceBytes = int64_t{32} << 20;
 
 // How the kernels for one channel a group walk, where they are taken (depthwise_kernel.cuh).
 struct DepthwiseTiling {
-  int kernel;            // taps of an axis that the kernel is compiled for; 0: another kernel is taken
-  int step;              // rows of the source from a result to the next
-  int vector;            // groups of a lane
-  int band_rows;         // results of a thread, at most
+  int kernel;     // taps of an axis that the kernel is compiled for; 0: another kernel is taken
+  int step;       // rows of the source from a result to the next
+  int vector;     // groups of a lane
+  int band_rows;  // results of a thread, at most
+  bool lanes_are_groups;
   int64_t phase_blocks;  // CTAs of a phase
 };
 
@@ -66,7 +67,7 @@ struct Plan {
   DType dtype;
   Float32Math math;
   int variant;                          // the kernel's place in the table of its dtype and math
-  Vectors vector_a, vector_b;           // of 16-bit types, and float32
+  Vectors vector_a, vector_b;           // of float32 and 16-bit types
   int stages;                           // of the ring of tiles in shared memory
   int64_t gemm_m, gemm_n, gemm_k;       // per group, of the largest GEMM; gemm_k as the kernel counts it
   int tile_m, tile_n, tile_k, threads;  // of a CTA

@@ -17,8 +17,7 @@ cudaError_t conv_of(const ConvParams& params, const DepthwiseLaunch& launch_of) 
       launch_of.step == 1 ? depthwise_conv<T, VECTOR, KERNEL, 1> : depthwise_conv<T, VECTOR, KERNEL, 2>;
   static_assert(shared_bytes(KERNEL, VECTOR) <= kSharedBytesOfAll);
   return launch(kernel, dim3(static_cast<unsigned>(launch_of.shape.phase_blocks * launch_of.phases)),
-                dim3(kDepthwiseThreads), launch_of.shape.lanes_are_groups ? shared_bytes(KERNEL, VECTOR) : 0,
-                launch_of.stream, params, launch_of.shape);
+                dim3(kDepthwiseThreads), launch_of.shared_bytes, launch_of.stream, params, launch_of.shape);
 }
 
 template <class T, int VECTOR>

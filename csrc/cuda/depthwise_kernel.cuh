@@ -156,12 +156,6 @@ __device__ __forceinline__ void walk(const ConvParams& p, const DepthwiseShape& 
   }
 }
 
-__device__ __forceinline__ int64_t take_index(int64_t& item, int64_t count) {
-  const int64_t index = item % count;
-  item /= count;
-  return index;
-}
-
 // The grid: blocks of a phase, times phases. A thread's number counts columns of an image's plane (NCHW), then bands of
 // rows, planes and images, or groups first, where lanes are groups.
 template <class T, int VECTOR, int KERNEL, int STEP>
@@ -214,8 +208,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1)
   if (rows.taps == KERNEL) {
     walk<T, VECTOR, STEP, KERNEL, KERNEL>(p, shape, column, bias);
   } else if constexpr (STEP == 1) {
-    // A phase of grad_input at stride 2, whose taps are every other one.
-    constexpr int kMore = (KERNEL + 1) / 2, kFewer = KERNEL / 2;
+    // A phase of grad_input, or a whole kernel of these sizes.
+    constexpr int kMore = more_taps(KERNEL), kFewer = fewer_taps(KERNEL);
     if (rows.taps == kMore) {
       if (cols.taps == kMore) {
         walk<T, VECTOR, STEP, kMore, kMore>(p, shape, column, bias);

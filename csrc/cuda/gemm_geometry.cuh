@@ -41,10 +41,12 @@ CONV2D_HOST_DEVICE T min_of(T a, T b) {
   return a < b ? a : b;
 }
 
-// The fastest of the indices that an item's number is made of. 32 bits are enough: a launch has fewer than 2^31 items.
-CONV2D_HOST_DEVICE inline uint32_t take_index(uint32_t& item, int64_t count) {
-  const uint32_t of = static_cast<uint32_t>(count);
-  const uint32_t index = item % of;
+// The fastest of the indices that an item's number is made of. 32 bits are enough for a launch, which has fewer than
+// 2^31 items.
+template <class Item>
+CONV2D_HOST_DEVICE Item take_index(Item& item, int64_t count) {
+  const Item of = static_cast<Item>(count);
+  const Item index = item % of;
   item /= of;
   return index;
 }

@@ -39,7 +39,7 @@ enum class DenseLoads {
 template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS, DenseLoads DENSE>
 struct ElementGemm {
   using Params = typename Geometry::Params;
-  // 16 bytes at a time, in float32 where K is long enough to be worth it.
+  // 16 bytes at a time: in float32, where k is counted in groups of channels.
   static constexpr bool kHasVectors = DENSE == DenseLoads::kBoth && Geometry::kGroup == kChannelGroup &&
                                       std::is_same_v<typename Policy::Element, float>;
   template <Load LOAD_A, Load LOAD_B>

@@ -41,14 +41,14 @@ struct TileParams {
   int64_t result;            // address
   int64_t partials;          // address, or 0: a CTA sums all segments of its tile; otherwise one, and stores it here
   int64_t partial_row;       // bytes from a row of partial sums to the next
+  int64_t packed_row;        // bytes of a row of k of the packed weight; 0: the weight is read where it lies
   int64_t m_tiles, x_tiles;  // x_tiles: of the largest phase
   int64_t segments;          // the most of a phase, where they have CTAs of their own; otherwise 1
   int32_t segment_tiles;     // the most tiles of k in a segment
   int32_t chain_tiles;
   int32_t tile_k, sum_bytes;
   int32_t dense_rows;     // of the dense operand that exist: m, or more where it is packed
-  int64_t packed_row;     // bytes of a row of k of the packed weight; 0: the weight is read where it lies
-  int32_t stages;         // of the ring, where both operands are copied 16 bytes at a time
+  int32_t stages;         // of the ring, where both operands of 16 bits are copied 16 bytes at a time
   int32_t result_vector;  // 8 or 4 neighbouring results of 16 bits are stored at once; 0: each by itself
   bool a_over_k, b_over_k, result_over_m;  // which index neighbouring lanes take
   bool conjugate_a, conjugate_b;

@@ -2,7 +2,7 @@
 //
 // In memory the m of a k lie a filter apart, so a GEMM that reads the weight where it lies copies each element by
 // itself, for every tile of pixels again. Packed once, 16 bytes are copied at a time. A CTA turns a block of 64 k and
-// 32 m in shared memory: it reads along k, where a filter is contiguous, and writes along m.
+// 32 m in shared memory: it reads along k, where a filter's elements lie near one another, and writes along m.
 #pragma once
 
 #include "gemm_geometry.cuh"
@@ -16,7 +16,7 @@ constexpr int kPackK = 64, kPackM = 32, kPackThreads = 256;
 template <class T, class Geometry>
 __global__ void __launch_bounds__(kPackThreads)
     pack_weight(const __grid_constant__ ConvParams params, const __grid_constant__ PackShape shape) {
-  constexpr int kRow = kPackM + 1;  // read across and written along, no bank is met twice
+  constexpr int kRow = kPackM + 1;  // written across and read along, no bank is met twice
   constexpr unsigned kGroup = Geometry::kGroup;
   uint32_t item = blockIdx.x;
   const int64_t k0 = int64_t{take_index(item, shape.k_blocks)} * kPackK;

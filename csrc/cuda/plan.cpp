@@ -164,8 +164,7 @@ const char* note_on_wants(const Plan& plan, const Machine& machine) {
 std::atomic<uint64_t> process_wants{~uint64_t{0}};
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
-// Whether an index keeps 16-byte groups aligned. The stride of one that has a single value says nothing.
-bool keeps_groups(int64_t values, int64_t stride_bytes) { return values <= 1 || stride_bytes % 16 == 0; }
+bool keeps_groups(int64_t values, int64_t stride_bytes) { return keeps_aligned(values, stride_bytes, 16); }
 
 Plan base_plan(Direction direction, DType dtype, Float32Math math) {
   Plan plan{};
@@ -185,7 +184,9 @@ Plan base_plan(Direction direction, DType dtype, Float32Math math) {
 bool has_taps(const ConvCall& call, int kernel, int step) {
   for (const AxisPhase& rows : call.rows.phases)
     for (const AxisPhase& cols : call.cols.phases) {
-      const auto is_half = [&](int32_t taps) { return step == 1 && (taps == kernel / 2 || taps == (kernel + 1) / 2); };
+      const auto is_half = [&](int32_t taps) {
+        return step == 1 && (taps == more_taps(kernel) || taps == fewer_taps(kernel));
+      };
       const bool is_whole = rows.taps == kernel && cols.taps == kernel;
       if (!is_whole && !(is_half(rows.taps) && is_half(cols.taps))) return false;
     }
@@ -194,13 +195,12 @@ bool has_taps(const ConvCall& call, int kernel, int step) {
 
 // Two groups a lane, where 4 bytes hold them everywhere.
 bool pairs_groups(const ConvParams& p, const void* source) {
-  const auto keeps = [](int64_t values, int64_t stride) { return values <= 1 || stride % 4 == 0; };
   return p.source_group == 2 && p.groups % 2 == 0 && reinterpret_cast<uintptr_t>(source) % 4 == 0 &&
-         keeps(p.batch, p.source_n) && keeps(p.source_rows, p.source_h) && keeps(p.source_cols, p.source_w);
+         keeps_aligned(p.batch, p.source_n, 4) && keeps_aligned(p.source_rows, p.source_h, 4) &&
+         keeps_aligned(p.source_cols, p.source_w, 4);
 }
 
-DepthwiseTiling depthwise_tiling(const ConvCall& call, DType dtype, const void* source, bool lanes_are_groups,
-                                 const Machine& machine) {
+DepthwiseTiling depthwise_tiling(const ConvCall& call, DType dtype, const void* source, const Machine& machine) {
   const ConvParams& p = call.params;
   DepthwiseTiling tiling{};
   // Taps go down row by row, or up, as grad_input's do.
@@ -210,7 +210,9 @@ DepthwiseTiling depthwise_tiling(const ConvCall& call, DType dtype, const void* 
   for (const int kernel : {7, 5, 3})
     if (has_depthwise_kernel(dtype, kernel, 1) && has_taps(call, kernel, tiling.step)) tiling.kernel = kernel;
   if (tiling.kernel == 0) return tiling;
-  const bool pairs = lanes_are_groups && has_depthwise_kernel(dtype, tiling.kernel, 2) && pairs_groups(p, source);
+  tiling.lanes_are_groups = lies_over_channels(p.source_group, p.groups, p.source_w);
+  const bool pairs =
+      tiling.lanes_are_groups && has_depthwise_kernel(dtype, tiling.kernel, 2) && pairs_groups(p, source);
   tiling.vector = pairs ? 2 : 1;
   // The longer a thread walks, the more rows it shares; but every SM wants some thousand threads.
   constexpr int64_t kWantedThreads = 1024, kMostBandRows = 64;
@@ -227,24 +229,25 @@ DepthwiseTiling depthwise_tiling(const ConvCall& call, DType dtype, const void* 
 
 void plan_direct_conv(Plan& plan, const ConvCall& call, const void* source, const Machine& machine) {
   const ConvParams& p = call.params;
-  const bool lanes_are_groups = lies_over_channels(p.source_group, p.groups, p.source_w);
   plan.engine = Engine::kDirect;
   plan.segments = 1;
   plan.segment_length = plan.gemm_k;
   plan.chain_length = std::min<int64_t>(plan.gemm_k, 256);
   plan.tile_k = 1;
-  plan.depthwise = depthwise_tiling(call, plan.dtype, source, lanes_are_groups, machine);
+  plan.depthwise = depthwise_tiling(call, plan.dtype, source, machine);
   const int64_t phases = static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size());
   if (plan.depthwise.kernel != 0) {
     plan.kernel = "depthwise_conv";
     plan.threads = depthwise_threads();
-    if (lanes_are_groups) plan.shared_bytes = depthwise_shared_bytes(plan.depthwise.kernel, plan.depthwise.vector);
+    if (plan.depthwise.lanes_are_groups)
+      plan.shared_bytes = depthwise_shared_bytes(plan.depthwise.kernel, plan.depthwise.vector);
     plan.tile_m = plan.depthwise.vector;
     plan.tile_n = plan.threads * plan.depthwise.band_rows;
     plan.ctas = plan.depthwise.phase_blocks * phases;
     return;
   }
   plan.kernel = "direct_conv";
+  const bool lanes_are_groups = lies_over_channels(p.source_group, p.groups, p.source_w);
   const int64_t pixels = call.params.batch * call.rows.most_positions * call.cols.most_positions;
   const int pixels_of_cta = lanes_are_groups ? 32 : 1024;
   plan.tile_m = plan.gemm_m == 1 ? 1 : plan.gemm_m <= 4 ? 4 : kMostDirectChannels;
@@ -325,7 +328,7 @@ OperandVectors float32_vectors(const ConvCall& call, const void* source, const v
   return {a ? Vectors::kOverX : Vectors::kNone, b ? Vectors::kOverX : Vectors::kNone};
 }
 
-// Copies of a step of k, in single elements and in 16 bytes. Of 16-bit operands gathered ones count as elements.
+// Copies for one k, in single elements and in 16 bytes. Of 16-bit operands gathered ones count as elements.
 double copies_of(const GemmKernel& kernel, const OperandVectors& vectors, DType dtype) {
   const double width = 16.0 / static_cast<double>(size_of(dtype));
   const bool elements = size_of(dtype) == 2 && !vectors.both();
@@ -374,9 +377,10 @@ struct Reading {
   int64_t packed_row, packed_bytes;  // of the weight where it is packed, or 0
 };
 
-// The ways in which a call's operands can be read; float32's weight packed, too.
-std::vector<Reading> readings(const Plan& plan, const ConvCall& call, const OperandVectors& vectors, const void* source,
-                              const void* weight) {
+// The ways in which a call's operands can be read; float32's weight packed, too. A batch's second factors are not: they
+// may be activations.
+std::vector<Reading> readings_of(const Plan& plan, const ConvCall& call, const OperandVectors& vectors,
+                                 const void* source, const void* weight) {
   const ConvParams& p = call.params;
   if (plan.dtype != DType::kFloat32 || !counts_channel_groups(p.channels)) return {{vectors, 0, 0}};
   std::vector<Reading> found{{float32_vectors(call, source, weight, /*packed=*/false), 0, 0}};
@@ -385,7 +389,8 @@ std::vector<Reading> readings(const Plan& plan, const ConvCall& call, const Oper
     return std::min<int64_t>(static_cast<int64_t>(axis.phases.size()), kMaxPhases);
   };
   const int64_t bytes = saturating_mul(row, plan.gemm_k, p.groups, at_once(call.rows) * at_once(call.cols));
-  if (found[0].vectors.a == Vectors::kNone && bytes <= kMaxWorkspaceBytes)
+  const bool is_weight = !call.is_matmul || p.groups == 1;
+  if (is_weight && found[0].vectors.a == Vectors::kNone && bytes <= kMaxWorkspaceBytes)
     found.push_back({float32_vectors(call, source, weight, /*packed=*/true), row, bytes});
   return found;
 }
@@ -408,11 +413,11 @@ void plan_conv_gemm(Plan& plan, const ConvCall& call, const std::vector<Reading>
     const int64_t tiles = saturating_mul(div_up(p.m, kernel.tile_m), div_up(pixels, kernel.tile_x), p.groups, phases);
     const int64_t partials = saturating_mul(segments.count, pixels, p.m, p.groups, phases, sum_bytes(plan.dtype));
     for (const bool split : {false, true}) {
+      if (split && (segments.count == 1 || partials > kMaxWorkspaceBytes)) continue;
       for (const Reading& reading : readings) {
         // The weight lies behind the sums.
         const int64_t packed_at = split ? div_up(partials, 256) * 256 : 0;
         const int64_t workspace = reading.packed_row != 0 ? packed_at + reading.packed_bytes : split ? partials : 0;
-        if (split && (segments.count == 1 || partials > kMaxWorkspaceBytes)) continue;
         if (workspace > kMaxWorkspaceBytes) continue;
         // Of 16-bit types a kernel of its own reads vectors.
         const bool vectors = size_of(plan.dtype) == 2 && reading.vectors.both();
@@ -457,13 +462,14 @@ Plan plan_conv(Direction direction, DType dtype, Float32Math math, const ConvCal
     if (math == Float32Math::kTF32 && dtype == DType::kFloat32)
       plan.refused =
           "few result channels a group: computed in IEEE float32, tiles of tensor cores would be mostly empty";
+    plan.math = Float32Math::kIeee;
     plan_direct_conv(plan, call, source, machine);
   } else {
     plan.gemm_k = conv_k(g.channels, taps);
     const bool in_groups = size_of(dtype) == 2 && counts_channel_groups(g.channels);
     const OperandVectors vectors = in_groups ? conv_vectors(call, source, weight) : OperandVectors{};
     if (in_groups) plan.refused = refused_vectors(call, vectors);
-    plan_conv_gemm(plan, call, readings(plan, call, vectors, source, weight), machine);
+    plan_conv_gemm(plan, call, readings_of(plan, call, vectors, source, weight), machine);
   }
   plan.wanted = note_on_wants(plan, machine);
   if (plan.ctas > kMostItems) plan.error = "the result is too large for one call on CUDA";
@@ -574,6 +580,7 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
     if (plan.math == Float32Math::kTF32)
       plan.refused =
           "few output channels a group: computed in IEEE float32, tiles of tensor cores would be mostly empty";
+    plan.math = Float32Math::kIeee;
     plan.tile_m = direct_weight_rows(dtype, plan.gemm_m);
     plan.tile_n = direct_weight_columns();
     plan.tile_k = 32;

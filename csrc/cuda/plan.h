@@ -41,6 +41,11 @@ CONV2D_EXT_EXPORT GemmTable gemm_table(DType dtype, Float32Math math);
 // Whether neighbouring lanes share memory along channels rather than along pixels.
 bool lies_over_channels(int64_t channel_stride, int64_t channels, int64_t pixel_stride);
 
+// Whether an index keeps groups of so many bytes aligned. The stride of one that has a single value says nothing.
+inline bool keeps_aligned(int64_t values, int64_t stride_bytes, int64_t bytes) {
+  return values <= 1 || stride_bytes % bytes == 0;
+}
+
 // How a sum over pixels is cut.
 struct PixelSegments {
   int64_t count, pixels;

@@ -52,7 +52,7 @@ SEGMENTED = SEGMENTS[0]
 WHOLE_SEGMENTED = SEGMENTS[1]
 DEPTHWISE_PIXELS = next(p for p in SEGMENTS if p.name == "depthwise, pixels in segments")
 DEPTHWISE = testing.DEPTHWISE[0]
-NO_TAPS = PHASES[2]
+NO_TAPS = PHASES[3]
 LARGE_TILES = Machine(variant=0)
 UNSPLIT = Machine(variant=0, split=0)
 # Has several tiles for its SM, on which two fit with rings of two stages.
