@@ -751,11 +751,15 @@ def test_marked_parts_of_the_readme_must_be_there(monkeypatch, tmp_path):
         document.write(tmp_path / f"{name}.json")
     found = {"machine": document.machine, "layers": {}}
     (tmp_path / "bits.json").write_text(json.dumps(found))
+    (tmp_path / "cuda").mkdir()
+    gpu = figures.cuda.Document({"gpu": "NVIDIA X1"}, {}, {}, [], {}, 0.0)
+    gpu.write(tmp_path / "cuda" / "benchmark.json")
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     marks = "<!-- {0}: x -->\nold\n<!-- end of {0} -->\n"
     text = figures.readme_text("a\n" + marks.format("bits") + marks.format("speed") + "b\n")
     assert "old" not in text
     assert "| 3 × 3 |" in text
+    assert "On an X1, forward:" in text
     assert text.startswith("a\n<!-- bits: x -->\n\n| ")
     assert figures.readme_text(text) == text
     with pytest.raises(ValueError, match="0 parts that are marked as speed"):
