@@ -56,6 +56,10 @@ RESERVED_SHARED = 1024
 RESERVED_BYTES = {"sm_80": 0, "sm_90": 1024}
 
 
+# Reading the module takes half a minute: in one process alone.
+pytestmark = pytest.mark.xdist_group("machine code")
+
+
 # ---- the module
 
 
