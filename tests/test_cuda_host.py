@@ -205,17 +205,8 @@ def test_walks_have_the_bits_of_the_direct_kernel(problem, math):
     tensors = make_tensors(problem, math.dtype)
     for number, direction in itertools.product(range(6), ("forward", "grad_input")):
         variation = next(itertools.islice(variations(), 7 * number, None))
-        first, second = operands(direction, tensors)
         answers = [
-            host.run(
-                direction,
-                problem,
-                ARRANGEMENTS[variation.first](first),
-                ARRANGEMENTS[variation.second](second),
-                tensors.bias if direction == "forward" else None,
-                result=empty_result(direction, problem, math.dtype, variation.channels_last),
-                execution=variation.execution,
-            )
+            run(direction, problem, math, tensors, variation, host)
             for host in (engine(), _without_walks())
         ]
         kernels = [answer.plan["kernel"] for answer in answers]
@@ -244,12 +235,13 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return real.contiguous().view(integers[real.element_size()])
 
 
-def run(direction, problem, math, tensors, variation=None) -> Answer:
+def run(direction, problem, math, tensors, variation=None, host: Engine | None = None) -> Answer:
+    host = host or engine()
     first, second = operands(direction, tensors)
     bias = tensors.bias if direction == "forward" else None
     if variation is None:
-        return engine().run(direction, problem, first, second, bias, tf32=math.tf32)
-    return engine().run(
+        return host.run(direction, problem, first, second, bias, tf32=math.tf32)
+    return host.run(
         direction,
         problem,
         ARRANGEMENTS[variation.first](first),
