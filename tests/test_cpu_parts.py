@@ -38,8 +38,8 @@ SANITIZED = (
     "-fno-sanitize=pointer-overflow",
     "--param=asan-instrumentation-with-call-threshold=0",
 )
-# Whose parts are compiled without them, four times as fast: the fuzzer runs AVX2 under sanitizers, and AVX-512 where it
-# is asked to.
+# Whose parts are compiled without them, four times as fast: the fuzzer runs AVX2 under sanitizers,
+# and AVX-512 where it is asked to.
 UNSANITIZED = ("avx2", "avx512")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_AVX2)
