@@ -837,8 +837,8 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "images are stored as rows",
-        "pass.c = first + row / tile.rows * gemm.destination_n + ",
-        "pass.c = first + row / tile.rows * gemm.destination_row + ",
+        "to = first + row / tile.rows * gemm.destination_n + ",
+        "to = first + row / tile.rows * gemm.destination_row + ",
     ),
     M(
         "drivers/gemm.h",

@@ -286,7 +286,7 @@ int64_t* const kLimits[] = {
     &t::kFarWeightBytes,
     &t::kLeastWeightTileColumns,
     &t::kVectorsInTurnBytes,
-    &d::kStreamedBytes,
+    &t::kStreamedBytes,
     &t::kFewSetsBytes,
     &t::kLeastChunksOfThread,
     &p::kMostSumBytes,

@@ -30,13 +30,13 @@
 #endif
 #include "../pack/store.h"
 #include "../pack/weights.h"
+#include "lines_ahead.h"
 #include "listed_steps.h"
 #include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// Pixels of a finished piece of the C tile, about. Pieces are near-equal, since a rest of few pixels would leave the
-// FMA units waiting, and whole micro-kernels but for the last.
+// Pixels of a finished piece of the C tile, about.
 template <class T>
 constexpr int64_t store_pixels_at_once(int64_t vectors) {
   return kTakesPairs<T> && vectors < 3 ? 144 : 48;
@@ -56,7 +56,8 @@ struct ConvCall {
   const ConvScratch layout;
   const uint64_t first_owner;  // of the weights that items keep: those of a group's chunk have one
   const bool bias_first;
-  const bool in_place;  // the source is read where it lies
+  const bool in_place;    // the source is read where it lies
+  const bool asks_ahead;  // while an item multiplies, the next one's source is prefetched
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
@@ -66,7 +67,8 @@ struct ConvCall {
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
         first_owner(tiling.kept_panels == 0 ? 0 : new_scratch_owners(gemm.groups * tiling.chunks_m)),
         bias_first(g.starts_from_bias()),
-        in_place(source_is_patch()) {}
+        in_place(source_is_patch()),
+        asks_ahead(source_streams()) {}
 
   // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
   // pixels far apart a segment reads a few lines of each, every time from other pages; with many result channels a
@@ -82,6 +84,17 @@ struct ConvCall {
              gemm.source_col % kPerStep == 0;
     }
     return inside && std::is_same_v<S, Operand<T>>;
+  }
+
+  // A source of dense pixels that no cache holds. (In place hardware prefetchers follow the pixels themselves; sums
+  // that wait in scratch are stored in bursts, which these prefetches would delay.)
+  bool source_streams() const {
+    if (!kStoresSums || gemm.destination_m != 1 || gemm.m % L != 0) return false;
+    const bool dense = order == PatchOrder::kChannelInner && gemm.groups == 1 &&
+                       gemm.source_col == gemm.channels * kPerStep - gemm.missing;
+    return dense && !in_place && tiling.one_block &&
+           saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, gemm.source_col * int64_t(sizeof(S))) >=
+               limits::tiling::kStreamedBytes;
   }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
@@ -145,9 +158,17 @@ struct ConvCall {
       // Of the first panel; in later ones the same taps lie whole channels further.
       fill_taps(patch, min64(panel_channels(), block.channels), block.tap_rows, block.tap_cols, item.tap_offsets);
       const ListedSteps<T> listed = list_steps(item, block, patch);
-      for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, {patch, operand, listed}, at);
+      LinesAhead ahead = lines_after(number, item);
+      for (int64_t at = 0; at < item.panels.count; ++at) multiply(item, block, {patch, operand, listed, ahead}, at);
     });
     if (!tiling.one_block) finish(item);
+  }
+
+  // What the next item reads.
+  CONV2D_INLINE LinesAhead lines_after(int64_t number, const Item& item) const {
+    if (!asks_ahead || number + 1 == items()) return {};
+    const TilePart next = tile_part(number + 1, tiling.tiles(), items() / tiling.tiles(), tiling.groups_first);
+    return LinesAhead::of<S>(gemm, tiling.tile(next.tile, gemm), item.piece.tile.pixels());
   }
 
   // The patch, and where it lies: in scratch, or in the source itself.
@@ -199,6 +220,7 @@ struct ConvCall {
     const Patch& patch;
     const Operand<T>* data;
     const ListedSteps<T>& listed;
+    LinesAhead& ahead;
   };
 
   // Segment after segment of a block, for one panel of result channels. (Here a segment may be two of K's.)
@@ -235,7 +257,7 @@ struct ConvCall {
       }
       if (in_result) {
         if (segment.ends(gemm)) operands.bias = bias_first ? item.zeros : item.bias;
-        if constexpr (kStoresSums) sum_in_result(item, m, operands, vectors);
+        if constexpr (kStoresSums) sum_in_result(item, m, operands, vectors, source.ahead);
       } else if (!tiling.one_block || !segment.ends(gemm)) {
         gemm_panel<G, T>(pixels, vectors, operands);
       } else {
@@ -277,6 +299,16 @@ struct ConvCall {
     return false;
   }
 
+  // Pixels in near-equal pieces, since a rest of few pixels would leave the FMA units waiting, and whole micro-kernels
+  // but for the last: visit(first, count).
+  template <class Visit>
+  static CONV2D_INLINE void for_each_piece(int64_t pixels, int64_t pieces, int64_t rows_at_once, const Visit& visit) {
+    for (int64_t x = 0, now = 0; x < pixels; x += now, --pieces) {
+      now = min64(round_up(div_up(pixels - x, pieces), rows_at_once), pixels - x);
+      visit(x, now);
+    }
+  }
+
   // The last segment of a panel whose sums leave scratch at once, while they are still in L1; for planes of channels
   // longer runs are the better. `complete`: it is the first segment, too. Then no sums wait in scratch, and all pieces
   // use the same place there, which stays in L1.
@@ -286,10 +318,8 @@ struct ConvCall {
     const T* const added = bias_first ? item.zeros : item.bias;
     const int64_t rows_at_once = ukernels_for<T, G>(vectors).rows;
     const bool piecewise = gemm.destination_m == 1 && gemm.result_taps() == 1;
-    int64_t pieces = piecewise ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
-    for (int64_t x = 0, now = 0; x < pixels; x += now, --pieces) {
-      const int64_t left = pixels - x;
-      now = min64(round_up(div_up(left, pieces), rows_at_once), left);
+    const int64_t pieces = piecewise ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
+    for_each_piece(pixels, pieces, rows_at_once, [&](int64_t x, int64_t now) CONV2D_INLINE_LAMBDA {
       const ChunkSums<T> sums = complete ? c : c.from(x * width);
       operands.c = sums.sums;
       // A piece's pixels, where they lie far apart, are asked for meanwhile.
@@ -298,7 +328,7 @@ struct ConvCall {
       operands.j_offset += now;
       sums.finish(now * width);
       store(item, x, {sums.sums, width, now, 0, added}, m, vectors);
-    }
+    });
   }
 
   // The weights of a segment and of panel number `at`, packed now or by an earlier item.
@@ -348,16 +378,23 @@ struct ConvCall {
   bool is_one_run(const Tile& tile) const {
     return pixels_join(tile, {gemm.destination_n, gemm.destination_row, gemm.destination_col});
   }
-  void sum_in_result(const Item& item, int64_t m, const GemmOperands<T>& operands, int64_t vectors) const {
+  void sum_in_result(const Item& item, int64_t m, const GemmOperands<T>& operands, int64_t vectors,
+                     LinesAhead& ahead) const {
     const Tile& tile = item.piece.tile;
     const int64_t rows = is_one_run(tile) ? 1 : tile.images * tile.rows, pixels = tile.pixels() / rows;
     S* const first = item.piece.template first_pixel<S>(gemm, m);
     for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
       GemmOperands<T> pass = pass_of(operands, k);
       pass.c_pitch = gemm.destination_col;
-      for (int64_t row = 0; row < rows; ++row, pass.j_offset += pixels) {
-        pass.c = first + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row;
-        gemm_panel<G, T>(pixels, vectors, pass);
+      for (int64_t row = 0; row < rows; ++row) {
+        S* const to = first + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row;
+        const int64_t pieces = ahead.any() ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
+        for_each_piece(pixels, pieces, ukernels_for<T, G>(vectors).rows, [&](int64_t x, int64_t now) {
+          ahead.ask(now);
+          pass.c = to + x * pass.c_pitch;
+          gemm_panel<G, T>(now, vectors, pass);
+          pass.j_offset += now;
+        });
       }
     }
   }

@@ -4,7 +4,7 @@ namespace conv2d_ext::cpu {
 
 void cut_pixels(const ConvGemm& gemm, int64_t groups, int64_t target, int num_threads, TileGrid& t) {
   // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
-  t.tile_cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(1, target / 3) : target);
+  t.tile_cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(1, target / 2) : target);
   const int64_t tiles_w = div_up(gemm.cols, t.tile_cols);
   const int64_t max_rows = max64(1, target * 4 / 3 / t.tile_cols);
   t.tile_images = 1;
