@@ -842,6 +842,12 @@ MUTATIONS = (
     ),
     M(
         "drivers/gemm.h",
+        "pieces of a row are summed at its first pixels",
+        "pass.c = to + x * pass.c_pitch;",
+        "pass.c = to;",
+    ),
+    M(
+        "drivers/gemm.h",
         "a group takes another one's bias",
         "source[(group * gemm.m + c) * gemm.bias_stride]",
         "source[(group + c) * gemm.bias_stride]",
