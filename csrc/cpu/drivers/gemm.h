@@ -68,7 +68,7 @@ struct ConvCall {
         first_owner(tiling.kept_panels == 0 ? 0 : new_scratch_owners(gemm.groups * tiling.chunks_m)),
         bias_first(g.starts_from_bias()),
         in_place(source_is_patch()),
-        asks_ahead(source_streams()) {}
+        asks_ahead(waits_for_source()) {}
 
   // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
   // pixels far apart a segment reads a few lines of each, every time from other pages; with many result channels a
@@ -86,15 +86,13 @@ struct ConvCall {
     return inside && std::is_same_v<S, Operand<T>>;
   }
 
-  // A source of dense pixels that no cache holds. (In place hardware prefetchers follow the pixels themselves; sums
+  // A source of dense pixels that L2 does not hold. (In place hardware prefetchers follow the pixels themselves; sums
   // that wait in scratch are stored in bursts, which these prefetches would delay.)
-  bool source_streams() const {
-    if (!kStoresSums || gemm.destination_m != 1 || gemm.m % L != 0) return false;
-    const bool dense = order == PatchOrder::kChannelInner && gemm.groups == 1 &&
-                       gemm.source_col == gemm.channels * kPerStep - gemm.missing;
-    return dense && !in_place && tiling.one_block &&
-           saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, gemm.source_col * int64_t(sizeof(S))) >=
-               limits::tiling::kStreamedBytes;
+  bool waits_for_source() const {
+    const bool dense =
+        order == PatchOrder::kChannelInner && gemm.groups == 1 && gemm.source_col == gemm.channels && !in_place;
+    return kStoresSums && dense && gemm.destination_m == 1 && gemm.m % L == 0 && tiling.one_block &&
+           source_streams(gemm, gemm.channels * int64_t(sizeof(S)));
   }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }

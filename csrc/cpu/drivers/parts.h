@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../base/executor.h"
+#include "../base/limits.h"
 #include "../pack/patch.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -95,6 +96,11 @@ CONV2D_INLINE Source<S> source_of(const ConvGemm& gemm, const S* data) {
   source.group = gemm.source_g();
   source.lanes = 1;
   return source;
+}
+
+// Whether L2 does not hold a source whose pixels have so many bytes.
+inline bool source_streams(const ConvGemm& gemm, int64_t pixel_bytes) {
+  return saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, pixel_bytes) >= limits::tiling::kStreamedBytes;
 }
 
 // The bias of result channel m and the next ones of a group, zeros where the GEMM has none.
