@@ -40,8 +40,8 @@ CONV2D_LIMIT kPatchBytes = 300 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
-// From so many bytes on a source is taken not to fit L2.
-CONV2D_LIMIT kStreamedBytes = 1536 * 1024;
+// From so many bytes a thread on a source is taken not to fit L2.
+CONV2D_LIMIT kStreamedBytes = 2048 * 1024;
 // Rows of the weight that lie apart (input gradients in channels_last), in a block of source channels. Each panel reads
 // a line of every one: of so few rows the pages stay in the TLB for the next panel, and lines that the hardware fetched
 // along with them in L2. They lie apart from kFarWeightBytes on.

@@ -48,7 +48,7 @@ struct DepthwiseCall {
   DepthwiseCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         chain(block_k(g, vector_shape<T>().limits).chain),
-        streams(source_streams(g, g.groups * int64_t(sizeof(S)))),
+        streams(source_streams(g, g.groups * int64_t(sizeof(S)), num_threads)),
         tiling(tile_depthwise(g, vector_shape<T>(), sizeof(S), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())) {}
 

@@ -68,7 +68,7 @@ struct ConvCall {
         first_owner(tiling.kept_panels == 0 ? 0 : new_scratch_owners(gemm.groups * tiling.chunks_m)),
         bias_first(g.starts_from_bias()),
         in_place(source_is_patch()),
-        asks_ahead(waits_for_source()) {}
+        asks_ahead(waits_for_source(num_threads)) {}
 
   // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
   // pixels far apart a segment reads a few lines of each, every time from other pages; with many result channels a
@@ -88,11 +88,11 @@ struct ConvCall {
 
   // A source of dense pixels that L2 does not hold. (In place hardware prefetchers follow the pixels themselves; sums
   // that wait in scratch are stored in bursts, which these prefetches would delay.)
-  bool waits_for_source() const {
+  bool waits_for_source(int num_threads) const {
     const bool dense =
         order == PatchOrder::kChannelInner && gemm.groups == 1 && gemm.source_col == gemm.channels && !in_place;
     return kStoresSums && dense && gemm.destination_m == 1 && gemm.m % L == 0 && tiling.one_block &&
-           source_streams(gemm, gemm.channels * int64_t(sizeof(S)));
+           source_streams(gemm, gemm.channels * int64_t(sizeof(S)), num_threads);
   }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }

@@ -98,9 +98,10 @@ CONV2D_INLINE Source<S> source_of(const ConvGemm& gemm, const S* data) {
   return source;
 }
 
-// Whether L2 does not hold a source whose pixels have so many bytes.
-inline bool source_streams(const ConvGemm& gemm, int64_t pixel_bytes) {
-  return saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, pixel_bytes) >= limits::tiling::kStreamedBytes;
+// Whether the threads' L2 caches together do not hold a source whose pixels have so many bytes.
+inline bool source_streams(const ConvGemm& gemm, int64_t pixel_bytes, int num_threads) {
+  const int64_t bytes = saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, pixel_bytes);
+  return bytes / num_threads >= limits::tiling::kStreamedBytes;
 }
 
 // The bias of result channel m and the next ones of a group, zeros where the GEMM has none.
