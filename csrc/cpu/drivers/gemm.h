@@ -91,7 +91,7 @@ struct ConvCall {
   bool waits_for_source(int num_threads) const {
     const bool dense =
         order == PatchOrder::kChannelInner && gemm.groups == 1 && gemm.source_col == gemm.channels && !in_place;
-    return kStoresSums && dense && gemm.destination_m == 1 && gemm.m % L == 0 && tiling.one_block &&
+    return kStoresSums && dense && gemm.destination_m == 1 && gemm.m % kLeastLanes == 0 && tiling.one_block &&
            source_streams(gemm, gemm.channels * int64_t(sizeof(S)), num_threads);
   }
 
@@ -368,9 +368,11 @@ struct ConvCall {
   // Whether the result tensor itself can serve as the C tile: pixel by pixel, channels side by side.
   // Rows that don't continue one another are summed one by one, if they have enough pixels.
   static constexpr bool kStoresSums = std::is_same_v<S, T> && kHasTranspose<T> && !G;
+  // Lanes that a micro-kernel stores are a multiple of these.
+  static constexpr int kLeastLanes = kHasHalves<T> ? L / 2 : L;
   bool sums_in_result(const Item& item, int64_t m, int64_t width) const {
     constexpr int64_t kLeastPixels = 4 * kMR;
-    return kStoresSums && !k.has_chunks() && m + width <= item.m0 + item.channels_m && gemm.destination_m == 1 &&
+    return kStoresSums && !k.has_chunks() && item.lanes_from(m, width) % kLeastLanes == 0 && gemm.destination_m == 1 &&
            gemm.result_taps() == 1 && (item.piece.tile.cols >= kLeastPixels || is_one_run(item.piece.tile));
   }
   bool is_one_run(const Tile& tile) const {

@@ -158,6 +158,7 @@ struct Vec<float> {
   struct Half {
     using reg = __m256;
     static CONV2D_INLINE reg load(const float* p) { return _mm256_loadu_ps(p); }
+    static CONV2D_INLINE void store(float* p, reg v) { _mm256_storeu_ps(p, v); }
     static CONV2D_INLINE reg broadcast(const float* p) { return _mm256_set1_ps(*p); }
     static CONV2D_INLINE reg add(reg a, reg b) { return _mm256_add_ps(a, b); }
 #if defined(CONV2D_BFLOAT16_PAIRS)
@@ -170,8 +171,6 @@ struct Vec<float> {
     static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
 #endif
     static CONV2D_INLINE reg of(__m512 a) { return _mm512_castps512_ps256(a); }
-    // With zeros in the upper half.
-    static CONV2D_INLINE __m512 whole(reg a) { return _mm512_zextps256_ps512(a); }
   };
 };
 

@@ -94,7 +94,7 @@ struct GemmOperands {
   int64_t c_pitch;
   bool accumulate;
   const T* bias = nullptr;  // NR elements that are added after the last chain
-  bool half = false;        // the upper half of a panel's last vector is empty: zeros may be stored there
+  bool half = false;        // the upper half of a panel's last vector is empty: nothing is stored there
   // Of listed steps, instead of `depth` and `chain`: k_offset holds two numbers for each, where B lies and, in units of
   // `vectors` elements, A; chain number i ends before step chain_ends[i]; row j of C lies c_offset[j] * c_pitch
   // further.
@@ -215,7 +215,7 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
       }
 #pragma GCC unroll 4
       for (int v = 0; v < kWhole; ++v) V::store(c + v * V::kLanes, acc[j][v]);
-      if constexpr (kHalf) V::store(c + kLast, H::whole(last[j]));
+      if constexpr (kHalf) H::store(c + kLast, last[j]);
     }
     accumulate = true;
   }

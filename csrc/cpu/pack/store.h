@@ -193,8 +193,9 @@ inline bool has_denormal(const TileSums<float>& sums) {
   using V = Vec<float>;
   for (int64_t m = 0; m < sums.channels; m += V::kLanes) {
     const V::reg b = sums.bias_from(m);
+    const int lanes = int(min64(sums.channels - m, V::kLanes));
     for (int64_t x = 0; x < sums.pixels; ++x) {
-      if (has_denormal(V::add(V::load(sums.data + x * sums.pitch + m), b))) return true;
+      if (has_denormal(V::add(V::load_partial(sums.data + x * sums.pitch + m, lanes), b))) return true;
     }
   }
   return false;
@@ -220,29 +221,25 @@ CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to
     if (nonzero || narrow_with_zeros(sums, to)) return;
   }
 #endif
-  int64_t m = 0;
-  if constexpr (sizeof(S) < sizeof(T)) {
-    // Pairs of vectors may be lines, each of which is written at once.
-    m = sums.channels / (2 * L) * (2 * L);
-    for (int64_t x = 0; m > 0 && x < sums.pixels; ++x) {
-      const T* const src = sums.data + x * sums.pitch;
-      S* const d = to.data + x * to.x_step;
-      for (int64_t i = 0; i < m; i += L) store_as(d + i, V::add(V::load(src + i), sums.bias_from(i)));
-    }
-  }
-  for (; m < sums.channels; m += L) {
-    const typename V::reg b = sums.bias_from(m);
+  // n lanes of a vector.
+  const auto put = [](S* d, typename V::reg sum, int64_t n)
+                       CONV2D_INLINE_LAMBDA { n == L ? store_as(d, sum) : store_as_partial(d, sum, int(n)); };
+  // Two vectors at a time, which may share a line: that is asked for once.
+  for (int64_t m = 0; m < sums.channels; m += 2 * L) {
+    const int64_t n_low = min64(sums.channels - m, L), n_high = min64(sums.channels - m - L, L);
     const T* src = sums.data + m;
     S* d = to.data + m;
-    if (sums.channels - m >= L) {
+    const typename V::reg low = sums.bias_from(m);
+    if (n_high <= 0) {
       for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
-        store_as(d, V::add(V::load(src), b));
+        put(d, V::add(V::load(src), low), n_low);
       }
-    } else {
-      const int n = int(sums.channels - m);
-      for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
-        store_as_partial(d, V::add(V::load(src), b), n);
-      }
+      return;
+    }
+    const typename V::reg high = sums.bias_from(m + L);
+    for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
+      store_as(d, V::add(V::load(src), low));
+      put(d + L, V::add(V::load(src + L), high), n_high);
     }
   }
 }
