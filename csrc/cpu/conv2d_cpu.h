@@ -67,7 +67,7 @@ struct ExplainedCall {
 
 // What a call will do; the source of conv2d_ext.explain.
 struct Explanation {
-  std::string engine;                                      // e.g. "implicit GEMM, vectors over output channels"
+  std::string engine;                                      // e.g. "implicit GEMM, vectors over result channels"
   std::string micro_kernel;                                // e.g. "gemm_ukernel_f32_6x16__avx2"
   std::string isa;                                         // "portable", "avx2", "avx512", "avx512_bf16", "amx"
   int64_t gemm_m, gemm_n, gemm_k;                          // per group

@@ -702,7 +702,7 @@ MUTATIONS = (
     M(
         "pack/weights.h",
         "weights of patch layers are not conjugated",
-        "gemm.conj_weight ? conjugate(value) : value",
+        "gemm.is_gradient ? conjugate(value) : value",
         "value",
         dtype="complex64",
     ),
@@ -743,8 +743,15 @@ MUTATIONS = (
     M(
         "pack/store.h",
         "the last channels are stored as a whole vector",
-        "const int n = int(sums.channels - m);",
-        "const int n = L;",
+        "n == L ? store_as(d, sum) : store_as_partial(d, sum, int(n))",
+        "store_as(d, sum)",
+    ),
+    M(
+        "drivers/gemm.h",
+        "a whole vector is stored in the result, of which half has no channel",
+        "kHasHalves<T> ? L / 2 : L",
+        "kHasHalves<T> ? L / 4 : L",
+        isas=("avx512",),
     ),
     M(
         "pack/store.h",
@@ -988,8 +995,8 @@ MUTATIONS = (
     M(
         "drivers/strided.h",
         "the patch begins left of the image",
-        "(cols.first + in_w.begin) * go[3], go[3]",
-        "cols.first * go[3], go[3]",
+        "(cols.begin + in_w.begin) * go[3], go[3]",
+        "cols.begin * go[3], go[3]",
     ),
     M(
         "drivers/phases.h",
@@ -1415,8 +1422,8 @@ MUTATIONS = (
     M(
         "plan/candidates.cpp",
         "weight gradients of taps in the padding",
-        "      met_taps(p.cols(), p.kernel_w, p.in_w).count() != p.kernel_w) {",
-        "      false) {",
+        " || !are_inside(p.cols(), p.kernel_w, 1, p.in_w)) {",
+        ") {",
     ),
     M(
         "plan/candidates.cpp",
@@ -1425,10 +1432,10 @@ MUTATIONS = (
         "if (call.b.stride[1] != 1) return",
     ),
     M(
-        "plan/conv_gemm.cpp",
+        "pack/weights.h",
         "the weight is not conjugated",
-        "g.conj_weight = g.is_gradient = true;",
-        "g.is_gradient = true;",
+        "step * to.pitch, to.width}, gemm.is_gradient);",
+        "step * to.pitch, to.width}, false);",
         dtype="complex64",
     ),
     M(
@@ -1464,8 +1471,8 @@ MUTATIONS = (
     M(
         "plan/conv_gemm.cpp",
         "the last tap inside is left out",
-        "indices_inside(axis.source(0, 0), axis.tap, kernel, size)",
-        "indices_inside(axis.source(0, 0), axis.tap, kernel, size - 1)",
+        "indices_inside(p.rows().origin, p.dilation_h, p.kernel_h, p.in_h)",
+        "indices_inside(p.rows().origin, p.dilation_h, p.kernel_h, p.in_h - 1)",
     ),
     M(
         "plan/conv_gemm.cpp",

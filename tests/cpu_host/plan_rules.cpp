@@ -517,8 +517,8 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       expect_cut(div_up(p.in_w, 2), t.tile_pairs, t.tiles_w, "pairs of columns");
       expect(t.tile_rows % p.stride_h == 0, "whole rounds of the phases");
       for (int64_t row = 0; row < p.in_h; row += t.tile_rows) {
-        const MetOutputs met = met_outputs(p.rows(), p.kernel_h, row, min64(t.tile_rows, p.in_h - row));
-        expect(met.size <= t.patch_rows, "rows of the patch");
+        const Interval met = met_outputs(p.rows(), p.kernel_h, row, min64(t.tile_rows, p.in_h - row));
+        expect(met.count() <= t.patch_rows, "rows of the patch");
       }
       return expect_scratch(lay_out_scratch(t, p, vector).bytes);
     }

@@ -50,4 +50,10 @@ class ScratchLayout {
   int64_t bytes_ = 0;
 };
 
+// Whether a thread's memory takes what was laid out.
+template <class Scratch>
+bool fits_scratch(const Scratch& scratch) {
+  return scratch.bytes <= limits::kMaxScratchBytes;
+}
+
 }  // namespace conv2d_ext::cpu

@@ -24,7 +24,6 @@
 #include "../pack/amx_columns.h"
 #include "../pack/line_stores.h"
 #include "../pack/store.h"
-#include "../plan/tile_amx.h"
 #include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -210,17 +209,16 @@ struct AmxCall {
     if (!tiling.one_block) finish(item, pitches);
   }
 
-  // The sums of a panel from `first` on, in scratch.
-  ChunkSums<float> sums_of(const Item& item, int64_t at, int64_t first) const {
-    if (tiling.one_block) return item.c_tile;
-    return item.c_tile.from((tiling.sums * item.panels.start(at) + first * item.panels.size(at)) * L);
+  // The sums of a panel, in scratch.
+  ChunkSums<float> sums_of(const Item& item, int64_t at) const {
+    return tiling.one_block ? item.c_tile : item.c_tile.from(tiling.sums * item.panels.start(at) * L);
   }
 
   // Segment after segment of a block, for one panel of result channels and a run of sums.
   void multiply(const Item& item, const KBlock& block, const Operand& operand, int64_t at, int64_t first,
                 int64_t count) const {
     const int64_t vectors = item.panels.size(at), width = vectors * L, m = item.m0 + item.panels.start(at) * L;
-    const ChunkSums<float> c = sums_of(item, at, first);
+    const ChunkSums<float> c = sums_of(item, at);
     for (int64_t s = 0; s < block.channels; s += k.segment_channels) {
       const KBlock segment = block.part(s, k.segment_channels);
       const PackedPanel weights = packed_panel(item, segment, m, vectors);
@@ -323,7 +321,7 @@ struct AmxCall {
   // The sums of a panel.
   void store(const Item& item, const SumPitches& pitches, int64_t at, int64_t first, int64_t count) const {
     const int64_t start = item.panels.start(at) * L, width = item.panels.size(at) * L;
-    const ChunkSums<float> c = sums_of(item, at, first);
+    const ChunkSums<float> c = sums_of(item, at);
     c.finish(count * width);
     const float* const bias = gemm.bias != nullptr ? item.bias + start : nullptr;
     const TileSums<float> sums{c.sums, width, count, min64(width, item.channels_m - start), bias};

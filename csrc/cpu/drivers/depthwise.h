@@ -14,8 +14,6 @@
 // gemm_ukernel and the C tile.
 #pragma once
 
-#include <optional>
-
 #include "../kernels/depthwise.h"
 #include "../kernels/gemm.h"
 #include "../kernels/vector_shape.h"

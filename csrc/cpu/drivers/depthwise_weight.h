@@ -261,9 +261,7 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
                                       make_patch_axis(problem.cols(), cols.begin, cols.count(), t.j0, t.tap_cols),
                                       segment.images, t.groups, L, sizeof(T));
     packed = {rows.begin, cols.begin, cols.end, patch, memory};
-    Source<S> source = this->source_from(input_at(t, segment.image));
-    source.lanes = t.groups;
-    pack_patch(patch, source, false, memory);
+    pack_patch(patch, this->source_from(input_at(t, segment.image)), false, memory);
     return memory + patch.rows.size * patch.row_pitch;
   }
 };

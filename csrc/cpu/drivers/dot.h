@@ -10,7 +10,6 @@
 
 #include "../kernels/dot.h"
 #include "../kernels/vector_shape.h"
-#include "../pack/store.h"
 #include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -34,7 +33,7 @@ struct DotCall {
         tiling(tile_dot(g, k, dot_shape<S>(), num_threads)),
         layout(lay_out_scratch(tiling, dot_shape<S>())),
         weight_is_dense(dot_is_dense(g, g.weight_c, g.weight_i, g.weight_j)),
-        source_is_dense(sizeof(S) == sizeof(T) && taps_are_inside(g) &&
+        source_is_dense(sizeof(S) == sizeof(T) && meets_no_padding(g) &&
                         dot_is_dense(g, g.source_c, g.source_row * g.axis_h.tap, g.source_col * g.axis_w.tap)) {}
 
   int64_t items() const { return tiling.items(gemm.groups); }
@@ -66,15 +65,13 @@ struct DotCall {
       operands.lane_pitch = lane_pitch;
       operands.accumulate = k0 != 0;
       const T* first_source = patches;
-      int64_t source_pitch = tiling.depth;
+      operands.source_pitch = depth;
       if (!source_is_dense) {
         for (int64_t n = 0; n < images; ++n) gather_source(source + n * gemm.source_n, k0, depth, patches + n * depth);
-        source_pitch = depth;
       } else if constexpr (sizeof(S) == sizeof(T)) {
         first_source = source + gemm.axis_h.origin * gemm.source_row + gemm.axis_w.origin * gemm.source_col + k0;
-        source_pitch = gemm.source_n;
+        operands.source_pitch = gemm.source_n;
       }
-      operands.source_pitch = source_pitch;
       const int64_t step = images == 1 ? Shape::kSingleRows : Shape::kRows;
       for (int64_t r = 0; r < rows; r += step) {
         operands.valid_rows = min64(step, rows - r);
@@ -96,7 +93,7 @@ struct DotCall {
           continue;
         }
         for (int64_t n = 0; n < images; n += Shape::kColumns) {
-          operands.source = first_source + n * source_pitch;
+          operands.source = first_source + n * operands.source_pitch;
           operands.valid_sources = min64(Shape::kColumns, images - n);
           operands.lanes = lanes + n * lane_pitch + r * W;
           dot_ukernel<S, T, Shape::kRows, Shape::kColumns>(operands);

@@ -11,30 +11,10 @@
 #pragma once
 
 #include "../isa/convert.h"
-#include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-template <class T>
-struct SumTypes {
-  using Real = T;
-  using Wide = T;
-  static constexpr int kParts = 1;
-};
-template <>
-struct SumTypes<float> {
-  using Real = float;
-  using Wide = double;
-  static constexpr int kParts = 1;
-};
-template <class R>
-struct SumTypes<Complex<R>> {
-  using Real = R;
-  using Wide = typename SumTypes<R>::Wide;
-  static constexpr int kParts = 2;
-};
-
-// Vec<Wide>::kLanes numbers, widened.
+// A vector of the numbers that sums are kept in.
 template <class T>
 CONV2D_INLINE typename Vec<T>::reg load_wide(const T* p) {
   return Vec<T>::load(p);
@@ -81,9 +61,8 @@ struct PairwiseSums {
 
 template <class S>
 struct GradBiasCall {
-  using Types = SumTypes<ComputeType<S>>;
-  using T = typename Types::Real;
-  using W = typename Types::Wide;
+  using T = typename RealOf<ComputeType<S>>::type;
+  using W = std::conditional_t<std::is_same_v<T, float>, double, T>;
   // What storage is read as: the parts of complex numbers.
   using Element = std::conditional_t<kIsComplex<S>, T, S>;
   TensorSizes size;  // of grad_output
@@ -91,7 +70,7 @@ struct GradBiasCall {
   S* grad_bias;
   int num_threads;
 
-  static constexpr int kParts = Types::kParts, kLanes = Vec<W>::kLanes;
+  static constexpr int kParts = kIsComplex<S> ? 2 : 1, kLanes = Vec<W>::kLanes;
   static constexpr int64_t kBlockPixels = 128;
   // Of a block. Sums of integers are the same in any order, so that vectors of 16-bit ones may have more lanes.
   static constexpr int kPartialSums = kLanes > 8 ? kLanes : 8;

@@ -29,8 +29,7 @@ void sum_chunk_in_tiles(const Call& call, const typename Call::WeightTile& t, in
     const PixelPatch patch = lay_out_pixel_patch(make_patch_axis(p.rows(), segment.row, segment.rows, t.i0, t.tap_rows),
                                                  make_patch_axis(p.cols(), segment.col, segment.cols, t.j0, t.tap_cols),
                                                  segment.images, t.channels);
-    const int64_t* const in = call.input.stride;
-    pack_pixel_patch(patch, {call.input_at(t, segment), in[0], in[1], in[2], in[3], p.in_h, p.in_w}, patch_data);
+    pack_pixel_patch(patch, call.source_from(call.input_at(t, segment)), patch_data);
     copy_pixel_rows(patch, segment, {t.tap_rows, t.tap_cols}, patch_data, steps, rows);
     for (int64_t e = 0; e < t.elements(); e += kTileRows) {
       row_tiles[e / kTileRows] = {e * steps, steps, nullptr, min64(kTileRows, t.elements() - e)};

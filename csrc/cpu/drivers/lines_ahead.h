@@ -2,8 +2,6 @@
 #pragma once
 
 #include "../isa/vec.h"
-#include "../plan/conv_gemm.h"
-#include "../plan/tile_grid.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 

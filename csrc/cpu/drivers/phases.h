@@ -14,8 +14,6 @@
 // Each phase's sums are those of drivers/gemm.h, chain for chain and bit for bit.
 #pragma once
 
-#include <functional>
-
 #include "../kernels/gemm.h"
 #include "../kernels/vector_shape.h"
 #include "../pack/patch.h"
@@ -54,7 +52,7 @@ struct PhasesCall {
       for (int64_t i = 0; i < g.taps_h; ++i) {
         for (int64_t j = 0; j < g.taps_w; ++j) {
           const int64_t tap =
-              (phases.first_i[f] + i * phases.step_i) * phases.taps_w + phases.first_j[f] + j * phases.step_j;
+              (f / phases.step_j + i * phases.step_i) * phases.taps_w + f % phases.step_j + j * phases.step_j;
           rows_of_tap[tap] = {row + i * g.taps_w + j, g.taps()};
         }
       }

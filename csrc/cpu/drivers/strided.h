@@ -13,7 +13,6 @@
 
 #include "../kernels/strided.h"
 #include "../kernels/vector_shape.h"
-#include "../pack/patch.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -31,7 +30,7 @@ struct StridedCall {
   // A work item's part of a plane, and the outputs that it meets.
   struct PlaneTile {
     int64_t row, rows, pair, columns;
-    MetOutputs met_h, met_w;
+    Interval met_h, met_w;
   };
   PlaneTile first;
 
@@ -80,7 +79,7 @@ struct StridedCall {
     char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
     T* const weights = reinterpret_cast<T*>(memory);
     T* const patch_data = reinterpret_cast<T*>(memory + layout.patch);
-    const int64_t pitch = tile.met_w.size, columns = tile.columns;
+    const int64_t pitch = tile.met_w.count(), columns = tile.columns;
     const int64_t *const w = weight.stride, *const gi = result.stride;
     pack(image, group, tile, patch_data);
 
@@ -110,8 +109,8 @@ struct StridedCall {
       o.odd_taps = odd.taps;
       o.weights = weights;
       o.dst_row = p.stride_h * gi[2];
-      const T* const phase = patch_data + (h.axis.source(position, 0) - tile.met_h.first) * pitch +
-                             even.axis.source(tile.pair, 0) - tile.met_w.first;
+      const T* const phase = patch_data + (h.axis.source(position, 0) - tile.met_h.begin) * pitch +
+                             even.axis.source(tile.pair, 0) - tile.met_w.begin;
       for (int64_t panel = 0; panel < panels.count; ++panel) {
         const int64_t start = panels.start(panel) * L, most = strided_rows(panels.size(panel));
         const StridedUkernels<S, T>& ukernels = strided_ukernels<S, T>(panels.size(panel));
@@ -131,16 +130,16 @@ struct StridedCall {
 
   // The outputs that a tile meets, with zeros around them.
   void pack(int64_t image, int64_t group, const PlaneTile& tile, T* patch) const {
-    const MetOutputs &rows = tile.met_h, &cols = tile.met_w;
+    const Interval &rows = tile.met_h, &cols = tile.met_w;
     const int64_t* const go = grad_output.stride;
     const S* const plane = static_cast<const S*>(grad_output.data) + image * go[0] + group * go[1];
-    const Interval in_h = indices_inside(rows.first, 1, rows.size, problem.out_h);
-    const Interval in_w = indices_inside(cols.first, 1, cols.size, problem.out_w);
-    fill_zero(patch, rows.size * cols.size);
+    const Interval in_h = indices_inside(rows.begin, 1, rows.count(), problem.out_h);
+    const Interval in_w = indices_inside(cols.begin, 1, cols.count(), problem.out_w);
+    fill_zero(patch, rows.count() * cols.count());
     if (in_w.count() == 0) return;
     for (int64_t row = in_h.begin; row < in_h.end; ++row) {
-      copy_run(plane + (rows.first + row) * go[2] + (cols.first + in_w.begin) * go[3], go[3], in_w.count(),
-               patch + row * cols.size + in_w.begin, false);
+      copy_run(plane + (rows.begin + row) * go[2] + (cols.begin + in_w.begin) * go[3], go[3], in_w.count(),
+               patch + row * cols.count() + in_w.begin, false);
     }
   }
 };

@@ -22,7 +22,6 @@
 #include "../kernels/winograd.h"
 #include "../pack/store.h"
 #include "../pack/weights.h"
-#include "../plan/tile_winograd.h"
 #include "parts.h"
 #include "winograd_again.h"
 
@@ -35,15 +34,15 @@ struct WinogradCall {
   const ConvGemm& gemm;
   const WinogradTiling tiling;
   const WinogradScratch layout;
-  const GatherAxis axis_h, axis_w;
+  const GatherAxis axis_h, axis_w;  // with ascending taps, whichever order the GEMM has them in
   const PatchOrder order;
 
   WinogradCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         tiling(tile_winograd(g, vector_shape<T>(), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())),
-        axis_h(winograd_axis(g.axis_h)),
-        axis_w(winograd_axis(g.axis_w)),
+        axis_h(ascending(g.axis_h, 3)),
+        axis_w(ascending(g.axis_w, 3)),
         order(patch_order(false, tiling.staged_channels, g.source_c, g.source_col, g.source_w)) {}
 
   int64_t items() const { return tiling.items(gemm.groups); }

@@ -5,7 +5,6 @@
 #include "../kernels/vector_shape.h"
 #include "../pack/store.h"
 #include "../pack/weights.h"
-#include "../plan/tile_winograd.h"
 #include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {

@@ -91,10 +91,17 @@ CONV2D_INLINE Complex<R> add_scalar(Complex<R> a, Complex<R> b) {
   return {a.re + b.re, a.im + b.im};
 }
 
+// What the parts of complex numbers are; another type itself.
 template <class T>
-constexpr bool kIsComplex = false;
+struct RealOf {
+  using type = T;
+};
 template <class R>
-constexpr bool kIsComplex<Complex<R>> = true;
+struct RealOf<Complex<R>> {
+  using type = R;
+};
+template <class T>
+constexpr bool kIsComplex = !std::is_same_v<T, typename RealOf<T>::type>;
 
 template <class T>
 CONV2D_INLINE void fill_zero(T* dst, int64_t n) {

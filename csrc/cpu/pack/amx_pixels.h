@@ -1,7 +1,6 @@
 // Packers of grad_weight's operands for AMX tiles, whose steps are 32 pixels of a segment.
 #pragma once
 
-#include "../plan/tile_grid.h"
 #include "amx.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -35,14 +34,8 @@ inline PixelPatch lay_out_pixel_patch(const PatchAxis& rows, const PatchAxis& co
   return {rows, cols, images, channels, channels * rows.size * cols.size, rows.size * cols.size, cols.size};
 }
 
-// image 0, channel 0 of a tile, row 0, col 0; strides and sizes.
-struct PixelSource {
-  const BFloat16* data;
-  int64_t image, channel, row, col, height, width;
-};
-
 // A row of all channels: `count` pixels, `step` words apart in the source, to planes of the patch.
-CONV2D_INLINE void copy_row_of_channels(const PixelPatch& patch, const PixelSource& source, const BFloat16* src,
+CONV2D_INLINE void copy_row_of_channels(const PixelPatch& patch, const Source<BFloat16>& source, const BFloat16* src,
                                         int64_t step, int64_t count, BFloat16* dst) {
   if (source.channel == 1 && patch.channels > 1) {
     for (int64_t c = 0; c < patch.channels; c += 32) {
@@ -59,7 +52,7 @@ CONV2D_INLINE void copy_row_of_channels(const PixelPatch& patch, const PixelSour
   }
 }
 
-inline void pack_pixel_patch(const PixelPatch& patch, const PixelSource& source, BFloat16* dst) {
+inline void pack_pixel_patch(const PixelPatch& patch, const Source<BFloat16>& source, BFloat16* dst) {
   const PatchAxis &rows = patch.rows, &cols = patch.cols;
   const auto clear = [&](BFloat16* to, int64_t n) {
     for (int64_t c = 0; c < patch.channels && n > 0; ++c) fill_zero(to + c * patch.channel_pitch, n);

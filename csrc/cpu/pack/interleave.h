@@ -5,7 +5,6 @@
 #pragma once
 
 #include "../isa/convert.h"
-#include "../plan/conv_gemm.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 

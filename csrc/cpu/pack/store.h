@@ -12,15 +12,6 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 // loses kept beside the total: Knuth's two-sum. So the error of a sum whose products have a mean doesn't grow with its
 // length. It costs six additions for each 2048 or 4096 products.
 
-template <class T>
-struct RealOf {
-  using type = T;
-};
-template <class R>
-struct RealOf<Complex<R>> {
-  using type = R;
-};
-
 // total[i] + lost[i] becomes the sum so far, chunk[i] included, of n elements.
 template <class T>
 void add_chunk(T* total, T* lost, const T* chunk, int64_t n, bool first) {
@@ -138,29 +129,33 @@ struct TileTarget {
 
 #if defined(CONV2D_NARROWS_BFLOAT16)
 
+// (No lambda: its result would be a vector of an instruction set that GCC 12 does not take it to be compiled for.)
+template <bool kAdds>
+CONV2D_INLINE __m512 sum_with(const float* sums, [[maybe_unused]] __m512 bias) {
+  const __m512 sum = Vec<float>::load(sums);
+  return kAdds ? Vec<float>::add(sum, bias) : sum;
+}
+
 // `count` pixels of up to two vectors, which may be a line: vector after vector, each line would be asked for twice.
 // Whether all results differ from zero.
 template <bool kAdds>
-CONV2D_INLINE bool narrow_line(const float* src, int64_t pitch, [[maybe_unused]] __m512 low,
-                               [[maybe_unused]] __m512 high, int64_t count, int64_t lanes,
+CONV2D_INLINE bool narrow_line(const float* src, int64_t pitch, __m512 low, __m512 high, int64_t count, int64_t lanes,
                                const TileTarget<BFloat16>& to) {
   using V = Vec<float>;
   constexpr int L = V::kLanes;
-  const auto sum = [](const float* p, [[maybe_unused]] __m512 bias)
-                       CONV2D_INLINE_LAMBDA { return kAdds ? V::add(V::load(p), bias) : V::load(p); };
   BFloat16* d = to.data;
   if (lanes > L) {
     const __mmask32 stored = mask_of_first(lanes);
     __mmask32 nonzero = stored;
     for (int64_t x = 0; x < count; ++x, src += pitch, d += to.x_step) {
-      nonzero = narrow_flushed(d, sum(src, low), sum(src + L, high), stored, nonzero);
+      nonzero = narrow_flushed(d, sum_with<kAdds>(src, low), sum_with<kAdds>(src + L, high), stored, nonzero);
     }
     return nonzero == stored;
   }
   const __mmask16 stored = V::mask(int(lanes));
   __mmask16 nonzero = stored;
   for (int64_t x = 0; x < count; ++x, src += pitch, d += to.x_step) {
-    nonzero = narrow_flushed(d, sum(src, low), stored, nonzero);
+    nonzero = narrow_flushed(d, sum_with<kAdds>(src, low), stored, nonzero);
   }
   return nonzero == stored;
 }

@@ -24,7 +24,7 @@ void pack_weight(const ConvGemm& gemm, const WeightSegment<S>& from, const Panel
   // Rows k, k + step, ... of the panel.
   const auto pack = [&](const S* src, int64_t k_step, int64_t depth, int64_t k, int64_t step = 1) {
     pack_lanes(LaneSource<S>{src, from.lane_step, k_step, from.lanes, depth},
-               Panel<T>{to.data + k * to.pitch, step * to.pitch, to.width}, gemm.conj_weight);
+               Panel<T>{to.data + k * to.pitch, step * to.pitch, to.width}, gemm.is_gradient);
   };
   if (taps == 1) {
     pack(from.data, gemm.weight_c, channels, 0);
@@ -57,7 +57,7 @@ void pack_weight_of_taps(const ConvGemm& gemm, const S* weight, int64_t m, int64
   const int64_t taps_w = gemm.result_taps_w, taps = gemm.result_taps();
   if (gemm.weight_result_i == taps_w * gemm.weight_result_j && gemm.weight_m == taps * gemm.weight_result_j) {
     pack_lanes(LaneSource<S>{weight + m * gemm.weight_result_j, gemm.weight_result_j, gemm.weight_c, lanes, channels},
-               to, gemm.conj_weight);
+               to, gemm.is_gradient);
     return;
   }
   fill_zero(to.data, channels * to.pitch);
@@ -67,7 +67,7 @@ void pack_weight_of_taps(const ConvGemm& gemm, const S* weight, int64_t m, int64
                          tap % taps_w * gemm.weight_result_j;
     for (int64_t k = 0; k < channels; ++k) {
       const T value = widen_scalar(src[k * gemm.weight_c]);
-      set_lane(to.data + k * to.pitch, lane, gemm.conj_weight ? conjugate(value) : value);
+      set_lane(to.data + k * to.pitch, lane, gemm.is_gradient ? conjugate(value) : value);
     }
   }
 }

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "../base/integers.h"
-
 namespace conv2d_ext::cpu {
 
 Call product_call(MatmulSizes size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2, Bias bias,

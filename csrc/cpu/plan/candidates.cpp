@@ -1,7 +1,6 @@
 #include "candidates.h"
 
 #include "../base/limits.h"
-#include "../base/numeric.h"
 #include "tile_depthwise.h"
 #include "tile_pixels.h"
 #include "tile_planes.h"
@@ -289,8 +288,7 @@ const char* refuse_weight_rows(const Call& call, const VectorShape& vector) {
   if (!vector.interleaves || !is_floating(call.dtype)) return kNotCompiled;
   if (p.out_h != 1 || p.out_w != 1 || p.batch == 0) return "not the gradient of one output pixel";
   if (p.batch > kMaxRowImages) return "from this batch on packing pays";
-  if (met_taps(p.rows(), p.kernel_h, p.in_h).count() != p.kernel_h ||
-      met_taps(p.cols(), p.kernel_w, p.in_w).count() != p.kernel_w) {
+  if (!are_inside(p.rows(), p.kernel_h, 1, p.in_h) || !are_inside(p.cols(), p.kernel_w, 1, p.in_w)) {
     return "taps lie in the padding";
   }
   const SharedDimensions lanes = join_dimensions({p.in_channels_per_group(), grad_weight[1], input[1]},

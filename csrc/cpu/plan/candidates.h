@@ -54,7 +54,7 @@ struct IsaShape {
 struct Task {
   Driver driver;
   const Call* call;
-  const ConvGemm* gemm = nullptr;        // kDot, kRows of grad_input, kColumns, and from kAmx to kGemm
+  const ConvGemm* gemm = nullptr;        // kDot, kRows but of grad_weight, kColumns, and from kAmx to kGemm
   int gemms = 1;                         // so many, one behind the other: kDepthwise, which runs them in turn
   const RowProducts* rows = nullptr;     // kRows, kColumns
   const JoinedPhases* phases = nullptr;  // kPhases

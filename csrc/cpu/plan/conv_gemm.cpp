@@ -110,10 +110,6 @@ SharedDimensions join_dimensions(SharedDimension c, SharedDimension i, SharedDim
   return joined;
 }
 
-Interval met_taps(const GatherAxis& axis, int64_t kernel, int64_t size) {
-  return indices_inside(axis.source(0, 0), axis.tap, kernel, size);
-}
-
 namespace {
 
 // What the GEMMs of forward and grad_input have in common.
@@ -244,7 +240,7 @@ ConvGemm grad_input_gemm(const Call& call) {
   g.source_w = call.problem.out_w;
   g.weight_m = call.b.stride[1];
   g.weight_c = call.b.stride[0];
-  g.conj_weight = g.is_gradient = true;
+  g.is_gradient = true;
   return g;
 }
 
@@ -261,7 +257,8 @@ void visit_zeros(const Call& call, const GemmVisitor& visit) {
 void visit_one_pixel_gemms(const Call& call, const GemmVisitor& visit) {
   const Conv2dProblem& p = call.problem;
   const int64_t *const w = call.b.stride, *const gi = call.result.stride;
-  const Interval taps_h = met_taps(p.rows(), p.kernel_h, p.in_h), taps_w = met_taps(p.cols(), p.kernel_w, p.in_w);
+  const Interval taps_h = indices_inside(p.rows().origin, p.dilation_h, p.kernel_h, p.in_h);
+  const Interval taps_w = indices_inside(p.cols().origin, p.dilation_w, p.kernel_w, p.in_w);
   const int64_t taps = taps_h.count() * taps_w.count();
   if (taps < p.in_h * p.in_w) visit_zeros(call, visit);
   if (taps == 0) return;

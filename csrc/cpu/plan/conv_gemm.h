@@ -25,7 +25,6 @@ struct ConvGemm : ImageGemm {
   int64_t source_n, source_c, source_row, source_col;  // strides, elements; a group is `channels` further
   const void* weight;
   int64_t weight_g, weight_m, weight_c, weight_i, weight_j;
-  bool conj_weight;
   const void* bias;  // or nullptr
   int64_t bias_stride;
   void* destination;
@@ -96,9 +95,6 @@ struct SharedDimensions {
   int count;
 };
 SharedDimensions join_dimensions(SharedDimension c, SharedDimension i, SharedDimension j);
-
-// The taps of an axis that meet the input when there is one output coordinate.
-Interval met_taps(const GatherAxis& axis, int64_t kernel, int64_t size);
 
 using GemmVisitor = Visitor<ConvGemm>;
 

@@ -54,24 +54,15 @@ struct AmxTiler {
     t.chunks_m = div_up(vectors, t.chunk_vectors);
   }
 
-  // Weights are packed once a call where they fit beside the scratch, in the way that is first to fit.
+  // Weights are packed once a call where they fit the threads' share of the workspace.
   void share_weights(AmxTiling& t) const {
-    if (t.tiles() < 2) return;
     const int64_t of_group = saturating_mul(div_up(gemm.m, vector.lanes), gemm.channels * gemm.taps(),
                                             kBlockChannels / 2, vector.operand_size());
     const int64_t bytes = saturating_mul(gemm.groups, of_group);
-    const bool streams = t.one_block && of_group <= limit::kStreamedWeightBytes;
-    t.sums_at_once = streams ? min64(t.sums, round_up(limit::kSumsAtOnce, kAmxTileRows)) : t.sums;
-    if (!fits(t, bytes)) t.sums_at_once = t.sums;
-  }
-
- private:
-  // Whether so many bytes of weights fit beside the scratch; they are shared then.
-  bool fits(AmxTiling& t, int64_t bytes) const {
-    const int64_t scratch = lay_out_scratch(t, k, vector).bytes;
-    if (scratch > limits::kMaxScratchBytes || bytes > num_threads * limits::tiling::kPartialBytes) return false;
+    if (t.tiles() < 2 || bytes > num_threads * limits::tiling::kPartialBytes) return;
     t.shared_bytes = bytes;
-    return true;
+    const bool streams = t.one_block && of_group <= limit::kStreamedWeightBytes;
+    if (streams) t.sums_at_once = min64(t.sums, round_up(limit::kSumsAtOnce, kAmxTileRows));
   }
 };
 
@@ -100,9 +91,9 @@ AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& 
                fits = t.patch_elements <= limits::tiling::kMaxPatchBytes / vector.operand_size();
     if (!fits && !smallest) continue;
     tiler.cut_result_channels(t);
-    if (lay_out_scratch(t, k, vector).bytes <= limits::kMaxScratchBytes || smallest) break;
+    if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
-  CONV2D_EXT_ASSERT(lay_out_scratch(t, k, vector).bytes <= limits::kMaxScratchBytes);
+  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   tiler.share_weights(t);
   t.stores_between =
       t.one_block && k.segments() == 1 && gemm.destination_m == 1 && t.sums_at_once <= kMostStoredBetween;

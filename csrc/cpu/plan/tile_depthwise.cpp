@@ -26,7 +26,7 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   const int64_t block_bytes = vector.lanes * vector.element_size;
   const int64_t most_bytes =
       min64(limit::kBlockBytes, max64(limit::kLeastBlockBytes, limit::kBlockWeightBytes / max64(gemm.taps(), 1)));
-  t.block_vectors = even_piece(vectors, max64(1, most_bytes / block_bytes));
+  t.block_vectors = even_piece(vectors, most_bytes / block_bytes);
   t.blocks = div_up(vectors, t.block_vectors);
 
   const int64_t pixel_bytes =
@@ -60,7 +60,7 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   }
   t.count_tiles(gemm);
   t.patch_elements = t.in_place ? 0 : patch_bytes(t.tile_rows) / vector.element_size + 128 / vector.element_size;
-  CONV2D_EXT_ASSERT(lay_out_scratch(t, gemm, vector).bytes <= limits::kMaxScratchBytes);
+  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, gemm, vector)));
   return t;
 }
 
@@ -79,14 +79,13 @@ DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& 
   return s;
 }
 
-MetOutputs met_outputs(const GatherAxis& axis, int64_t kernel, int64_t first, int64_t size) {
+Interval met_outputs(const GatherAxis& axis, int64_t kernel, int64_t first, int64_t size) {
   // output * step + origin + tap * axis.tap = coordinate, rounded down.
   const auto output = [&](int64_t coordinate, int64_t tap) {
     const int64_t steps = coordinate - axis.source(0, tap);
     return steps >= 0 ? steps / axis.step : -div_up(-steps, axis.step);
   };
-  const int64_t low = output(first, kernel - 1), high = output(first + size - 1, 0);
-  return {low, high - low + 1};
+  return {output(first, kernel - 1), output(first + size - 1, 0) + 1};
 }
 
 StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, int num_threads) {
@@ -102,8 +101,8 @@ StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, in
   t.tile_rows = tile_rounds * p.stride_h;
   t.tiles_h = div_up(p.in_h, t.tile_rows);
   // One more than what any tile meets: where that begins differs by the border it is rounded to.
-  t.patch_rows = met_outputs(p.rows(), p.kernel_h, 0, t.tile_rows).size + 1;
-  t.patch_pitch = met_outputs(p.cols(), p.kernel_w, 0, 2 * round_up(t.tile_pairs, vector.lanes)).size + 1;
+  t.patch_rows = met_outputs(p.rows(), p.kernel_h, 0, t.tile_rows).count() + 1;
+  t.patch_pitch = met_outputs(p.cols(), p.kernel_w, 0, 2 * round_up(t.tile_pairs, vector.lanes)).count() + 1;
   return t;
 }
 
@@ -112,11 +111,11 @@ StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem&
   const int64_t taps = div_up(p.kernel_h, p.stride_h) * p.kernel_w;
   ScratchLayout layout;
   StridedScratch s{};
-  s.weights = layout.take(taps * vector.element_size);
+  layout.take(taps * vector.element_size);
   s.patch = layout.bytes();
   s.bytes = s.patch + odd_lines(tiling.patch_rows * tiling.patch_pitch, vector.element_size) * vector.element_size;
   // For the sake of even shares several threads may take twice the rounds of what refuse_strided has seen.
-  CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
+  CONV2D_EXT_ASSERT(fits_scratch(s));
   return s;
 }
 

@@ -95,14 +95,11 @@ struct StridedTiling {
 StridedTiling tile_strided(const Conv2dProblem& problem, const VectorShape& vector, int num_threads);
 
 struct StridedScratch {
-  int64_t weights, patch, bytes;
+  int64_t patch, bytes;  // weights come first
 };
 StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem& problem, const VectorShape& vector);
 
-// The outputs that `size` input coordinates from `first` on meet along an axis: a run that holds them all.
-struct MetOutputs {
-  int64_t first, size;
-};
-MetOutputs met_outputs(const GatherAxis& axis, int64_t kernel, int64_t first, int64_t size);
+// A run of outputs that holds all that `size` input coordinates from `first` on meet along an axis.
+Interval met_outputs(const GatherAxis& axis, int64_t kernel, int64_t first, int64_t size);
 
 }  // namespace conv2d_ext::cpu

@@ -12,11 +12,6 @@ namespace {
 
 namespace limit = limits::tiling;
 
-template <class Scratch>
-bool fits_scratch(const Scratch& scratch) {
-  return scratch.bytes <= limits::kMaxScratchBytes;
-}
-
 // From how many of a thousand products on those with the padding are left out, of sums of m results in chunks of so
 // many vectors; 0: nowhere. AMX tiles flush denormal sums, so that even zeros change them. Rounding down, +0 and a
 // product of -0 are -0, which no bias hides. A panel that ends in half a vector has micro-kernels of its own.
@@ -276,7 +271,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   const ConvTiler tiler{gemm, k, vector, lanes_are_groups, num_threads};
   ConvTiling t{};
   tiler.join_segments(t);
-  if (gemm.m > 0) tiler.leave_out_padding(t, div_up(gemm.m, vector.lanes));
+  tiler.leave_out_padding(t, div_up(gemm.m, vector.lanes));
   t.groups_first = gemm.groups_are_neighbours(vector.element_size);
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
   // in L2.
@@ -311,7 +306,7 @@ WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking&
     tiler.cut_channels(t, limit::kWeightTileBytes, limit::kWeightTileColumns);
   }
   tiler.cut_pixels(t);
-  if (problem.out_channels > 0) tiler.leave_out_padding(t, t.chunk_vectors);
+  tiler.leave_out_padding(t, t.chunk_vectors);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, pixels, vector)));
   return t;
 }

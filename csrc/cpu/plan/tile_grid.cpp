@@ -4,16 +4,16 @@ namespace conv2d_ext::cpu {
 
 void cut_pixels(const ConvGemm& gemm, int64_t groups, int64_t target, int num_threads, TileGrid& t) {
   // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
-  t.tile_cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(1, target / 2) : target);
+  t.tile_cols = even_piece(gemm.cols, gemm.taps_h > 1 ? target / 2 : target);
   const int64_t tiles_w = div_up(gemm.cols, t.tile_cols);
   const int64_t max_rows = max64(1, target * 4 / 3 / t.tile_cols);
   t.tile_images = 1;
   t.tile_rows = min64(max_rows, gemm.rows);
   if (gemm.rows <= max_rows && tiles_w == 1) {
-    t.tile_images = even_piece(gemm.batch, max64(1, target * 4 / 3 / (gemm.rows * gemm.cols)));
+    t.tile_images = even_piece(gemm.batch, target * 4 / 3 / (gemm.rows * gemm.cols));
     // No fewer tiles than threads while there are images.
     if (div_up(gemm.batch, t.tile_images) * groups < num_threads) {
-      t.tile_images = even_piece(gemm.batch, max64(1, gemm.batch * groups / num_threads));
+      t.tile_images = even_piece(gemm.batch, gemm.batch * groups / num_threads);
     }
   } else {
     // Of the row counts near the target, the one whose last round leaves the fewest threads idle.

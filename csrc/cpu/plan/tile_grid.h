@@ -1,4 +1,5 @@
-// Tiles of result positions, as the drivers gemm, pixels and depthwise cut their results; and panels of vectors.
+// Tiles of result positions, as the drivers gemm, pixels, depthwise, amx and winograd cut their results; and panels of
+// vectors.
 #pragma once
 
 #include "conv_gemm.h"

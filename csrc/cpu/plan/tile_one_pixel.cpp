@@ -57,13 +57,8 @@ DotScratch lay_out_scratch(const DotTiling& t, const DotKernelShape& shape) {
   s.patches = layout.take(t.images * t.depth * shape.element_size);
   s.rows = layout.take(max64(shape.single_rows, shape.rows) * t.depth * shape.storage_size);
   s.bytes = layout.bytes();
-  CONV2D_EXT_ASSERT(s.bytes <= limits::kMaxScratchBytes);
+  CONV2D_EXT_ASSERT(fits_scratch(s));
   return s;
-}
-
-bool taps_are_inside(const ConvGemm& g) {
-  return met_taps(g.axis_h, g.taps_h, g.source_h).count() == g.taps_h &&
-         met_taps(g.axis_w, g.taps_w, g.source_w).count() == g.taps_w;
 }
 
 bool dot_is_dense(const ConvGemm& g, int64_t stride_c, int64_t stride_i, int64_t stride_j) {

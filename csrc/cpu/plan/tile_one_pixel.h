@@ -31,8 +31,7 @@ struct DotScratch {
 };
 DotScratch lay_out_scratch(const DotTiling& tiling, const DotKernelShape& shape);
 
-// Whether every tap meets the source, and whether strides make (c, i, j) one run of consecutive elements.
-bool taps_are_inside(const ConvGemm& gemm);
+// Whether strides make (c, i, j) one run of consecutive elements.
 bool dot_is_dense(const ConvGemm& gemm, int64_t stride_c, int64_t stride_i, int64_t stride_j);
 
 // ---- rows times factors --------------------------------------------------------------------------------------------

@@ -108,8 +108,6 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
     const int f = phases.count++;
     phases.gemm[f] = g;
     phases.gemm[f].weight = call.b.data;
-    phases.first_i[f] = f / step_w;
-    phases.first_j[f] = f % step_w;
     extend(g.axis_h, 1, g.taps_h, low_row, high_row);
     extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
   });
@@ -130,8 +128,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
     return kManyPixels;
   }
   // A smaller tile or chunk, for more threads, takes no more.
-  const int64_t bytes = lay_out_scratch(tile_phases(phases, vector, 1), phases, vector).bytes;
-  return bytes <= limits::kMaxScratchBytes ? nullptr : kManyPixels;
+  return fits_scratch(lay_out_scratch(tile_phases(phases, vector, 1), phases, vector)) ? nullptr : kManyPixels;
 }
 
 PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, int num_threads) {
@@ -163,7 +160,7 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
       t.chunks_m = div_up(vectors, t.chunk_vectors);
       if (phases.over_groups || t.chunk_vectors == 1 || !threads_would_idle(t.items(), num_threads)) break;
     }
-    const bool in_scratch = lay_out_scratch(t, phases, vector).bytes <= limits::kMaxScratchBytes;
+    const bool in_scratch = fits_scratch(lay_out_scratch(t, phases, vector));
     if (in_scratch && !threads_would_idle(t.items(), num_threads)) return t;
     const int64_t least_rows = in_scratch && !phases.over_groups ? limit::kLeastRows : 1;
     if (t.tile_images > 1) {

@@ -5,7 +5,8 @@
 
 #include "../base/scratch.h"
 #include "conv_gemm.h"
-#include "tile_gemm.h"
+#include "patch_axis.h"
+#include "tile_grid.h"
 
 namespace conv2d_ext::cpu {
 
@@ -19,8 +20,8 @@ struct JoinedPhases {
 
   // Taps of the whole kernel, and steps between them in the weight.
   int64_t taps_h, taps_w, weight_i, weight_j;
-  // Of each phase: its first tap, and from tap to tap.
-  int64_t first_i[kMost], first_j[kMost], step_i, step_j;
+  // From tap to tap of a phase. Phase f begins with tap (f / step_j, f % step_j).
+  int64_t step_i, step_j;
   // Coordinates of grad_output that any tap of any phase meets: the first n rows of every phase meet n + row_reach
   // rows, from first_row on; columns: all that are met.
   int64_t first_row, row_reach, first_col, cols;

@@ -10,8 +10,6 @@ namespace limit = limits::tiling;
 
 namespace {
 
-bool fits_scratch(const PixelScratch& scratch) { return scratch.bytes <= limits::kMaxScratchBytes; }
-
 // Whether `depth` cache lines that are `pitch` bytes apart fit half of an L1 of 64 sets and 8 ways; the other half is
 // for the next panel, which is asked for meanwhile, the weights and the sums. Planes whose size is a multiple of a
 // large power of two fall into few sets.
@@ -79,7 +77,7 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
     // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
     const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
     t.tile_cols = min64(round_up(cols, vector.lanes), gemm.cols);
-    t.tile_rows = even_piece(gemm.rows, max64(1, target / t.tile_cols));
+    t.tile_rows = even_piece(gemm.rows, target / t.tile_cols);
     plane =
         plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
     if (saturating_mul(plane, k.segment_channels, vector.element_size) <= limit::kMaxPatchBytes || target < 16) break;

@@ -33,20 +33,19 @@ struct WinogradTiler {
   // and of channels, those that take the threads the shortest.
   void cut(int64_t target, WinogradTiling& best) const {
     const int64_t rows = winograd_squares(gemm.rows), cols = winograd_squares(gemm.cols);
-    const int64_t tile_cols = max64(even_piece(cols, target), 1);
+    const int64_t tile_cols = even_piece(cols, target);
     WinogradTiling t = best;
     t.tile_images = 1;
     t.tile_cols = min64(2 * tile_cols, gemm.cols);
     const int64_t most_rows = tile_cols < cols ? 1 : max64(1, target * 5 / 4 / cols);
     double least = 1e300;
     for (int64_t tile_rows = min64(most_rows, rows); tile_rows > most_rows / 2 || tile_rows == rows; --tile_rows) {
-      if (tile_rows == 0) break;
       if (tile_rows != even_piece(rows, tile_rows)) continue;
       if (tile_rows == rows && tile_cols == cols) {
-        t.tile_images = even_piece(gemm.batch, max64(1, target * 5 / 4 / (rows * cols)));
+        t.tile_images = even_piece(gemm.batch, target * 5 / 4 / (rows * cols));
         // No fewer tiles than threads while there are images.
         if (div_up(gemm.batch, t.tile_images) * gemm.groups < num_threads) {
-          t.tile_images = even_piece(gemm.batch, max64(1, gemm.batch * gemm.groups / num_threads));
+          t.tile_images = even_piece(gemm.batch, gemm.batch * gemm.groups / num_threads);
         }
       } else {
         t.tile_images = 1;
@@ -93,7 +92,7 @@ struct WinogradTiler {
       const int64_t others = gemm.groups * t.chunks_m;
       const int64_t items =
           num_threads == 1 ? 1 : max64(1, div_up(limit::kItemsPerThread * num_threads, max64(others, 1)));
-      t.run = even_piece(t.tiles(), max64(1, t.tiles() / items));
+      t.run = even_piece(t.tiles(), t.tiles() / items);
     }
     t.runs = div_up(t.tiles(), t.run);
   }
@@ -110,11 +109,11 @@ WinogradTiling tile_winograd(const ConvGemm& gemm, const VectorShape& vector, in
   const int64_t square_bytes = kWinogradProducts * gemm.channels * vector.element_size;
   int64_t target = min64(limit::kSquares, max64(8, limit::kSourceBytes / square_bytes));
   for (;; target = target * 3 / 4) {
-    tiler.cut(max64(target, 1), t);
+    tiler.cut(target, t);
     tiler.cut_runs(t);
-    if (lay_out_scratch(t, gemm, vector).bytes <= limits::kMaxScratchBytes || target <= 1) break;
+    if (fits_scratch(lay_out_scratch(t, gemm, vector)) || target <= 1) break;
   }
-  CONV2D_EXT_ASSERT(lay_out_scratch(t, gemm, vector).bytes <= limits::kMaxScratchBytes);
+  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, gemm, vector)));
   return t;
 }
 

@@ -21,9 +21,6 @@ inline int64_t winograd_squares(const Tile& tile) {
   return tile.images * winograd_squares(tile.rows) * winograd_squares(tile.cols);
 }
 
-// The axis with ascending taps, whichever order the GEMM has them in.
-inline GatherAxis winograd_axis(const GatherAxis& axis) { return ascending(axis, 3); }
-
 // Tiles, of whole squares but for the image's last row and column. A work item takes `run` of them, one after the
 // other, and a chunk of result channels.
 struct WinogradTiling : TileGrid {

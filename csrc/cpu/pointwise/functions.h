@@ -282,22 +282,11 @@ CONV2D_INLINE double atanh_of(double x) { return __builtin_atanh(x); }
 
 CONV2D_INLINE double log_of(double x) { return __builtin_log(x); }
 
-// As the C library's pow has it, for zeros, infinities and negative x too.
-CONV2D_INLINE Doubles pow_of(Doubles x, double exponent) {
-  if (exponent == 0) return all<Doubles>(1.0);
-  const bool is_integer = __builtin_floor(exponent) == exponent;
-  const bool is_odd = is_integer && __builtin_floor(exponent / 2) * 2 != exponent;
-  const Doubles size = exp_of(log_of(magnitude(x)) * exponent);
-  if (is_odd) return with_sign(size, x);
-  if (is_integer) return size;
-  return select((x < 0.0) & (x > -__builtin_inf()), all<Doubles>(__builtin_nan("")), size);
-}
-CONV2D_INLINE double pow_of(double x, double exponent) { return __builtin_pow(x, exponent); }
-
 CONV2D_INLINE Bits<Doubles> is_integer(Doubles x) {
   return Bits<Doubles>(((x + kRounder<Doubles>)-kRounder<Doubles> == x) | (magnitude(x) >= 0x1p51));
 }
-// x^y for each y of a vector.
+// As the C library's pow has it, for zeros, infinities and negative x too.
+CONV2D_INLINE double pow_of(double x, double y) { return __builtin_pow(x, y); }
 CONV2D_INLINE Doubles pow_of(Doubles x, Doubles y) {
   const Doubles infinity = all<Doubles>(__builtin_inf()), one = all<Doubles>(1.0),
                 nan = all<Doubles>(__builtin_nan(""));
@@ -541,8 +530,8 @@ template <class T>
 struct Pow {
   double exponent;
   explicit CONV2D_INLINE Pow(const double* p) : exponent(p[0]) {}
-  CONV2D_INLINE T value(T x) const { return pow_of(x, exponent); }
-  CONV2D_INLINE T slope(T x) const { return exponent == 0 ? T{} : exponent * pow_of(x, exponent - 1); }
+  CONV2D_INLINE T value(T x) const { return pow_of(x, all<T>(exponent)); }
+  CONV2D_INLINE T slope(T x) const { return exponent == 0 ? T{} : exponent * pow_of(x, all<T>(exponent - 1)); }
 };
 
 template <class T>

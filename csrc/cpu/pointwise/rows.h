@@ -85,7 +85,7 @@ void pair_row(const void* first, const void* second, void* result, int64_t n) {
       static_cast<const S*>(first), static_cast<const S*>(second));
 }
 
-// One for each dtype, in the order of pointwise.cpp's index_of.
+// One for each dtype, in DType's order.
 template <template <class> class Function, Kind kind>
 constexpr void set_rows(pointwise::Rows& rows, int at) {
   rows.value[at][0] = value_row<Function, kind, float>;

@@ -6,7 +6,7 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// At a type's place in reduce.cpp's index_of.
+// At a type's place in DType's order.
 template <class S>
 constexpr void set_kernels(reduce::Kernels& kernels, int at) {
   kernels.sum[at] = sum_of<S>;

@@ -9,6 +9,9 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 constexpr int kSumLanes = 16;
 
+// Pieces of so many elements that are worth a thread's while.
+constexpr int64_t pieces_at_once(int64_t elements) { return max64(1, 16384 / elements); }
+
 template <class T>
 struct LaneTraits;
 template <>

@@ -9,17 +9,14 @@ namespace {
 
 const Kernels& kernels() { return tables_in_use().kernels; }
 
-// Tables have the real floating-point types in DType's order.
-int index_of(DType dtype) { return static_cast<int>(dtype); }
-
 }  // namespace
 
-void sum(DType dtype, const SumCall& call, const Executor& executor) { kernels().sum[index_of(dtype)](call, executor); }
+void sum(DType dtype, const SumCall& call, const Executor& executor) { kernels().sum[int(dtype)](call, executor); }
 void softmax(DType dtype, bool log, const SoftmaxCall& call, const Executor& executor) {
-  kernels().softmax[log][index_of(dtype)](call, executor);
+  kernels().softmax[log][int(dtype)](call, executor);
 }
 void softmax_grad(DType dtype, bool log, const SoftmaxCall& call, const Executor& executor) {
-  kernels().softmax_grad[log][index_of(dtype)](call, executor);
+  kernels().softmax_grad[log][int(dtype)](call, executor);
 }
 
 }  // namespace conv2d_ext::cpu::reduce

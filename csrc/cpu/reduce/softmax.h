@@ -154,16 +154,12 @@ template <class S>
 struct SoftmaxItems {
   const reduce::SoftmaxCall& call;
 
-  static constexpr int64_t kElements = 16384;  // that are worth a thread's while
   static constexpr int64_t kColumns = Vec<ComputeType<S>>::kLanes;
 
-  int64_t vectors() const { return (call.inner + kColumns - 1) / kColumns; }
-  int64_t pieces() const { return call.inner == 1 ? call.outer : call.outer * vectors(); }
-  int64_t pieces_in_item() const {
-    const int64_t elements = call.length * (call.inner == 1 ? 1 : min64(call.inner, kColumns));
-    return elements >= kElements ? 1 : kElements / elements;
-  }
-  int64_t items() const { return (pieces() + pieces_in_item() - 1) / pieces_in_item(); }
+  int64_t vectors() const { return div_up(call.inner, kColumns); }
+  int64_t pieces() const { return call.outer * vectors(); }
+  int64_t pieces_in_item() const { return pieces_at_once(call.length * min64(call.inner, kColumns)); }
+  int64_t items() const { return div_up(pieces(), pieces_in_item()); }
 
   template <class Row, class Columns>
   void run(int64_t item, Row row, Columns columns) const {

@@ -170,8 +170,6 @@ struct SumItems {
   bool columns;
   T* partial;  // [parts][results], or null where there is one part
 
-  static constexpr int64_t kElements = 16384;  // that are worth a thread's while
-
   static bool has_columns(const reduce::SumCall& call) {
     const auto last_step = [](const reduce::Dims& dims) { return dims.count == 0 ? 0 : dims.stride[dims.count - 1]; };
     return last_step(call.kept) == 1 && last_step(call.reduced) != 1;
@@ -181,10 +179,7 @@ struct SumItems {
   int64_t row() const { return columns ? call.kept.size[call.kept.count - 1] : 1; }
   int64_t in_row() const { return div_up(row(), width()); }
   int64_t pieces() const { return results / row() * in_row(); }
-  int64_t pieces_in_item() const {
-    const int64_t elements = min64(length, kSumPart) * min64(width(), row());
-    return elements >= kElements ? 1 : kElements / elements;
-  }
+  int64_t pieces_in_item() const { return pieces_at_once(min64(length, kSumPart) * min64(width(), row())); }
   int64_t groups() const { return div_up(pieces(), pieces_in_item()); }
   int64_t items() const { return groups() * parts; }
 

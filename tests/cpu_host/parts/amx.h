@@ -402,8 +402,8 @@ inline void check_pixel_rows() {
              int(d[kImage].stride), int(d[kChannel].stride), int(d[kRow].stride), int(d[kCol].stride));
     Buffer<BFloat16> packed(segment.images * patch.image_pitch);
     Result<BFloat16Block> rows(channels * taps_h * taps_w * steps);
-    const PixelSource source{memory.data() + before, d[kImage].stride, d[kChannel].stride, d[kRow].stride,
-                             d[kCol].stride,         d[kRow].size,     d[kCol].size};
+    const Source<BFloat16> source{memory.data() + before, d[kImage].stride, d[kChannel].stride, d[kRow].stride,
+                                  d[kCol].stride,         d[kRow].size,     d[kCol].size};
     pack_pixel_patch(patch, source, packed.data());
     copy_pixel_rows(patch, segment, {taps_h, taps_w}, packed.data(), steps, rows.data());
     for (int64_t e = 0; e < channels * taps_h * taps_w; ++e) {

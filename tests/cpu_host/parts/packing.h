@@ -363,10 +363,10 @@ void check_weights() {
     gemm.weight_c = from.d[kReduced].stride;
     gemm.weight_i = from.d[kTapRow].stride;
     gemm.weight_j = from.d[kTapCol].stride;
-    gemm.conj_weight = kIsComplex<S> && random.once_in(2);
+    gemm.is_gradient = kIsComplex<S> && random.once_in(2);
     describe("%d lanes, %d channels, %d x %d taps, strides %d, %d, %d, %d, conj %d", int(lanes), int(channels),
              int(rows), int(cols), int(gemm.weight_m), int(gemm.weight_c), int(gemm.weight_i), int(gemm.weight_j),
-             gemm.conj_weight);
+             gemm.is_gradient);
     Buffer<S> weight(from.elements);
     Result<T> dst((depth - 1) * pitch + width);
     fill(weight, random);
@@ -375,7 +375,7 @@ void check_weights() {
     for (int64_t k = 0; k < depth; ++k) {
       for (int64_t lane = 0; lane < width; ++lane) {
         const T value = lane < lanes ? widened(weight[from.at(lane, k / cols / rows, k / cols % rows, k % cols)]) : T{};
-        put(dst.expected.data() + k * pitch, lane, conjugated(value, gemm.conj_weight));
+        put(dst.expected.data() + k * pitch, lane, conjugated(value, gemm.is_gradient));
       }
     }
     dst.compare();
@@ -393,7 +393,7 @@ void check_weights() {
     gemm.weight_result_j = from.d[kTapCol].stride;
     gemm.result_taps_h = rows;
     gemm.result_taps_w = cols;
-    gemm.conj_weight = kIsComplex<S> && random.once_in(2);
+    gemm.is_gradient = kIsComplex<S> && random.once_in(2);
     describe("results %d to %d of %d x %d x %d, %d channels", int(first), int(first + lanes), int(m), int(rows),
              int(cols), int(channels));
     Buffer<S> weight(from.elements);
@@ -406,7 +406,7 @@ void check_weights() {
         const int64_t at = first + lane;
         if (lane < lanes) {
           put(row, lane,
-              conjugated(widened(weight[from.at(at / cols / rows, k, at / cols % rows, at % cols)]), gemm.conj_weight));
+              conjugated(widened(weight[from.at(at / cols / rows, k, at / cols % rows, at % cols)]), gemm.is_gradient));
         } else {  // zeros of either sign
           put(row, lane, add(get(dst.data() + k * width, lane), T{}));
           expect(same_bits(get(row, lane), T{}), "no zero beyond the lanes");
