@@ -224,7 +224,8 @@ class TaskExplainer {
     const DotBlocking k = block_dot(g, dot_.width, vector_.limits);
     const DotTiling t = tile_dot(g, k, dot_, threads_);
     const bool single = t.images == 1;
-    name_kernel("dot_ukernel", single ? dot_.single_rows : dot_.rows, single ? 1 : dot_.columns, Widened::kAsLoaded);
+    const int64_t columns = t.images <= dot_.few_columns ? dot_.few_columns : dot_.columns;
+    name_kernel("dot_ukernel", single ? dot_.single_rows : dot_.rows, single ? 1 : columns, Widened::kAsLoaded);
     e_.k_segments = dot_.width * div_up(k.steps, k.chain);
     e_.k_segment_length = k.chain;
     set_tile(t.images, 1, 1);

@@ -96,7 +96,11 @@ struct DotCall {
           operands.source = first_source + n * operands.source_pitch;
           operands.valid_sources = min64(Shape::kColumns, images - n);
           operands.lanes = lanes + n * lane_pitch + r * W;
-          dot_ukernel<S, T, Shape::kRows, Shape::kColumns>(operands);
+          if (images - n <= Shape::kFewColumns) {
+            dot_ukernel<S, T, Shape::kRows, Shape::kFewColumns>(operands);
+          } else {
+            dot_ukernel<S, T, Shape::kRows, Shape::kColumns>(operands);
+          }
         }
       }
     }

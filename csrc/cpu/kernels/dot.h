@@ -112,6 +112,7 @@ struct DotShape {
   static constexpr int kSingleRows = kBytes == 64 ? 8 : kBytes == 32 ? 6 : 3;
   static constexpr int kRows = kBytes == 64 ? 6 : 3;
   static constexpr int kColumns = kBytes == 64 ? 4 : kBytes == 32 ? 2 : 1;
+  static constexpr int kFewColumns = (kColumns + 1) / 2;  // of the last ones
 };
 
 template <class S>
@@ -119,7 +120,7 @@ constexpr DotKernelShape dot_shape() {
   using T = ComputeType<S>;
   using Shape = DotShape<T>;
   return {Vec<T>::kLanes,     kDotWidth<T>, int64_t(sizeof(T)), int64_t(sizeof(S)),
-          Shape::kSingleRows, Shape::kRows, Shape::kColumns};
+          Shape::kSingleRows, Shape::kRows, Shape::kColumns,    Shape::kFewColumns};
 }
 
 // The sums of L results' lanes, each in its place: lane l is added to lane l + W/2, then W/4 of these, and so on.

@@ -18,6 +18,7 @@ struct DotKernelShape {
   int64_t lanes, width, element_size, storage_size;
   int64_t single_rows;    // rows times one source vector
   int64_t rows, columns;  // rows times several
+  int64_t few_columns;    // the same of so many, where no more are left
 };
 // A work item: `rows` weight rows times `images`, walking over K in blocks of `depth` (whole chains).
 struct DotTiling {

@@ -226,6 +226,7 @@ void check_dot() {
   Random random(12);
   check_dot_ukernel<S, Shape::kSingleRows, 1>(random);
   check_dot_ukernel<S, Shape::kRows, Shape::kColumns>(random);
+  check_dot_ukernel<S, Shape::kRows, Shape::kFewColumns>(random);
   for (int i = 0; i < 20; ++i) check_dot_lanes<T>(random);
 }
 
