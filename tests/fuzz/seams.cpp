@@ -298,6 +298,7 @@ int64_t* const kLimits[] = {
     &t::kPaddingPanelPercent,
     &p::kMostNeighbourPixels,
     &p::kResultBytes,
+    &d::kCopiedBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

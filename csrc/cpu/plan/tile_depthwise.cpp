@@ -18,6 +18,18 @@ bool reads_in_place(const ConvGemm& gemm, int64_t chain, bool widens) {
          (!widens || gemm.taps_h <= limit::kWidenedRows);
 }
 
+// Whether a source is copied since its pixels, a multiple of 2 KiB apart, crowd an L1 of 64 sets and 8 ways: so many
+// lines that a micro-kernel's taps meet lie in one set. In a patch they are odd numbers of lines apart.
+bool crowds_sets(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size) {
+  constexpr int64_t kLine = 64, kWays = 8, kSets = 64;
+  const int64_t pixel_bytes = saturating_mul(gemm.source_col, storage_size);
+  // Each vector of a line asks for it anew.
+  const int64_t lines = gemm.taps() * kLine / (vector.lanes * vector.element_size);
+  if (pixel_bytes % (kSets * kLine) == 0) return lines > kWays;
+  const int64_t bytes = saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, gemm.groups * storage_size);
+  return pixel_bytes % (kSets * kLine / 2) == 0 && lines > 2 * kWays && bytes < limit::kCopiedBytes;
+}
+
 }  // namespace
 
 DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads) {
@@ -37,7 +49,8 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
                           pixel_bytes);
   };
   const bool widens = storage_size != vector.element_size;
-  t.in_place = reads_in_place(gemm, block_k(gemm, vector.limits).chain, widens);
+  t.in_place =
+      reads_in_place(gemm, block_k(gemm, vector.limits).chain, widens) && !crowds_sets(gemm, vector, storage_size);
   const int64_t most = widens && !t.in_place ? limit::kPackedBytes : limit::kTileBytes;
   // A wide row's patch can be too large. A single pixel's always fits.
   while (t.tile_cols > 1 && patch_bytes(1) > most) t.tile_cols = div_up(t.tile_cols, 2);
