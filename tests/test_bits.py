@@ -361,6 +361,9 @@ _INNER = [
     Problem("two chains", 1, 20, (12, 17), 20, (9, 9), padding=(4, 4), groups=20),
     Problem("one pixel", 2, 48, (3, 3), 48, (3, 3), groups=48),
     Problem("wide rows", 1, 16, (3, 300), 16, (3, 3), padding=(1, 1), groups=16),
+    # Pixels of 4 and of 2 KiB (float32) are copied.
+    Problem("1024 groups", 2, 1024, (5, 7), 1024, (3, 3), padding=(1, 1), groups=1024),
+    Problem("512 groups", 1, 512, (7, 6), 512, (5, 5), (2, 1), (2, 2), groups=512),
     Problem("32 groups of 4", 2, 128, (9, 11), 128, (3, 3), padding=(1, 1), groups=32),
     Problem("32 groups of 8", 1, 256, (7, 9), 256, (3, 3), (2, 2), (1, 1), groups=32),
     Problem("32 groups of 16", 1, 512, (5, 6), 512, (3, 3), padding=(1, 1), groups=32),

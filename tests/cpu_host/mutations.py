@@ -747,6 +747,12 @@ MUTATIONS = (
         "store_as(d, sum)",
     ),
     M(
+        "drivers/dot.h",
+        "the last images of several are taken as few",
+        "images - n <= Shape::kFewColumns",
+        "images - n <= Shape::kColumns",
+    ),
+    M(
         "drivers/gemm.h",
         "a whole vector is stored in the result, of which half has no channel",
         "kHasHalves<T> ? L / 2 : L",

@@ -299,6 +299,7 @@ int64_t* const kLimits[] = {
     &p::kMostNeighbourPixels,
     &p::kResultBytes,
     &d::kCopiedBytes,
+    &d::kTwoSetsBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -123,7 +123,8 @@ CONV2D_LIMIT kWidenedRows = 5;
 CONV2D_LIMIT kBlockBytes = 512;
 CONV2D_LIMIT kLeastBlockBytes = 256;
 CONV2D_LIMIT kBlockWeightBytes = 6400;
-// Larger sources with pixels 2 KiB apart are prefetched in place, not copied.
+// Pixels so many bytes apart lie in two sets of L1. Of larger sources they are prefetched in place then, not copied.
+CONV2D_LIMIT kTwoSetsBytes = 2048;
 CONV2D_LIMIT kCopiedBytes = 8 * 1024 * 1024;
 // What a tile meets of the source stays in L2; where it is widened into a patch, beside what it is widened from.
 CONV2D_LIMIT kTileBytes = 512 * 1024;

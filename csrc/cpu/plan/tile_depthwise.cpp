@@ -18,16 +18,16 @@ bool reads_in_place(const ConvGemm& gemm, int64_t chain, bool widens) {
          (!widens || gemm.taps_h <= limit::kWidenedRows);
 }
 
-// Whether a source is copied since its pixels, a multiple of 2 KiB apart, crowd an L1 of 64 sets and 8 ways: so many
-// lines that a micro-kernel's taps meet lie in one set. In a patch they are odd numbers of lines apart.
+// Whether a source is copied since its pixels crowd an L1 of 64 sets and 8 ways: so many lines that a micro-kernel's
+// taps meet lie in one set. In a patch they are odd numbers of lines apart.
 bool crowds_sets(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size) {
-  constexpr int64_t kLine = 64, kWays = 8, kSets = 64;
+  constexpr int64_t kLine = 64, kWays = 8;
   const int64_t pixel_bytes = saturating_mul(gemm.source_col, storage_size);
   // Each vector of a line asks for it anew.
   const int64_t lines = gemm.taps() * kLine / (vector.lanes * vector.element_size);
-  if (pixel_bytes % (kSets * kLine) == 0) return lines > kWays;
+  if (pixel_bytes % (2 * limit::kTwoSetsBytes) == 0) return lines > kWays;
   const int64_t bytes = saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, gemm.groups * storage_size);
-  return pixel_bytes % (kSets * kLine / 2) == 0 && lines > 2 * kWays && bytes < limit::kCopiedBytes;
+  return pixel_bytes % limit::kTwoSetsBytes == 0 && lines > 2 * kWays && bytes < limit::kCopiedBytes;
 }
 
 }  // namespace
