@@ -751,6 +751,7 @@ MUTATIONS = (
         "the last images of several are taken as few",
         "images - n <= Shape::kFewColumns",
         "images - n <= Shape::kColumns",
+        isas=("avx512",),
     ),
     M(
         "drivers/gemm.h",

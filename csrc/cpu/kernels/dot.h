@@ -112,7 +112,7 @@ struct DotShape {
   static constexpr int kSingleRows = kBytes == 64 ? 8 : kBytes == 32 ? 6 : 3;
   static constexpr int kRows = kBytes == 64 ? 6 : 3;
   static constexpr int kColumns = kBytes == 64 ? 4 : kBytes == 32 ? 2 : 1;
-  static constexpr int kFewColumns = (kColumns + 1) / 2;  // of the last ones
+  static constexpr int kFewColumns = kBytes == 64 ? 2 : kColumns;  // of the last ones
 };
 
 template <class S>
