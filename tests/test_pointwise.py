@@ -449,6 +449,18 @@ class TestPairs:
             pointwise_pair(x, x[:2], "pow")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exponent", [math.inf, -math.inf, math.nan, 0.0, -3.0, 2.0**40 + 1])
+def test_powers_with_any_exponent_are_the_c_library_s(exponent, dtype):
+    """A vector of numbers, and a rest of some."""
+    x = torch.tensor([1.0, -1.0, 0.5, -2.0, 0.0, -0.0, math.inf, -math.inf, math.nan] * 3)
+    x = x.to(dtype)
+    actual, expected = pointwise(x, "pow", [exponent]), x.double().pow(exponent).to(dtype)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    number = ~expected.isnan()
+    assert torch.equal(actual[number].signbit(), expected[number].signbit())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("eps", [0.0, 0.3, 0.5, 0.7, 1.0])
 def test_logit_s_limits_may_cross(eps, dtype):
