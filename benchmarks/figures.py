@@ -610,11 +610,12 @@ def _cuda_section(document: cuda.Document, checks: dict) -> list[str]:
         f"{checks['sanitizer']['calls']} calls.",
         "",
         *(f"- {test}" for test in failed),
-        "",
-        "Changed since, and in no test or figure here:",
-        "",
-        *(f"- {change}" for change in checks["since"]),
-        "",
+        *[""] * bool(failed),
+    ]
+    if checks["since"]:
+        lines += ["Changed since, and in no test or figure here:", ""]
+        lines += [*(f"- {change}" for change in checks["since"]), ""]
+    lines += [
         "![The post's problem on a GPU](images/cuda-post.png)",
         "",
         "![Layers on a GPU](images/cuda-layers.png)",
