@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conv2d_ext_toolchain import (
+    LINK_FLAGS,
     BuildError,
     compiler_problem,
     compiler_version,
@@ -284,7 +285,7 @@ def setup_arguments(root: Path) -> dict:
         MODULE,
         find_sources(root, cuda=decision.build),
         extra_compile_args={"cxx": cxx_flags, "nvcc": nvcc_flags},
-        extra_link_args=["-fopenmp"],
+        extra_link_args=LINK_FLAGS,
     )
     warnings = tuple(sentence for sentence in (decision.warning, too_old) if sentence)
     command = _build_ext_with_torch(cuda_archs, warnings)

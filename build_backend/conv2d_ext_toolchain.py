@@ -16,6 +16,12 @@ import tempfile
 OLDEST_PYTHON = (3, 10)
 NEWEST_PYTHON = (3, 14)
 
+# How the module is linked, after its objects. It must share PyTorch's C++ standard library: with a
+# copy of its own, the streams that write error messages crash, or leave the numbers out. Named here
+# the shared one comes first where the compiler would add the static one (-static-libstdc++, which a
+# wrapper around g++ may add).
+LINK_FLAGS = ["-fopenmp", "-lstdc++"]
+
 # A usable compiler builds each of these programs into a shared library. With each: the flags it
 # needs, and what it means when it fails. The first failure is the one that is reported.
 _TRIALS = [
@@ -32,7 +38,14 @@ _TRIALS = [
         "cannot build OpenMP programs (-fopenmp), which torch's threads need: install libgomp "
         "for g++, libomp-dev for clang++",
     ),
+    (
+        "#include <sstream>\n"
+        "std::string text(double x) { std::ostringstream s; s << x; return s.str(); }\n",
+        LINK_FLAGS,
+        "cannot link the shared libstdc++ (-lstdc++), which torch uses",
+    ),
 ]
+_SHARED_LIBRARY = b"libstdc++.so"  # as the last of them must name it
 
 
 class BuildError(SystemExit):
@@ -104,7 +117,7 @@ def compiler_problem(compiler, standard="c++17", environ=os.environ):
                 file.write(program)
             flags = [flag.format(standard=standard) for flag in flags]
             trial = subprocess.run(
-                command + flags + ["-fPIC", "-shared", source, "-o", library],
+                command + ["-fPIC", "-shared", source, "-o", library] + flags,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 universal_newlines=True,
@@ -115,6 +128,12 @@ def compiler_problem(compiler, standard="c++17", environ=os.environ):
                 said = " (it said: {})".format(errors[0].strip()) if errors else ""
                 meaning = meaning.format(standard=standard)
                 return "The C++ compiler {} {}{}.".format(compiler, meaning, said)
+        with open(library, "rb") as file:
+            if _SHARED_LIBRARY not in file.read():
+                return (
+                    "The C++ compiler {} links its standard library statically, or another one "
+                    "than libstdc++: torch needs the shared libstdc++. Name another one in CXX."
+                ).format(compiler)
     return None
 
 

@@ -149,10 +149,28 @@ class Gemm:
         return (2 if self.load_a == VECTOR else 2 * a) + (2 if self.load_b == VECTOR else 2 * b)
 
     @property
-    def copy_bytes(self) -> set[int]:
-        """The widths of asynchronous copies."""
-        loads = zip(self.loads, self.copies, strict=True)
-        return {16 if load in VECTORS else self.policy.element_bytes for load, n in loads if n}
+    def copy_opcodes(self) -> set[str]:
+        """Of the asynchronous copies. 16 bytes pass the L1 cache by; where both operands are copied
+        along k, another code lets them through it, and one of the two is executed."""
+        element = {2: set(), 4: {"LDGSTS.E"}, 8: {"LDGSTS.E.64"}, 16: {"LDGSTS.E.128"}}
+        past_l1 = {"LDGSTS.E.BYPASS.128"}
+        of = {VECTOR: past_l1, ROW_VECTOR: past_l1, GATHER: set()}
+        found = [of.get(load, element[self.policy.element_bytes]) for load in self.loads]
+        return set().union(*found, {"LDGSTS.E.128"} if self.chooses_l1 else set())
+
+    @property
+    def chooses_l1(self) -> bool:
+        return self.loads == (VECTOR, VECTOR)
+
+    def copies_in(self, body: list[Instruction]) -> collections.Counter[str]:
+        """Asynchronous copies by opcode. L2's prefetch size, which the compiler chooses, is left
+        out of the names."""
+        opcodes = (i.opcode.replace(".LTC128B", "") for i in body)
+        return collections.Counter(o for o in opcodes if o.startswith("LDGSTS"))
+
+    def executed_copies(self, body: list[Instruction]) -> int:
+        found = self.copies_in(body)
+        return found.total() - (found["LDGSTS.E.128"] if self.chooses_l1 else 0)
 
 
 def split_template(name: str) -> tuple[str, list[str]]:
@@ -213,10 +231,7 @@ def read_kernel(arch: str, name: str, code: list[Instruction], resources: Resour
 def executed(loop: HotLoop, gemm: Gemm) -> float | None:
     """Instructions of a step: those of a loop inside it count as often as it runs. None where the
     copies in the code don't make up those of a step."""
-
-    def copies(body: list[Instruction]) -> int:
-        return sum(i.opcode.startswith("LDGSTS") for i in body)
-
+    copies = gemm.executed_copies
     wanted = [n for n in gemm.copies if n]
     missing = sum(wanted) - copies(loop.body)
     rounds = [1.0] * len(loop.inner)
@@ -284,14 +299,11 @@ def gemm_faults(loop: HotLoop | None, gemm: Gemm, least_share: float) -> list[st
     if matrix_loads != policy.matrix_loads:
         found.append(f"{matrix_loads} LDSM instead of {policy.matrix_loads}")
 
-    copies = {opcode for opcode in count if opcode.startswith("LDGSTS")}
-    if bool(copies) != any(gemm.copies):
-        found.append("asynchronous copies: " + (", ".join(sorted(copies)) or "none"))
-    # Past the L1 cache where 16 bytes were asked for past it; elements of 16 bytes, too.
-    widths = {4: "", 8: r"\.64", 16: r"\.BYPASS(\.LTC128B)?\.128"}
-    for opcode in sorted(copies):
-        if not any(re.fullmatch(r"LDGSTS\.E" + widths[n], opcode) for n in gemm.copy_bytes):
-            found.append(f"copies by {opcode} instead of {sorted(gemm.copy_bytes)} bytes")
+    copies = gemm.copies_in(loop.body)
+    if set(copies) != gemm.copy_opcodes:
+        found.append(f"copies by {sorted(copies)} instead of {sorted(gemm.copy_opcodes)}")
+    if gemm.chooses_l1 and copies["LDGSTS.E.128"] != sum(gemm.copies):
+        found.append(f"{copies['LDGSTS.E.128']} copies through the L1 cache, of {gemm.copies}")
     shared_loads = sum(n for opcode, n in count.items() if opcode.startswith("LDS."))
     is_16_bit = policy.element_bytes == 2
     if is_16_bit and set(gemm.loads) <= set(VECTORS) and shared_loads > gemm.most_shared_loads:

@@ -507,8 +507,8 @@ def test_bank_conflicts(direction, last, math):
         for at in found.traffic:
             if at["file"] == "gemm_policies.cuh":
                 assert at["wavefronts"] == at["ideal"], (kernel, at)
-        # With lanes over pixels they share no operand through shared memory.
-        if kernel == "direct_conv" or (kernel == "depthwise_conv" and not last):
+        # These share no operand through shared memory.
+        if kernel in ("direct_conv", "depthwise_conv"):
             assert not found.traffic
             continue
         if "gemm" in kernel:

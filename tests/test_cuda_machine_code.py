@@ -201,7 +201,8 @@ def test_nothing_is_spilled_and_registers_allow_the_planned_ctas(arch, kernels):
 def test_shared_memory_is_there(arch, kernels, entries):
     for entry in entries:
         assert entry.shared_bytes(entry["stages"], several_chains=True) <= SHARED_BYTES[arch]
-    assert {k.resources.shared for k in kernels if k.arch == arch} == {RESERVED_BYTES[arch]}
+    # Kernels that use shared memory take it at the launch.
+    assert {k.resources.shared for k in kernels if k.arch == arch} <= {0, RESERVED_BYTES[arch]}
 
 
 # Warps of an SM while 16-bit vectors are multiplied, as registers and shared memory allow: of sums
@@ -322,7 +323,7 @@ _GOOD = f"""
         /*0010*/                   ISETP.GE.AND P0, PT, R0, R3, PT ;
         /*0020*/               @P0 BRA `(.L_x_2) ;
 .L_x_3:
-        /*0030*/                   LDGSTS.E.BYPASS.128 [R8], desc[UR4][R6.64], P1 ;
+        /*0030*/                   LDGSTS.E.128 [R8], desc[UR4][R6.64], P1 ;
         /*0040*/               @P2 BRA `(.L_x_3) ;
 .L_x_2:
         /*0050*/                   LDS.128 R4, [R8] ;
@@ -339,7 +340,7 @@ _GOOD = f"""
 """
 
 
-_COPY = "LDGSTS.E.BYPASS.128 [R8], desc[UR4][R6.64], P1"
+_COPY = "LDGSTS.E.128 [R8], desc[UR4][R6.64], P1"
 
 
 def _read(text: str, resources: Resources | None = None) -> Kernel:
@@ -357,7 +358,7 @@ def test_reading_accepts_a_good_loop():
     assert loop is not None
     assert (loop.body[0].opcode, loop.body[-1].opcode) == ("ISETP.GE.AND", "BRA")
     assert len(loop.body) == 72
-    assert [[i.opcode for i in inner] for inner in loop.inner] == [["LDGSTS.E.BYPASS.128", "BRA"]]
+    assert [[i.opcode for i in inner] for inner in loop.inner] == [["LDGSTS.E.128", "BRA"]]
     # 6 copies a step, of which the code has one: the inner loop's two instructions run 6 times.
     assert _GEMM.copies == (2, 4)
     assert executed(loop, _GEMM) == 72 + 5 * 2
@@ -377,10 +378,10 @@ def test_reading_accepts_a_good_loop():
         ("LDS.128 R4, [R8]", "CALL.REL.NOINC `(.L_x_5)", "calls: CALL.REL.NOINC"),
         ("LDS.128 R4, [R8]", "MUFU.RCP R4, R8", "divides: MUFU.RCP"),
         ("LDS.128 R4, [R8]", "LDSM.16.M88.4 R4, [R8]", "1 LDSM instead of 0"),
-        (_COPY, "LDG.E.128 R8, [R6.64]", "copies: none"),
+        (_COPY, "LDG.E.128 R8, [R6.64]", "copies by [] instead of"),
         (_COPY, "LDG.E.U16 R8, [R6.64]", "through registers"),
-        ("LDGSTS.E.BYPASS.128", "LDGSTS.E.128", "copies by LDGSTS.E.128 instead of [16] bytes"),
-        ("LDGSTS.E.BYPASS.128", "LDGSTS.E.64", "copies by LDGSTS.E.64 instead of [16] bytes"),
+        ("LDGSTS.E.128", "LDGSTS.E.BYPASS.128", "copies by ['LDGSTS.E.BYPASS.128'] instead of"),
+        ("LDGSTS.E.128", "LDGSTS.E.64", "copies by ['LDGSTS.E.64'] instead of ['LDGSTS.E.128']"),
         ("@P2 BRA `(.L_x_3)", "@P2 BRA `(.L_x_2)", "don't make up (2, 4) a step"),
         ("LDS.128 R4, [R8]", "LDS.128 R4, [R8]" + " ;\n /*0*/ NOP" * 20, "are 62.7%"),
         ("BRA `(.L_x_1)", "EXIT", "no loop that multiplies"),
@@ -394,6 +395,14 @@ def test_reading_finds_what_slows_a_loop(old, new, fault):
 def test_missing_tensor_cores_are_found():
     gemm = dataclasses.replace(_GEMM, policy_name="Tf32Policy")
     assert "0 HMMA.1688.F32.TF32 instead of 32" in gemm_faults(_read(_GOOD).loop, gemm, 0)
+
+
+def test_copies_along_k_have_a_code_for_either_way():
+    gemm = Gemm("Mma16Policy<Float16, 32>", "ConvGeometry<8, 4>", 2, 2, 4, 2, VECTOR, VECTOR)
+    loop = _read(_GOOD).loop
+    assert gemm.copy_opcodes == {"LDGSTS.E.128", "LDGSTS.E.BYPASS.128"}
+    assert gemm.executed_copies(loop.inner[0]) == 0
+    assert f"1 copies through the L1 cache, of {gemm.copies}" in gemm_faults(loop, gemm, 0)
 
 
 def test_a_loop_is_found_whose_blocks_lie_apart():

@@ -372,6 +372,7 @@ def test_no_compiler(tmp_path):
             "is too old: torch's headers and the vector code need c++20",
         ),
         ('case "$*" in *-fopenmp*) exit 1;; esac', "cannot build OpenMP programs"),
+        ('case "$*" in *-lstdc++*) exit 1;; esac', "cannot link the shared libstdc++"),
     ],
 )
 def test_unusable_compiler(tmp_path, script, words):
@@ -380,6 +381,19 @@ def test_unusable_compiler(tmp_path, script, words):
     assert problem.startswith(f"The C++ compiler {compiler} ")
     assert words in problem
     assert "\n" not in problem
+
+
+def test_a_compiler_that_links_statically(tmp_path):
+    """The shared libstdc++ still comes first; a compiler that lets no one name it is refused."""
+    real = shutil.which(toolchain.find_compiler())
+    archive = subprocess.check_output([real, "-print-file-name=libstdc++.a"], text=True)
+    if "/" not in archive:
+        pytest.skip("libstdc++ is not installed as a static library")
+    static = f'exec {real} -static-libstdc++ -static-libgcc "$@"'
+    assert toolchain.compiler_problem(add_program(tmp_path, "c++", static)) is None
+    named = f'for a; do shift; [ "$a" = -lstdc++ ] || set -- "$@" "$a"; done\n{static}'
+    problem = toolchain.compiler_problem(add_program(tmp_path, "g++", named))
+    assert "links its standard library statically" in problem
 
 
 def test_setup_without_a_compiler_says_so(tmp_path):

@@ -9,6 +9,8 @@ namespace conv2d_ext::cuda {
 
 namespace {
 
+constexpr int64_t kL1LineBytes = 128;
+
 int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t address(const void* data) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(data)); }
 
@@ -89,6 +91,9 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
   tile.a_over_k = !lies_over_channels(p.weight_m, p.m, p.weight_c);
   tile.b_over_k = lies_over_channels(p.source_c, p.channels, p.source_w);
   tile.result_over_m = lies_over_channels(p.result_m, p.m, p.result_w);
+  // Of pixels that fill a line of L1 copies past it are 1.1 to 1.3 times as fast, although taps read elements again; of
+  // pixels of 16 channels, which share lines with their neighbours, 2 to 3.4 times as slow.
+  tile.keeps_l1 = int64_t{p.channels} * size_of(plan.dtype) < kL1LineBytes;
   if (size_of(plan.dtype) == 2 && plan.engine == Engine::kImplicitGemm)
     tile.result_vector = result_vector(call, p, tile.result, tile.result_over_m);
   if (plan.engine == Engine::kImplicitGemm) drop_strides_of_single_lines(p);
@@ -113,7 +118,6 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
         depthwise.step = tiling.step;
         depthwise.vector = tiling.vector;
         depthwise.phases = phases;
-        depthwise.shared_bytes = plan.shared_bytes;
         depthwise.stream = stream;
         error = launch_depthwise_conv(plan.dtype, p, depthwise);
       } else if (plan.engine == Engine::kDirect) {

@@ -1,23 +1,16 @@
 // The depthwise kernels of the dtypes that have them.
 #include "depthwise_kernel.cuh"
-#include "shared_memory_limit.h"
 
 namespace conv2d_ext::cuda {
 
 namespace {
 
-// Where lanes are groups: of every thread the address of its filters, then these.
-constexpr int shared_bytes(int kernel, int vector) {
-  return kDepthwiseThreads * (8 + kernel * kernel * vector * static_cast<int>(sizeof(float)));
-}
-
 template <class T, int VECTOR, int KERNEL>
 cudaError_t conv_of(const ConvParams& params, const DepthwiseLaunch& launch_of) {
   void (*const kernel)(const ConvParams, const DepthwiseShape) =
       launch_of.step == 1 ? depthwise_conv<T, VECTOR, KERNEL, 1> : depthwise_conv<T, VECTOR, KERNEL, 2>;
-  static_assert(shared_bytes(KERNEL, VECTOR) <= kSharedBytesOfAll);
   return launch(kernel, dim3(static_cast<unsigned>(launch_of.shape.phase_blocks * launch_of.phases)),
-                dim3(kDepthwiseThreads), launch_of.shared_bytes, launch_of.stream, params, launch_of.shape);
+                dim3(kDepthwiseThreads), 0, launch_of.stream, params, launch_of.shape);
 }
 
 template <class T, int VECTOR>
@@ -49,8 +42,6 @@ bool has_depthwise_kernel(DType dtype, int kernel, int vector) {
 }
 
 int depthwise_threads() { return kDepthwiseThreads; }
-
-int depthwise_shared_bytes(int kernel, int vector) { return shared_bytes(kernel, vector); }
 
 cudaError_t launch_depthwise_conv(DType dtype, const ConvParams& params, const DepthwiseLaunch& launch_of) {
   if (dtype == DType::kFloat16) return conv_16<Float16>(params, launch_of);

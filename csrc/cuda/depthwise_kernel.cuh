@@ -37,50 +37,10 @@ __device__ __forceinline__ Neighbours<SumOf<T>, VECTOR> load_neighbours(int64_t 
   return values;
 }
 
-// The filters of a thread's groups, the first of which is at `address`. Where lanes are groups their filters lie one
-// after the other, and lanes that read the same tap would each read a line of their own; so the CTA reads them
-// together, along memory, and turns them in shared memory.
-template <class T, int VECTOR, int TAPS_H, int TAPS_W>
-__device__ __forceinline__ void load_filters(const ConvParams& p, const DepthwiseShape& shape, int64_t address,
-                                             Neighbours<SumOf<T>, VECTOR> (&weight)[TAPS_H][TAPS_W]) {
-  using Values = Neighbours<SumOf<T>, VECTOR>;
-  const auto load = [&](int64_t first, int v, int tap) {
-    return load_operand(
-        reinterpret_cast<const T*>(first + v * p.weight_group + tap / TAPS_W * p.weight_h + tap % TAPS_W * p.weight_w));
-  };
-  constexpr int kTaps = TAPS_H * TAPS_W, kOfThread = kTaps * VECTOR;
-  int64_t* const addresses = reinterpret_cast<int64_t*>(dynamic_shared());
-  // [thread][tap]: of an odd number of taps, lanes that read the same one meet every bank once.
-  Values* const filters = reinterpret_cast<Values*>(addresses + kDepthwiseThreads);
-  if (shape.lanes_are_groups) {
-    store_shared(addresses + threadIdx.x, address);
-    sync_threads();
-#pragma unroll 4
-    for (int i = 0; i < kOfThread; ++i) {
-      const int unit = i * kDepthwiseThreads + static_cast<int>(threadIdx.x);
-      const int thread = unit / kOfThread, element = unit % kOfThread;
-      const int64_t first = load_shared(addresses + thread);
-      store_shared(&filters[0].at[0] + unit,
-                   first == 0 ? zero_of<SumOf<T>>() : load(first, element % VECTOR, element / VECTOR));
-    }
-    sync_threads();
-  }
-#pragma unroll
-  for (int tap = 0; tap < kTaps; ++tap) {
-    Values& value = weight[tap / TAPS_W][tap % TAPS_W];
-    if (shape.lanes_are_groups) {
-      value = load_shared(filters + threadIdx.x * kTaps + tap);
-    } else {
-#pragma unroll
-      for (int v = 0; v < VECTOR; ++v) value.at[v] = load(address, v, tap);
-    }
-  }
-}
-
 // A thread's column of results.
 struct WalkedColumn {
   int64_t source;                              // address at the first result's first tap
-  int64_t weight;                              // address of the first tap; 0 where there is no result
+  int64_t weight;                              // address of the first tap
   int64_t result;                              // address of the first result
   int64_t source_step, tap_step, result_step;  // bytes: to the next row, to the next tap of a row, to the next result
   int32_t h, h_step;                           // source row of the first tap, and to the next row
@@ -95,8 +55,14 @@ __device__ __forceinline__ void walk(const ConvParams& p, const DepthwiseShape& 
   using Values = Neighbours<Sum, VECTOR>;
   static_assert(STEP <= TAPS_H);
   Values weight[TAPS_H][TAPS_W];
-  load_filters<T>(p, shape, column.weight, weight);
-  if (column.results == 0) return;
+#pragma unroll
+  for (int kh = 0; kh < TAPS_H; ++kh)
+#pragma unroll
+    for (int kw = 0; kw < TAPS_W; ++kw)
+#pragma unroll
+      for (int v = 0; v < VECTOR; ++v)
+        weight[kh][kw].at[v] = load_operand(
+            reinterpret_cast<const T*>(column.weight + v * p.weight_group + kh * p.weight_h + kw * p.weight_w));
 
   bool in_cols[TAPS_W];
 #pragma unroll
@@ -176,9 +142,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1)
   const int64_t band = take_index(item, bands);
   if (!shape.lanes_are_groups) group = take_index(item, lanes) * VECTOR;
   const int64_t n = item;
-  // A thread without results helps to load filters, and walks nowhere.
-  const bool exists = n < p.batch;
-  if (!exists && !shape.lanes_are_groups) return;
+  if (n >= p.batch) return;
 
   const bool down = p.tap_h > 0;  // else taps go up, and so does the walk
   const int64_t first = band * shape.band_rows;
@@ -188,7 +152,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1)
   const int64_t w = ow * p.step_w + cols.origin;
   WalkedColumn column;
   column.source = p.source + group * p.source_group + n * p.source_n + h * p.source_h + w * p.source_w;
-  column.weight = exists ? p.weight + group * p.weight_group + rows.weight_offset + cols.weight_offset : 0;
+  column.weight = p.weight + group * p.weight_group + rows.weight_offset + cols.weight_offset;
   column.result = p.tile.result + group * p.result_group + rows.result_offset + cols.result_offset + n * p.result_n +
                   oh * p.result_h + ow * p.result_w;
   column.source_step = down ? p.source_h : -p.source_h;
@@ -197,9 +161,9 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1)
   column.h = static_cast<int32_t>(h);
   column.h_step = down ? 1 : -1;
   column.w = static_cast<int32_t>(w);
-  column.results = exists ? static_cast<int32_t>(results) : 0;
+  column.results = static_cast<int32_t>(results);
   Neighbours<Sum, VECTOR> bias{};
-  if (p.bias != nullptr && exists) {
+  if (p.bias != nullptr) {
 #pragma unroll
     for (int v = 0; v < VECTOR; ++v)
       bias.at[v] = load_operand(reinterpret_cast<const T*>(p.bias + (group + v) * p.bias_stride));

@@ -81,12 +81,13 @@ __device__ __forceinline__ T shuffle_xor(T value, int mask) {
 
 // An asynchronous copy of BYTES (4, 8 or 16, both sides aligned) to shared memory; zeros where not `inside`, and then
 // `global` is not read. It has landed for this thread after wait_copies, for others after a barrier that follows.
-template <int BYTES>
+// PAST_L1: only of 16 bytes.
+template <int BYTES, bool PAST_L1 = false>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16);
+  static_assert(!PAST_L1 || BYTES == 16);
   const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if constexpr (BYTES == 16) {
-    // Past the L1 cache: 16 bits in channels_last are 1.1 to 1.35 times as fast, although taps read elements again.
+  if constexpr (PAST_L1) {
     asm volatile(
         "{ .reg .pred outside; setp.eq.b32 outside, %3, 0; cp.async.cg.shared.global [%0], [%1], %2, outside; }" ::"r"(
             to),

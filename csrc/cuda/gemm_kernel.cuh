@@ -241,13 +241,16 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
   const bool b_over_k = kGathersB && params.tile.b_over_k;
   int entry = 0;                 // of the table of k, of the next step to load
   int steps_left = chain_steps;  // to load until the table's other half begins
+  // Where one operand alone is copied along k, the choice costs more instructions than it saves.
+  const bool keeps_l1 = LOAD_A == Load::kVector && LOAD_B == Load::kVector && params.tile.keeps_l1;
   const auto side_a = [&] {
-    return Side<false>{{offsets + entry, positions + entry, im2col, dense}, geometry.dense_step()};
+    return Side<false>{{offsets + entry, positions + entry, im2col, dense}, geometry.dense_step(), keeps_l1};
   };
   const auto side_b = [&] {
     return Side<true>{{offsets + entry, positions + entry, im2col, dense},
                       {geometry.source_rows(), geometry.source_cols()},
-                      geometry.im2col_step()};
+                      geometry.im2col_step(),
+                      keeps_l1};
   };
   load_a.begin(side_a(), thread);
   load_b.begin(side_b(), thread);

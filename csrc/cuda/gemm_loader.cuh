@@ -36,7 +36,8 @@ template <>
 struct Side<true> {
   Tables tables;
   Bounds bounds;
-  int64_t step;  // bytes from one channel of a group to the next
+  int64_t step;   // bytes from one channel of a group to the next
+  bool keeps_l1;  // TileParams
   __device__ __forceinline__ XEntry entry(unsigned x) const { return load_shared(tables.im2col + x); }
   __device__ __forceinline__ int64_t offset(unsigned k) const { return load_shared(&tables.offsets[k].im2col); }
   __device__ __forceinline__ bool contains(const XEntry& x, const KPosition& k) const { return bounds.contain(x, k); }
@@ -46,6 +47,7 @@ template <>
 struct Side<false> {
   Tables tables;
   int64_t step;
+  bool keeps_l1;
   __device__ __forceinline__ XEntry entry(unsigned x) const { return {load_shared(tables.dense + x), 0, 0}; }
   __device__ __forceinline__ int64_t offset(unsigned k) const { return load_shared(&tables.offsets[k].dense); }
   __device__ __forceinline__ bool contains(const XEntry&, const KPosition&) const { return true; }
@@ -176,7 +178,7 @@ struct ElementVectorLoader {
       }
 #pragma unroll
       for (unsigned i = 0; i < kBatch; ++i)
-        copy_async<16>(first + (batch + i) * kRows * kRow, at_address(addresses[i]), inside[i]);
+        copy_async<16, true>(first + (batch + i) * kRows * kRow, at_address(addresses[i]), inside[i]);
     }
   }
 };
@@ -208,9 +210,16 @@ struct VectorLoader {
   __device__ __forceinline__ void copy(T* tile, const Side<IM2COL>& side, unsigned thread) const {
     T* const first = tile + Policy::group_offset(thread / kGroups, thread % kGroups);
 #pragma unroll
-    for (unsigned i = 0; i < kCopies; ++i)
-      copy_async<16>(first + i * kRows * Policy::kTileK, at_address(entries[i].address + offset),
-                     position.count != 0 && side.contains(entries[i], position));
+    for (unsigned i = 0; i < kCopies; ++i) {
+      T* const to = first + i * kRows * Policy::kTileK;
+      const void* const from = at_address(entries[i].address + offset);
+      const bool inside = position.count != 0 && side.contains(entries[i], position);
+      if (side.keeps_l1) {
+        copy_async<16>(to, from, inside);
+      } else {
+        copy_async<16, true>(to, from, inside);
+      }
+    }
   }
 };
 
@@ -247,8 +256,8 @@ struct RowVectorLoader {
     T* const first = tile + Policy::template row_offset<TILE>(thread / kGroups, thread % kGroups);
 #pragma unroll
     for (unsigned i = 0; i < kCopies; ++i)
-      copy_async<16>(first + i * kRows * TILE, at_address(entry.address + offsets[i]),
-                     channel(thread) < positions[i].count && side.contains(entry, positions[i]));
+      copy_async<16, true>(first + i * kRows * TILE, at_address(entry.address + offsets[i]),
+                           channel(thread) < positions[i].count && side.contains(entry, positions[i]));
   }
 };
 

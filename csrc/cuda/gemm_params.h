@@ -51,6 +51,7 @@ struct TileParams {
   int32_t stages;         // of the ring, where both operands of 16 bits are copied 16 bytes at a time
   int32_t result_vector;  // 8 or 4 neighbouring results of 16 bits are stored at once; 0: each by itself
   bool a_over_k, b_over_k, result_over_m;  // which index neighbouring lanes take
+  bool keeps_l1;                           // copies of both operands along k pass through the L1 cache, else past it
   bool conjugate_a, conjugate_b;
 };
 

@@ -100,15 +100,13 @@ struct DepthwiseLaunch {
   DepthwiseShape shape;
   int kernel, step, vector;  // taps of an axis, rows from a result to the next, groups of a lane
   int64_t phases;
-  int shared_bytes;
   cudaStream_t stream;
 };
 // Taps of the phases of grad_input at a stride of 2: every other one of a kernel's.
 constexpr int more_taps(int kernel) { return (kernel + 1) / 2; }
 constexpr int fewer_taps(int kernel) { return kernel / 2; }
 bool has_depthwise_kernel(DType dtype, int kernel, int vector);
-int depthwise_threads();                             // of a CTA
-int depthwise_shared_bytes(int kernel, int vector);  // of a CTA whose lanes are groups; others have none
+int depthwise_threads();  // of a CTA
 cudaError_t launch_depthwise_conv(DType dtype, const ConvParams& params, const DepthwiseLaunch& launch);
 
 struct DirectWeightLaunch {

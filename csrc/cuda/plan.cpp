@@ -239,8 +239,6 @@ void plan_direct_conv(Plan& plan, const ConvCall& call, const void* source, cons
   if (plan.depthwise.kernel != 0) {
     plan.kernel = "depthwise_conv";
     plan.threads = depthwise_threads();
-    if (plan.depthwise.lanes_are_groups)
-      plan.shared_bytes = depthwise_shared_bytes(plan.depthwise.kernel, plan.depthwise.vector);
     plan.tile_m = plan.depthwise.vector;
     plan.tile_n = plan.threads * plan.depthwise.band_rows;
     plan.ctas = plan.depthwise.phase_blocks * phases;

@@ -51,9 +51,10 @@ void store_global(T* address, T value, Site site = Site::here()) {
 inline void sync_threads(Site site = Site::here()) { cuda_host::wait_at_block_barrier(site); }
 inline void sync_warp(Site site = Site::here()) { cuda_host::wait_at_warp_barrier(site); }
 
-template <int BYTES>
+template <int BYTES, bool PAST_L1 = false>
 void copy_async(void* shared, const void* global, bool inside, Site site = Site::here()) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16);
+  static_assert(!PAST_L1 || BYTES == 16);
   cuda_host::begin_copy(site, shared, global, BYTES, inside);
 }
 inline void commit_copies() { cuda_host::commit_copies(); }

@@ -285,8 +285,8 @@ MUTATIONS = (
     _in(
         "gemm_loader.cuh",
         "groups past K are loaded",
-        "position.count != 0 && side.contains(entries[i], position));",
-        "side.contains(entries[i], position));",
+        "position.count != 0 && side.contains(entries[i], position);",
+        "side.contains(entries[i], position);",
         "gemm_f16.cu",
         "forward",
         "float16",
@@ -335,15 +335,9 @@ MUTATIONS = (
         "if (in_rows)",
     ),
     _walk(
-        "no barrier before filters are read",
-        "element / VECTOR));\n    }\n    sync_threads();",
-        "element / VECTOR));\n    }",
-        arrangement="channels_last",
-    ),
-    _walk(
         "two groups share a filter",
-        "first + v * p.weight_group",
-        "first",
+        "column.weight + v * p.weight_group",
+        "column.weight",
         math="bfloat16",
         arrangement="channels_last",
     ),
