@@ -479,7 +479,10 @@ def banks(math: Math, problem: Problem, direction: str, channels_last: bool) -> 
     tensors = make_tensors(problem, math.dtype)
     first, second = map(arrangement, operands(direction, tensors))
     result = empty_result(direction, problem, math.dtype, channels_last)
-    return engine().run(direction, problem, first, second, result=result, tf32=math.tf32)
+    execution = Execution(counts_banks=True)
+    return engine().run(
+        direction, problem, first, second, result=result, tf32=math.tf32, execution=execution
+    )
 
 
 # The most wavefronts for each that accesses of their sizes need, of all accesses of a call. What is

@@ -48,6 +48,7 @@ class Execution:
     seed: int = 0
     machine: Machine = Machine()
     holds: bool = False  # its first large launch waits until another thread has launched something
+    counts_banks: bool = False  # for Answer.traffic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Answer:
     result: torch.Tensor
     plan: dict[str, object] | None  # None of grad_bias
     # Shared memory accesses: a kernel's source line with accesses, wavefronts and the ideal number.
+    # Empty unless they were counted.
     traffic: list[dict[str, object]]
     launches: int
     workspace_bytes: int
@@ -65,7 +67,7 @@ class KernelError(AssertionError):
 
 
 _EXECUTION_FIELDS = (
-    "order", "seed", "holds", "sm_count", "shared_bytes", "variant", "split", "packed",
+    "order", "seed", "holds", "counts_banks", "sm_count", "shared_bytes", "variant", "split", "packed",
 )  # fmt: skip
 
 
@@ -216,6 +218,7 @@ class Engine:
             int(execution.order),
             execution.seed,
             int(execution.holds),
+            int(execution.counts_banks),
             execution.machine.sm_count,
             execution.machine.shared_bytes,
             execution.machine.variant,

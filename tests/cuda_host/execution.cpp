@@ -146,7 +146,7 @@ void Machine::run(dim3 grid, dim3 block, int shared_bytes, const void* kernel, B
     const unsigned number = static_cast<unsigned>(i);
     threads_[i]->index = {number % block.x, number / block.x % block.y, number / block.x / block.y};
   }
-  shared.begin_grid(shared_bytes, static_cast<int>(count_));
+  shared.begin_grid(shared_bytes, static_cast<int>(count_), session->settings.counts_banks);
 
   std::vector<uint64_t> ctas(static_cast<uint64_t>(grid.x) * grid.y * grid.z);
   for (size_t i = 0; i < ctas.size(); ++i) ctas[i] = i;
@@ -157,7 +157,8 @@ void Machine::run(dim3 grid, dim3 block, int shared_bytes, const void* kernel, B
     run_cta();
     if (!failure_.empty()) throw Failure(failure_);
   }
-  for (const AccessSite& site : shared.sites()) session->traffic.push_back({kernel_, site});
+  if (session->settings.counts_banks)
+    for (const AccessSite& site : shared.sites()) session->traffic.push_back({kernel_, site});
   ++session->launches;
 }
 

@@ -43,7 +43,8 @@ struct HostTensor {
 // N, 1) and (B, M, N, 1) and whose problem is not read. The operands of the others are (input, weight), (grad_output,
 // weight), (grad_output, input) or grad_output alone. bias: size[0] elements; data null where there is none.
 struct HostCall {
-  int64_t direction, dtype, math, plan_only, order, seed, holds, sm_count, shared_bytes, variant, split, packed;
+  int64_t direction, dtype, math, plan_only, order, seed, holds, counts_banks, sm_count, shared_bytes, variant, split,
+      packed;
   Conv2dProblem problem;
   HostTensor first, second, bias, result;
 };
@@ -270,6 +271,7 @@ void run(const HostCall& call, Json& json) {
   settings.order = static_cast<Order>(call.order);
   settings.seed = static_cast<uint64_t>(call.seed);
   settings.holds = call.holds != 0;
+  settings.counts_banks = call.counts_banks != 0;
   settings.shared_bytes_per_block = static_cast<int>(call.shared_bytes);
   Session session(settings);
   const void* const bias_data = call.bias.data == nullptr ? nullptr : bias.view().data;

@@ -673,7 +673,8 @@ def run_call(mutation: Mutation, library: Engine) -> Answer:
     math = next(math for math in MATHS if str(math) == mutation.math)
     problem = mutation.problem
     tensors = make_tensors(problem, math.dtype)
-    execution = Execution(machine=mutation.machine)
+    counts_banks = mutation.shows == "bank conflicts"
+    execution = Execution(machine=mutation.machine, counts_banks=counts_banks)
     if mutation.direction == "grad_bias":
         return library.run("grad_bias", problem, tensors.grad_output, execution=execution)
     first, second = (

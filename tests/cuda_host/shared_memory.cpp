@@ -50,7 +50,8 @@ bool SharedMemory::reserves(const void* address) const {
   return offset < kReservedBytes;
 }
 
-void SharedMemory::begin_grid(int bytes, int threads) {
+void SharedMemory::begin_grid(int bytes, int threads, bool counts_banks) {
+  counts_banks_ = counts_banks;
   bytes_ = static_cast<size_t>(bytes);
   data_.assign(bytes_, 0);
   cells_.assign((bytes_ + kCellBytes - 1) / kCellBytes, Cell{});
@@ -222,7 +223,7 @@ void SharedMemory::load_matrices(int warp, Site site, const void* const (&rows)[
   Traffic& traffic = sites_[number].traffic;
   ++traffic.accesses;
   for (int matrix = 0; matrix < 4; ++matrix) {
-    traffic.wavefronts += wavefronts_of(offsets, ~0u, matrix * 8, matrix * 8 + 8, kRowBytes);
+    if (counts_banks_) traffic.wavefronts += wavefronts_of(offsets, ~0u, matrix * 8, matrix * 8 + 8, kRowBytes);
     traffic.ideal += 1;
     for (int lane = 0; lane < kLanes; ++lane) {
       for (int half = 0; half < 2; ++half) {
@@ -241,6 +242,7 @@ void SharedMemory::load_matrices(int warp, Site site, const void* const (&rows)[
 // ---- bank conflicts
 
 void SharedMemory::record(int thread, uint16_t site, size_t offset) {
+  if (!counts_banks_) return;
   Warp& warp = warps_[thread / kLanes];
   const int lane = thread % kLanes;
   if (warp.sites.size() <= site) warp.sites.resize(site + 1);

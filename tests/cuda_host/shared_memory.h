@@ -42,7 +42,7 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  void begin_grid(int bytes, int threads);
+  void begin_grid(int bytes, int threads, bool counts_banks);
   void begin_cta();  // every byte 0xff: a NaN in each floating type
   void end_cta() { count_all(); }
   void pass_block_barrier();
@@ -116,6 +116,7 @@ class SharedMemory {
   std::vector<Cell> cells_;
   std::vector<Warp> warps_;
   uint32_t epoch_ = 1;
+  bool counts_banks_ = false;
   std::vector<AccessSite> sites_;
   std::vector<uint16_t> site_table_;  // hashed; number + 1, 0 where free
 };

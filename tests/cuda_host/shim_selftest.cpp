@@ -436,6 +436,10 @@ static Settings settings_of(int order, uint64_t seed) {
   settings.seed = seed;
   return settings;
 }
+static Settings counting_banks(Settings settings) {
+  settings.counts_banks = true;
+  return settings;
+}
 
 }  // namespace conv2d_ext::cuda_selftest
 
@@ -467,7 +471,7 @@ const char* selftest_run(const char* name, int order, uint64_t seed, const float
 const char* selftest_banks(const char* name, int stride, int order, uint64_t* traffic) {
   for (const Pattern& it : kPatterns)
     if (std::strcmp(it.name, name) == 0)
-      return guarded(settings_of(order, 1), [&](Session& session) {
+      return guarded(counting_banks(settings_of(order, 1)), [&](Session& session) {
         const cudaError_t error = launch(it.kernel, dim3(1), dim3(32), 48 * 1024, nullptr, stride);
         for (const auto& at : session.traffic) {
           traffic[0] += at.access.traffic.accesses;
