@@ -148,6 +148,8 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     ),
     "smooth_l1_loss": lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
     "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none"),
+    "smooth_l1_loss, beta 0.3": lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=0.3),
+    "huber_loss, delta 0.3": lambda x, y: F.huber_loss(x, y, reduction="none", delta=0.3),
 }
 TERNARY: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "lerp, tensors": torch.lerp,
@@ -191,6 +193,7 @@ def _reductions() -> Iterator[Call]:
         "argmax, gathered": lambda x: x.gather(-1, x.argmax(-1, keepdim=True)),
         "sort": lambda x: x.sort(dim=-1, stable=True).values,
         "norm, p = 3": lambda x: torch.linalg.vector_norm(x, 3, -1),
+        "norm, p = 1/2": lambda x: torch.linalg.vector_norm(x, 0.5, -1),
     }
     for name, function in rows.items():
         yield Call(f"{name} of rows", group, function, _one(ROWS))
@@ -328,6 +331,13 @@ def _norms() -> Iterator[Call]:
         formats=True,
     )
     yield Call("group_norm, 1 group", group, lambda x: F.group_norm(x, 1), grouped, formats=True)
+    yield Call(
+        "group_norm, a weight a channel",
+        group,
+        lambda x: F.group_norm(x, 1, torch.linspace(-1, 2, x.shape[1]).to(x.dtype)),
+        grouped,
+        formats=True,
+    )
     yield Call(
         "instance_norm",
         group,

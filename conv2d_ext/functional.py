@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -72,6 +73,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Differentiable to any order, in reverse and forward mode, under torch.func, torch.compile and
     autocast.
 
+    A nested input gives a nested output, as in F.linear.
+
     Raises TypeError for arguments of a wrong type, NotImplementedError for other dtypes (for
     integers on CUDA RuntimeError), and RuntimeError for sizes, dtypes and devices that don't fit
     together, in F.linear's words.
@@ -79,6 +82,25 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if is_compiling():
         return torch.ops.conv2d_ext.linear(input, weight, bias)
     return _C.linear(input, weight, bias)
+
+
+def linear_of_nested(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What _C.linear does with a nested input: its rows are computed as those of dense tensors."""
+    if input.layout != torch.jagged:
+        outputs = [linear(part, weight, bias) for part in input.unbind()]
+        return torch.nested.as_nested_tensor(outputs)
+    ragged = input._ragged_idx
+    if ragged == input.dim() - 1:
+        raise RuntimeError(
+            "linear(): expected a nested input whose last dimension has one size, but got one that "
+            f"is ragged there, of shape {tuple(input.shape)}"
+        )
+    return torch.nested.nested_tensor_from_jagged(
+        linear(input.values(), weight, bias),
+        offsets=input.offsets(),
+        lengths=input.lengths(),
+        jagged_dim=ragged,
+    )
 
 
 def conv1d(
@@ -515,8 +537,10 @@ def _list(function: str, name: str, value: int | Sequence[int], dims: int) -> li
     if not isinstance(value, (tuple, list)):
         _check_int(function, name, value, value)
         return [value] * dims
-    if value:
-        _check_int(function, name, value[0], value)  # the first alone, as PyTorch's parser does
+    for place, element in enumerate(value):
+        # A bool is refused in the first place alone, as by PyTorch's parser.
+        if place == 0 or not isinstance(element, bool):
+            _check_int(function, name, element, value)
     return height_and_width(name, value) if dims == 2 else one_dimension(name, value)
 
 
@@ -525,13 +549,24 @@ def _check_int(function: str, name: str, element: object, value: object) -> None
     if is_compiling():  # NumPy's scalars are traced as arrays; what they hold, the op checks
         wrong = element is None or isinstance(element, (bool, float, str))
     else:
-        integers = (Integral, torch.SymInt, Tensor)
-        wrong = isinstance(element, bool) or not isinstance(element, integers)
+        wrong = isinstance(element, bool) or not _is_index(element)
+        if not wrong and isinstance(element, Integral) and not -(2**63) <= element < 2**63:
+            raise ValueError(f"Overflow when unpacking long long: got {name}={value!r}")
     if wrong:
         raise TypeError(
             f"{function}() received an invalid combination of arguments: expected "
             f"{name} to be of integers, but got {name}={value!r}"
         )
+
+
+def _is_index(element: object) -> bool:
+    if isinstance(element, torch.SymInt):
+        return True
+    try:
+        operator.index(element)
+    except TypeError:
+        return False
+    return True
 
 
 # ---- what TorchScript compiles too, for the layers

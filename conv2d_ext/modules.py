@@ -161,21 +161,25 @@ class ConvTranspose1d(_TransposedLayer, nn.ConvTranspose1d):
     _pytorch_class = nn.ConvTranspose1d
 
     def _compute(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        stride = one_dimension("stride", self.stride)
-        padding = one_dimension("padding", self.padding)
-        dilation = one_dimension("dilation", self.dilation)
-        kernel_size = one_dimension("kernel_size", self.kernel_size)
-        output_padding = self._output_padding(
-            input, output_size, stride, padding, kernel_size, 1, dilation
-        )
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # where a list of integers may be one, too
+            stride = one_dimension("stride", self.stride)
+            padding = one_dimension("padding", self.padding)
+            dilation = one_dimension("dilation", self.dilation)
+            kernel_size = one_dimension("kernel_size", self.kernel_size)
+            output_padding = self._output_padding(
+                input, output_size, stride, padding, kernel_size, 1, dilation
+            )
             return torch.ops.conv2d_ext.conv_transpose1d(
                 input, self.weight, self.bias, stride, padding, output_padding, self.groups,
                 dilation,
             )  # fmt: skip
-        return conv_transpose1d(
-            input, self.weight, self.bias, stride, padding, output_padding, self.groups, dilation
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, 1, self.dilation
         )
+        return conv_transpose1d(
+            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,
+            self.dilation,
+        )  # fmt: skip
 
 
 class ConvTranspose2d(_TransposedLayer, nn.ConvTranspose2d):
@@ -189,21 +193,25 @@ class ConvTranspose2d(_TransposedLayer, nn.ConvTranspose2d):
     _pytorch_class = nn.ConvTranspose2d
 
     def _compute(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        stride = height_and_width("stride", self.stride)
-        padding = height_and_width("padding", self.padding)
-        dilation = height_and_width("dilation", self.dilation)
-        kernel_size = height_and_width("kernel_size", self.kernel_size)
-        output_padding = self._output_padding(
-            input, output_size, stride, padding, kernel_size, 2, dilation
-        )
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # where a list of integers may be one, too
+            stride = height_and_width("stride", self.stride)
+            padding = height_and_width("padding", self.padding)
+            dilation = height_and_width("dilation", self.dilation)
+            kernel_size = height_and_width("kernel_size", self.kernel_size)
+            output_padding = self._output_padding(
+                input, output_size, stride, padding, kernel_size, 2, dilation
+            )
             return torch.ops.conv2d_ext.conv_transpose2d(
                 input, self.weight, self.bias, stride, padding, output_padding, self.groups,
                 dilation,
             )  # fmt: skip
-        return conv_transpose2d(
-            input, self.weight, self.bias, stride, padding, output_padding, self.groups, dilation
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
         )
+        return conv_transpose2d(
+            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,
+            self.dilation,
+        )  # fmt: skip
 
 
 class Linear(_Layer, nn.Linear):

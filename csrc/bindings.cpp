@@ -187,6 +187,10 @@ PyObject* python_linear(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
     const Tensor input = arguments.tensor(0);
     const Tensor weight = arguments.tensor(1);
     const std::optional<Tensor> bias = arguments.optionalTensor(2);
+    if (input.is_nested()) {
+      return py::cast<Tensor>(
+          py::module_::import("conv2d_ext.functional").attr("linear_of_nested")(input, weight, bias));
+    }
     const py::gil_scoped_release no_gil;
     return linear_layer(input, weight, bias);
   });

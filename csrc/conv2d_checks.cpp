@@ -353,6 +353,12 @@ void check_conv1d_sizes(c10::SymIntArrayRef input, c10::SymIntArrayRef weight, s
   check_sizes_as<SymInt>(Shown::kRow, input, weight, bias, params, itemsize);
 }
 
+void check_not_nested(const char* function, const Tensor& input, const Tensor& weight) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!input.is_nested() && !weight.is_nested(), function,
+                              ": expected dense tensors, but got a nested tensor for ",
+                              input.is_nested() ? "input" : "weight");
+}
+
 void check_kinds(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
   check_layout("input", input);
   if (bias.has_value() && bias->defined()) {
@@ -409,7 +415,7 @@ void check_conv2d_grad_bias(const Tensor& grad_output) {
 void check_data(const char* name, const Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   TORCH_CHECK(impl->storage_initialized(),
-              "The tensor has a non-zero number of elements, but its data is not allocated yet. conv2d got ", name,
+              "The tensor has a non-zero number of elements, but its data is not allocated yet. Got ", name,
               " of size ", tensor.sizes(), ", whose storage has been freed");
   if (tensor.numel() == 0) {
     return;
@@ -422,7 +428,7 @@ void check_data(const char* name, const Tensor& tensor) {
   }
   fits = fits && mul(end, tensor.element_size(), &end);
   const auto bytes = impl->unsafe_storage().nbytes();
-  TORCH_CHECK(fits && static_cast<uint64_t>(end) <= bytes, "conv2d: ", name, " of size ", tensor.sizes(), ", strides ",
+  TORCH_CHECK(fits && static_cast<uint64_t>(end) <= bytes, name, " of size ", tensor.sizes(), ", strides ",
               tensor.strides(), " and storage offset ", tensor.storage_offset(),
               " is out of bounds for storage of size ", bytes);
 }

@@ -79,6 +79,9 @@ CONV2D_EXT_EXPORT ProblemOf<Int> check_conv2d_sizes(c10::ArrayRef<Int> input, c1
 void check_conv1d_sizes(c10::SymIntArrayRef input, c10::SymIntArrayRef weight, std::optional<c10::SymIntArrayRef> bias,
                         const SymConv2dParams& params, int64_t itemsize);
 
+// Before sizes are read, which nested tensors don't have. function: the name to complain by.
+void check_not_nested(const char* function, const at::Tensor& input, const at::Tensor& weight);
+
 // Dense tensors of one supported dtype, on one device.
 void check_kinds(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 

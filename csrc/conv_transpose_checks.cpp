@@ -39,7 +39,7 @@ void check_ranks(int64_t dims, SymIntArrayRef input, SymIntArrayRef weight) {
               " instead: conv_transpose", dims, "d takes weight of ", dims + 2, " dimensions");
 }
 
-void check_hyper_parameters(const PerDimension& p, const SymInt& groups) {
+void check_hyper_parameters(const PerDimension& p, const SymInt& groups, bool is_empty) {
   for (size_t i = 0; i < p.stride.size(); ++i) {
     TORCH_CHECK(at_least(p.padding[i], SymInt(0)),
                 "negative padding is not supported: expected padding of at least 0, but got padding=",
@@ -58,7 +58,7 @@ void check_hyper_parameters(const PerDimension& p, const SymInt& groups) {
   }
   TORCH_CHECK(at_least(groups, SymInt(1)),
               "non-positive groups is not supported: expected groups of at least 1, but got groups=", groups);
-  for (size_t i = 0; i < p.stride.size(); ++i) {
+  for (size_t i = 0; i < p.stride.size() && !is_empty; ++i) {  // PyTorch looks at it as it computes
     const SymInt limit = p.stride[i].max(p.dilation[i]);
     TORCH_CHECK(at_least(limit, p.output_padding[i] + 1),
                 "output padding must be smaller than either stride or dilation, but got output_padding=",
@@ -102,8 +102,9 @@ ConvTransposeCall check_conv_transpose(int64_t dims, SymIntArrayRef input, SymIn
   const PerDimension p{expand("stride", params.stride, dims), expand("padding", params.padding, dims),
                        expand("output_padding", params.output_padding, dims),
                        expand("dilation", params.dilation, dims)};
-  check_hyper_parameters(p, params.groups);
   const bool batched = static_cast<int64_t>(input.size()) == dims + 2;
+  const bool is_empty = batched && known_zero(input[0]);
+  check_hyper_parameters(p, params.groups, is_empty);
   const SymIntArrayRef in = input.slice(input.size() - dims);
   const SymIntArrayRef kernel = weight.slice(2);
   check_channels(input[batched ? 1 : 0], input, weight, params.groups);
@@ -131,7 +132,6 @@ ConvTransposeCall check_conv_transpose(int64_t dims, SymIntArrayRef input, SymIn
                 weight, ", stride=", SymIntArrayRef(p.stride), ", padding=", SymIntArrayRef(p.padding),
                 ", dilation=", SymIntArrayRef(p.dilation));
   }
-  const bool is_empty = batched && known_zero(input[0]);
   for (int64_t i = 0; i < dims; ++i) {
     TORCH_CHECK(!known_zero(in[i]) || is_empty,
                 "Only zero batch or zero channel inputs are supported, but got input shape: ", input);

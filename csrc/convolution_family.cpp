@@ -43,7 +43,8 @@ Tensor as_row(const Tensor& input, bool same_sides = true) {
 // the bias's gradient is conv2d_grad_bias: the sum of a broadcast addition follows the number of threads.
 
 Tensor per_channel(const Tensor& bias) {
-  if (bias.device().is_cpu()) {
+  // Autograd's zeros have no data, and add nothing.
+  if (bias.device().is_cpu() && !bias._is_zerotensor()) {
     check_data("bias", bias);
   }
   return bias.unsqueeze(-1).unsqueeze(-1);
@@ -149,6 +150,7 @@ Tensor run_conv_transpose(const ConvTransposeCall& call, const Tensor& input, co
 
 Tensor conv1d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
               SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups) {
+  check_not_nested("conv1d", input, weight);
   const int64_t dim = input.dim();
   TORCH_CHECK(dim == 2 || dim == 3,
               "Expected 2D (unbatched) or 3D (batched) input to conv1d, but got input of size: ", input.sym_sizes());
@@ -185,6 +187,7 @@ c10::SmallVector<SymInt, 2> conv1d_same_padding(const Tensor& weight, SymIntArra
 Tensor conv_transpose1d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef output_padding, SymInt groups,
                         SymIntArrayRef dilation) {
+  check_not_nested("conv_transpose1d", input, weight);
   const auto call = check_conv_transpose(1, input.sym_sizes(), weight.sym_sizes(), bias_size(bias),
                                          {stride, padding, output_padding, dilation, std::move(groups)});
   check_kinds(input, weight, bias);
@@ -194,6 +197,7 @@ Tensor conv_transpose1d(const Tensor& input, const Tensor& weight, const std::op
 Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef output_padding, SymInt groups,
                         SymIntArrayRef dilation) {
+  check_not_nested("conv_transpose2d", input, weight);
   const auto call = check_conv_transpose(2, input.sym_sizes(), weight.sym_sizes(), bias_size(bias),
                                          {stride, padding, output_padding, dilation, std::move(groups)});
   check_kinds(input, weight, bias);

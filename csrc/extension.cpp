@@ -20,6 +20,7 @@
 #include "invariance_products.cpp"
 #include "invariance_recurrent.cpp"
 #include "invariance_reductions.cpp"
+#include "invariance_serial.cpp"
 #include "library.cpp"
 #include "matmul.cpp"
 #include "pointwise_autograd.cpp"

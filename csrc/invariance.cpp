@@ -284,6 +284,24 @@ struct Linear {
 };
 
 // Of a linear layer and its activation, in PyTorch's own transformer layers.
+// A chain of products, from the left. PyTorch's order follows from the sizes, one of which is the batch.
+template <class AtOp>
+struct Chain {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, at::TensorList factors) {
+    bool takes_all = !leaves<Op>(keys) && factors.size() > 2;
+    for (size_t i = 0; takes_all && i < factors.size(); ++i) {
+      const bool may_be_vector =
+          Op::name == std::string_view("aten::linalg_multi_dot") && (i == 0 || i + 1 == factors.size());
+      takes_all = takes(factors[0], factors[i]) && (factors[i].dim() == 2 || (may_be_vector && factors[i].dim() == 1));
+    }
+    if (!takes_all) return redispatch_composite<Op>(keys, factors);
+    Tensor product = factors[0];
+    for (const Tensor& factor : factors.slice(1)) product = at::matmul(product, factor);
+    return product;
+  }
+};
+
 struct AddmmActivation {
   using Op = at::_ops::_addmm_activation;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat1, const Tensor& mat2,
@@ -340,6 +358,7 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFuncti
 
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   cover_all<Convolution, ConvolutionBackward, Mm, MmOut, Bmm, BmmOut, Mv, MvOut, Dot, Vdot, Linear, AddmmActivation>(m);
+  cover_all<Chain<at::_ops::linalg_multi_dot>, Chain<at::_ops::chain_matmul>>(m);
   cover_all<Sum<at::_ops::addmm, of_matrices, 2>, SumInPlace<at::_ops::addmm_, of_matrices, 2>,
             SumOut<at::_ops::addmm_out, of_matrices, 2>>(m);
   cover_all<Sum<at::_ops::baddbmm, of_matrices, 3>, SumInPlace<at::_ops::baddbmm_, of_matrices, 3>,

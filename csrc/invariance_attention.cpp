@@ -32,8 +32,10 @@ bool is_attention_mask(const Tensor& mask, const Tensor& query, const Tensor& ke
 
 bool takes_attention(const Tensor& query, const Tensor& key, const Tensor& value, bool enable_gqa) {
   const int64_t dims = query.dim();
-  if (!takes_on_cpu(query, key, value) || dims < 2 || dims > 4 || key.dim() != dims || value.dim() != dims)
+  if (!takes_on_cpu(query, key, value) || dims < (enable_gqa ? 3 : 2) || dims > 4 || key.dim() != dims ||
+      value.dim() != dims) {
     return false;
+  }
   if (query.sym_size(-1) != key.sym_size(-1) || key.sym_size(-2) != value.sym_size(-2)) return false;
   for (int64_t d = 0; d + 2 < dims; ++d) {
     const bool is_heads = enable_gqa && d + 3 == dims;

@@ -74,6 +74,7 @@ constexpr const char* kEagerOps[] = {
     "embedding_dense_backward",
     "_trilinear",
     "index_add",
+    "index_put",
     "scatter_add",
     "nll_loss_forward",
     "nll_loss2d_forward",
@@ -137,12 +138,37 @@ bool is_recording() {
   return c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
 }
 
+bool is_index_put(const c10::OperatorHandle& op) {
+  const std::string& name = op.operator_name().name;
+  return name == "aten::index_put" || name == "aten::index_put_";
+}
+bool accumulates(const torch::jit::Stack& stack) { return torch::jit::peek(stack, 3, 4).toBool(); }
+
+// A compiler may write in place what only stores, such as a cache of keys and values.
+bool only_stores(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  return is_index_put(op) && !accumulates(stack);
+}
+
+// index_put as its kernel below (invariance_serial.cpp), which a TorchDispatchMode would hide; and the gradient of
+// group_norm: PyTorch's code for one thread and that for several are compiled to other roundings, but for groups of
+// whole vectors of channels.
+bool runs_on_one_thread(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (is_index_put(op)) return accumulates(stack);
+  if (op.operator_name().name != "aten::native_group_norm_backward") return false;
+  const auto argument = [&](size_t i) { return torch::jit::peek(stack, i, op.schema().arguments().size()); };
+  const int64_t channels = argument(6).toSymInt().guard_int(__FILE__, __LINE__), groups = argument(8).toInt();
+  constexpr int64_t kVectors = 32;  // of 16-bit elements, the longest
+  return argument(0).toTensor().device().is_cpu() && argument(4).isTensor() && groups > 0 &&
+         channels / groups % kVectors != 0;
+}
+
 void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // In training it writes to its running statistics.
   const bool mutates = op.operator_name().name == "aten::native_batch_norm" && torch::jit::peek(*stack, 5, 8).toBool();
   // Each level of a transform of torch.func is to see the op that it knows how to batch, or to differentiate. What a
   // level makes of it comes here again, at last below all of them.
-  const bool records = is_recording() && !mutates && !invariance::is_transformed();
+  const bool records = is_recording() && !mutates && !only_stores(op, *stack) && !invariance::is_transformed();
+  const invariance::OneThread alone(!records && runs_on_one_thread(op, *stack));
   op.redispatchBoxed(records ? kAsMaia : keys & invariance::kBelow, stack);
 }
 
@@ -150,7 +176,8 @@ void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 struct RecordInPlace final : Twin {  // of the op that is not in place
   using Twin::Twin;
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    if (!is_recording()) {
+    if (!is_recording() || only_stores(op, *stack)) {
+      const invariance::OneThread alone(runs_on_one_thread(op, *stack));
       op.redispatchBoxed(keys & invariance::kBelow, stack);
       return;
     }

@@ -7,9 +7,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <omp.h>
 #include <torch/library.h>
 
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "invariance.h"
@@ -44,15 +47,23 @@ bool leaves(DispatchKeySet keys) {
   return has_left();
 }
 
-// The kernel below of a function that PyTorch makes of others.
+// The kernel below of a function that PyTorch makes of others, of one or two results.
 template <class Op, class... Arguments>
-Tensor redispatch_composite(DispatchKeySet keys, const Arguments&... arguments) {
+auto redispatch_composite(DispatchKeySet keys, const Arguments&... arguments) {
+  using Result = decltype(Op::redispatch(keys, arguments...));
   if (!is_taken_apart(keys)) return Op::redispatch(keys & kBelow, arguments...);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
   torch::jit::Stack stack;
   torch::jit::push(stack, arguments...);
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
-  return torch::jit::pop(stack).toTensor();
+  if constexpr (std::is_same_v<Result, Tensor>) {
+    return torch::jit::pop(stack).toTensor();
+  } else {
+    Result result;
+    std::get<1>(result) = torch::jit::pop(stack).toTensor();
+    std::get<0>(result) = torch::jit::pop(stack).toTensor();
+    return result;
+  }
 }
 
 // Named dimensions, which torch 2.15 has no more.
@@ -122,6 +133,23 @@ inline Tensor& write(Tensor& out, const Tensor& result) {
   return out.copy_(result);
 }
 
+// While it lives, kernels that this thread calls run on it alone. (OpenMP's number of threads is the thread's own, and
+// at::parallel_for asks for it.)
+class OneThread {
+ public:
+  explicit OneThread(bool asked) : threads_(asked ? omp_get_max_threads() : 0) {
+    if (asked) omp_set_num_threads(1);
+  }
+  ~OneThread() {
+    if (threads_ != 0) omp_set_num_threads(threads_);
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int threads_;
+};
+
 // The names of all ops that the mode has kernels for, as in "aten::mm.out".
 std::vector<std::string>& covered_ops();
 
@@ -136,6 +164,15 @@ void cover(torch::Library& m) {
 template <class... Kernels>
 void cover_all(torch::Library& m) {
   (cover<Kernels>(m), ...);
+}
+
+// Kernels that change an argument of some calls. What computes stays PyTorch's.
+template <class... Kernels>
+void adjust_all(torch::Library& m) {
+  const auto adjust = [&](const std::string& name, const std::string& overload, auto function) {
+    m.impl((overload.empty() ? name : name + "." + overload).c_str(), function);
+  };
+  (adjust(Kernels::Op::name, Kernels::Op::overload_name, TORCH_FN(Kernels::call)), ...);
 }
 
 }  // namespace conv2d_ext::invariance

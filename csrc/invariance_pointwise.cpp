@@ -216,11 +216,14 @@ struct PowerOfNumber {
 
 // ---- functions of two tensors
 
-// Both as PyTorch expands and promotes them; none where it isn't taken.
-std::optional<std::pair<Tensor, Tensor>> operands(const Tensor& first, const Tensor& second) {
+// Both as PyTorch expands and promotes them; none where it isn't taken. of_integers: whether a function of two integers
+// is one of floating-point numbers.
+std::optional<std::pair<Tensor, Tensor>> operands(const Tensor& first, const Tensor& second, bool of_integers) {
   const auto takes = [](const Tensor& t) { return is_on_cpu(t) && (is_real(t.scalar_type()) || has_integers(t)); };
   if (!takes(first) || !takes(second)) return std::nullopt;
-  const at::ScalarType dtype = at::result_type(first, second);
+  at::ScalarType dtype = at::result_type(first, second);
+  if (of_integers && at::isIntegralType(dtype, /*includeBool=*/true))
+    dtype = at::typeMetaToScalarType(at::get_default_dtype());
   if (!is_real(dtype) || !can_expand(first, second)) return std::nullopt;
   const std::vector<Tensor> both = at::broadcast_tensors({first, second});
   return std::pair(both[0].to(dtype), both[1].to(dtype));
@@ -228,15 +231,19 @@ std::optional<std::pair<Tensor, Tensor>> operands(const Tensor& first, const Ten
 
 struct PowName {
   static constexpr std::string_view value = "pow";
+  static constexpr bool of_integers = false;
 };
 struct Atan2Name {
   static constexpr std::string_view value = "atan2";
+  static constexpr bool of_integers = true;
 };
 struct LogAddExpName {
   static constexpr std::string_view value = "logaddexp";
+  static constexpr bool of_integers = false;
 };
 struct LogAddExp2Name {
   static constexpr std::string_view value = "logaddexp2";
+  static constexpr bool of_integers = false;
 };
 
 template <class AtOp, class Name>
@@ -244,7 +251,8 @@ struct Binary {
   using Op = AtOp;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
     if (!leaves<Op>(keys)) {
-      if (const auto both = operands(self, other)) return pointwise_pair(both->first, both->second, Name::value);
+      if (const auto both = operands(self, other, Name::of_integers))
+        return pointwise_pair(both->first, both->second, Name::value);
     }
     return Op::redispatch(keys & kBelow, self, other);
   }
@@ -255,7 +263,7 @@ struct BinaryInPlace {
   using Op = AtOp;
   static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& other) {
     if (!leaves<Op>(keys) && at::result_type(self, other) == self.scalar_type()) {
-      const auto both = operands(self, other);
+      const auto both = operands(self, other, Name::of_integers);
       if (both && both->first.sym_sizes() == self.sym_sizes()) {
         // Where it is differentiated it needs the values that are overwritten here.
         const bool is_saved = may_record(self, other);
@@ -271,12 +279,89 @@ struct BinaryOut {
   using Op = AtOp;
   static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& other, Tensor& out) {
     if (!leaves<Op>(keys) && is_on_cpu(out) && !records_gradients(out, self, other)) {
-      const auto both = operands(self, other);
+      const auto both = operands(self, other, Name::of_integers);
       if (both && both->first.scalar_type() == out.scalar_type()) {
         return write(out, pointwise_pair(both->first, both->second, Name::value));
       }
     }
     return Op::redispatch(keys & kBelow, self, other, out);
+  }
+};
+
+// ---- products and quotients of 16 bits and integers: of an integer tensor of one element PyTorch multiplies by the
+// number, of others by what it is in 16 bits
+
+bool rounds_integers(const Tensor& self, const Tensor& other) {
+  return (self.scalar_type() == at::kBFloat16 || self.scalar_type() == at::kHalf) && is_on_cpu(self) &&
+         is_on_cpu(other) && at::isIntegralType(other.scalar_type(), /*includeBool=*/false) && other.dim() > 0;
+}
+
+template <class AtOp>
+struct ByIntegers {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
+    const bool rounds = !leaves<Op>(keys) && rounds_integers(self, other);
+    return Op::redispatch(keys & kBelow, self, rounds ? other.to(self.scalar_type()) : other);
+  }
+};
+
+template <class AtOp>
+struct ByIntegersInPlace {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& other) {
+    const bool rounds = !leaves<Op>(keys) && rounds_integers(self, other);
+    return Op::redispatch(keys & kBelow, self, rounds ? other.to(self.scalar_type()) : other);
+  }
+};
+
+template <class AtOp>
+struct ByIntegersOut {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& other, Tensor& out) {
+    const bool rounds = !leaves<Op>(keys) && rounds_integers(self, other);
+    return Op::redispatch(keys & kBelow, self, rounds ? other.to(self.scalar_type()) : other, out);
+  }
+};
+
+// ---- gradients of losses: the vector code of PyTorch's rounds otherwise than its scalar code
+
+// -outer where the difference is below -edge, outer above edge, and between them difference * inner; 16-bit types are
+// rounded once.
+Tensor grad_of_loss(const Tensor& grad_output, const Tensor& self, const Tensor& target, int64_t reduction, double edge,
+                    double outer, double inner) {
+  const auto dtype = self.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor difference = self.to(dtype).sub(target.to(dtype));
+  Tensor grad = grad_output.to(dtype);
+  if (reduction == at::Reduction::Mean) grad = grad.div(Scalar(difference.sym_numel()));
+  const Tensor beyond = grad.mul(outer);
+  const Tensor within = difference.mul(grad).mul(inner);
+  return at::where(difference.le(-edge), beyond.neg(), at::where(difference.ge(edge), beyond, within))
+      .to(self.scalar_type());
+}
+
+bool takes_loss(const Tensor& grad_output, const Tensor& self, const Tensor& target) {
+  return takes_on_cpu(self, target, grad_output) && self.sym_sizes() == target.sym_sizes() && self.sym_numel() != 0;
+}
+
+struct SmoothL1Backward {
+  using Op = at::_ops::smooth_l1_loss_backward;
+  static Tensor call(DispatchKeySet keys, const Tensor& grad_output, const Tensor& self, const Tensor& target,
+                     int64_t reduction, double beta) {
+    if (leaves<Op>(keys) || beta == 1 || !(beta > 0) || !takes_loss(grad_output, self, target)) {
+      return Op::redispatch(keys & kBelow, grad_output, self, target, reduction, beta);
+    }
+    return grad_of_loss(grad_output, self, target, reduction, beta, 1, 1 / beta);
+  }
+};
+
+struct HuberBackward {
+  using Op = at::_ops::huber_loss_backward;
+  static Tensor call(DispatchKeySet keys, const Tensor& grad_output, const Tensor& self, const Tensor& target,
+                     int64_t reduction, double delta) {
+    if (leaves<Op>(keys) || delta == 1 || !(delta > 0) || !takes_loss(grad_output, self, target)) {
+      return Op::redispatch(keys & kBelow, grad_output, self, target, reduction, delta);
+    }
+    return grad_of_loss(grad_output, self, target, reduction, delta, delta, 1);
   }
 };
 
@@ -310,6 +395,9 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
             UnaryOut<ops::softplus_out, Softplus, const Scalar&, const Scalar&>, Unary<ops::celu, Celu, const Scalar&>,
             UnaryInPlace<ops::celu_, Celu, const Scalar&>, Unary<ops::softshrink, Softshrink, const Scalar&>,
             UnaryOut<ops::softshrink_out, Softshrink, const Scalar&>, Glu, PowerOfNumber>(m);
+  cover_all<SmoothL1Backward, HuberBackward>(m);
+  adjust_all<ByIntegers<ops::mul_Tensor>, ByIntegersInPlace<ops::mul__Tensor>, ByIntegersOut<ops::mul_out>,
+             ByIntegers<ops::div_Tensor>, ByIntegersInPlace<ops::div__Tensor>, ByIntegersOut<ops::div_out>>(m);
 }
 
 }  // namespace

@@ -1,8 +1,16 @@
-// The mode's kernel of LSTM. PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch. Here its
+// The mode's kernels of LSTM and of GRU over packed sequences.
+//
+// LSTM: PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch. Here its
 // steps are calls that the mode takes. With dropout between layers, which draws by an element's place anyway, a batch
 // is packed: packed sequences PyTorch computes step by step (from torch 2.15 on by oneDNN, too).
+//
+// GRU: a step's hidden state has several uses, whose gradients autograd adds in the order of its graph. PyTorch's graph
+// has a node more where a sequence of the batch ends, after which the others' gradients are added in another order.
+// Here every step has that node.
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <algorithm>
 
 #include "invariance_kernels.h"
 
@@ -89,7 +97,84 @@ struct Lstm {
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover<Lstm>(m); }
+// The steps of one layer and direction. data: (elements, features), the sequences' elements of a step side by side;
+// sizes: how many sequences have a step. Returns the hidden states, in data's order, and the last of each sequence.
+struct PackedGru {
+  at::TensorList params;
+  bool has_biases;
+
+  std::optional<Tensor> bias(size_t i) const { return has_biases ? std::optional<Tensor>(params[i]) : std::nullopt; }
+
+  Tensor next(const Tensor& of_input, const Tensor& h) const {
+    const auto i = of_input.chunk(3, 1), g = at::linear(h, params[1], bias(3)).chunk(3, 1);
+    const Tensor reset = at::sigmoid(g[0].add(i[0])), update = at::sigmoid(g[1].add(i[1]));
+    const Tensor fresh = at::tanh(i[2].add(g[2].mul(reset)));
+    return h.sub(fresh).mul(update).add(fresh);
+  }
+
+  std::pair<Tensor, Tensor> run(const Tensor& data, at::IntArrayRef sizes, const Tensor& first, bool reverse) const {
+    const Tensor of_input = at::linear(data, params[0], bias(2));
+    std::vector<Tensor> steps(sizes.size()), ended;
+    Tensor h = reverse ? first.narrow(0, 0, sizes.back()) : first;
+    int64_t at = reverse ? data.size(0) : 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const size_t step = reverse ? sizes.size() - 1 - i : i;
+      const int64_t size = sizes[step], before = h.size(0);
+      if (reverse) {
+        at -= size;
+        h = at::cat({h, first.narrow(0, before, size - before)});
+      } else {
+        ended.push_back(h.narrow(0, size, before - size));
+        h = h.narrow(0, 0, size);
+      }
+      h = next(of_input.narrow(0, at, size), h);
+      steps[step] = h;
+      if (!reverse) at += size;
+    }
+    ended.push_back(h);
+    std::reverse(ended.begin(), ended.end());
+    return {at::cat(steps), at::cat(ended)};
+  }
+};
+
+struct GruOfPacked {
+  using Op = at::_ops::gru_data;
+  static std::tuple<Tensor, Tensor> call(DispatchKeySet keys, const Tensor& data, const Tensor& batch_sizes,
+                                         const Tensor& hx, at::TensorList params, bool has_biases, int64_t num_layers,
+                                         double dropout, bool train, bool bidirectional) {
+    const int64_t directions = bidirectional ? 2 : 1;
+    const auto count = size_t(has_biases ? 4 : 2);
+    const bool is_gru = takes_on_cpu(data, hx) && is_on_cpu(batch_sizes) && data.dim() == 2 && hx.dim() == 3 &&
+                        batch_sizes.scalar_type() == at::kLong && batch_sizes.dim() == 1 && batch_sizes.numel() != 0 &&
+                        hx.size(0) == num_layers * directions &&
+                        params.size() == size_t(num_layers * directions) * count;
+    if (leaves<Op>(keys) || !is_gru || (dropout != 0 && train) || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+        is_transformed()) {
+      return redispatch_composite<Op>(keys, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
+                                      bidirectional);
+    }
+    const Tensor contiguous = batch_sizes.contiguous();
+    const at::IntArrayRef sizes(contiguous.const_data_ptr<int64_t>(), size_t(contiguous.numel()));
+    TORCH_CHECK(hx.size(1) == sizes[0], "Expected hidden size ", num_layers * directions, ", ", sizes[0], ", but got ",
+                hx.sizes());
+    Tensor input = data;
+    std::vector<Tensor> last;
+    for (int64_t layer = 0; layer < num_layers; ++layer) {
+      std::vector<Tensor> outputs;
+      for (int64_t direction = 0; direction < directions; ++direction) {
+        const int64_t at = layer * directions + direction;
+        const PackedGru gru{params.slice(size_t(at) * count, count), has_biases};
+        auto [output, h] = gru.run(input, sizes, hx.select(0, at), direction != 0);
+        outputs.push_back(output);
+        last.push_back(h);
+      }
+      input = bidirectional ? at::cat(outputs, -1) : outputs[0];
+    }
+    return {input, at::stack(last)};
+  }
+};
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover_all<Lstm, GruOfPacked>(m); }
 
 }  // namespace
 }  // namespace conv2d_ext

@@ -4,6 +4,7 @@
 // order of a column's sum follows the column's place in a thread's share. So every sum is taken, whatever its size.
 #include <ATen/WrapDimUtils.h>
 
+#include <cmath>
 #include <numeric>
 
 #include "invariance_kernels.h"
@@ -223,6 +224,13 @@ struct VarMean {
   }
 };
 
+// Below 1 the slope at 0 is infinite; PyTorch's gradient there is 0.
+Tensor powers(const Tensor& size, double p) {
+  if (p >= 1) return pointwise(size, "pow", {p});
+  const Tensor zero = at::eq(size, 0);
+  return at::masked_fill(pointwise(at::masked_fill(size, zero, 1), "pow", {p}), zero, p > 0 ? 0.0 : INFINITY);
+}
+
 struct VectorNorm {
   using Op = at::_ops::linalg_vector_norm;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Scalar& ord, MaybeDims dim, bool keepdim,
@@ -230,14 +238,14 @@ struct VectorNorm {
     const bool takes = !leaves<Op>(keys) && is_real(self.scalar_type()) && !ord.isComplex() && self.sym_numel() != 0 &&
                        (!dtype || at::promote_types(self.scalar_type(), *dtype) == *dtype);
     const double p = takes ? ord.toDouble() : 0;
-    const auto call = takes && p >= 1 && p < 1e6 ? reduced(self, dim, dtype) : std::nullopt;
+    const auto call = takes && p != 0 && std::abs(p) < 1e6 ? reduced(self, dim, dtype) : std::nullopt;
     if (!call) return Op::redispatch(keys & kBelow, self, ord, dim, keepdim, dtype);
     const bool is_short = call->dtype == at::kBFloat16 || call->dtype == at::kHalf;
     // Powers are float64's, as in a variance.
     const Tensor size = at::abs(self.to(p != 1 ? at::kDouble : is_short ? at::kFloat : call->dtype));
     if (p == 1) return sum_over(size, call->dim, keepdim).to(call->dtype);
-    const Tensor powers = p == 2 ? at::mul(size, size) : pointwise(size, "pow", {p});
-    return root_of_sum(sum_over(powers, call->dim, keepdim), p).to(call->dtype);
+    const Tensor sum = sum_over(p == 2 ? at::mul(size, size) : powers(size, p), call->dim, keepdim);
+    return (p > 0 ? root_of_sum(sum, p) : pointwise(sum, "pow", {1 / p})).to(call->dtype);
   }
 };
 

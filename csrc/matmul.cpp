@@ -197,6 +197,19 @@ Tensor as_matrices(const Tensor& input) {
   return input.reshape_symint(rows);
 }
 
+// A bias that no product takes: of one element, or of several dimensions. PyTorch adds it to the output in place, so
+// the dtype stays; same_dtype: where it would have a product take it, of the operands' dtype alone.
+Tensor add_expanded_bias(const Tensor& output, const Tensor& bias, bool same_dtype) {
+  const auto dtype = output.scalar_type();
+  const bool is_cast = at::autocast::is_autocast_enabled(output.device().type());
+  TORCH_CHECK(!same_dtype || is_cast || bias.scalar_type() == dtype, "self and mat2 must have the same dtype, but got ",
+              bias.scalar_type(), " and ", dtype);
+  const Tensor sum = output.add(bias.expand_symint(output.sym_sizes()));
+  TORCH_CHECK(at::canCast(sum.scalar_type(), dtype), "result type ", sum.scalar_type(),
+              " can't be cast to the desired output type ", dtype);
+  return sum.to(dtype);
+}
+
 }  // namespace
 
 Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -206,9 +219,11 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
               "linear(): argument 'weight' must be of size (out_features, in_features) or (in_features,), but got ",
               weight.sym_sizes());
   const bool has_bias = bias.has_value() && bias->defined();
+  TORCH_CHECK(!has_bias || bias->layout() == c10::kStrided, "linear: expected a dense tensor for bias, but got layout ",
+              has_bias ? bias->layout() : c10::kStrided);
   if (weight.dim() == 1) {
     const Tensor output = without_dim(linear_layer(input, weight.unsqueeze(0), std::nullopt), -1);
-    return has_bias ? output.add(*bias) : output;
+    return has_bias ? add_expanded_bias(output, *bias, false) : output;
   }
   // A bias of another shape is added to the product, as PyTorch expands it.
   const bool fused = has_bias && bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0);
@@ -222,7 +237,7 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
     size.back() = weight.sym_size(0);
     output = in_sizes(product, size);
   }
-  return has_bias && !fused ? output.add(bias->expand_symint(output.sym_sizes())) : output;
+  return has_bias && !fused ? add_expanded_bias(output, *bias, input.dim() == 2 || bias->dim() == 1) : output;
 }
 
 TORCH_LIBRARY_IMPL(conv2d_ext, CompositeImplicitAutograd, m) { m.impl("linear", linear_layer); }

@@ -207,7 +207,8 @@ Tensor pointwise_grad_cpu(const Tensor& grad_output, const Tensor& input, std::s
 }
 
 Tensor pointwise_pair_cpu(const Tensor& first, const Tensor& second, std::string_view function) {
-  const auto row = cpu::pointwise::pair_row(check_pair(first, second, function), to_dtype(first.scalar_type()));
+  const PairFunction pair = check_pair(first, second, function);  // before its dtype is looked up
+  const auto row = cpu::pointwise::pair_row(pair, to_dtype(first.scalar_type()));
   auto iterator = at::TensorIteratorConfig()
                       .add_owned_output(Tensor())
                       .add_const_input(first)

@@ -842,3 +842,49 @@ def test_other_convolutions_are_not_taken():
     assert not _C.takes_convolution(image.bool(), kernel.bool(), None, *plain)
     assert not _C.takes_convolution(image, kernel, torch.randn(4).double(), *plain)
     assert not _C.takes_convolution(image, kernel[0], None, *plain)
+
+
+# ---- arguments that only some of these calls meet
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", ["conv1d", "conv_transpose1d", "conv_transpose2d"])
+def test_nested_tensors_are_refused(name):
+    dims = int(name[-2])
+    nested = torch.nested.nested_tensor([torch.randn(4, *(n,) * dims) for n in (9, 7)])
+    with pytest.raises(NotImplementedError, match=f"{name}: .*got a nested tensor for input"):
+        getattr(conv2d_ext, name)(nested, torch.randn(4, 4, *(3,) * dims))
+
+
+def test_a_bias_of_autograds_zeros():
+    x, w = torch.randn(2, 4, 8, 8), torch.randn(4, 6, 3, 3)
+    zeros = torch._efficientzerotensor((6,))
+    assert torch.equal(conv2d_ext.conv_transpose2d(x, w, zeros), conv2d_ext.conv_transpose2d(x, w))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_output_padding_of_an_empty_batch(stride):
+    """PyTorch compares it with stride and dilation where it computes something."""
+    x, w = torch.randn(0, 4, 8, 7), torch.randn(4, 6, 3, 3)
+    wanted = F.conv_transpose2d(x, w, stride=stride, output_padding=2)
+    found = conv2d_ext.conv_transpose2d(x, w, stride=stride, output_padding=2)
+    assert found.shape == wanted.shape
+
+
+@pytest.mark.parametrize(("name", "value"), [("stride", 2), ("dilation", 2), ("kernel_size", 3)])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_attributes_of_transposed_layers_may_be_integers(dims, name, value):
+    x = torch.randn(2, 4, *(8,) * dims)
+    ours = getattr(conv2d_ext, f"ConvTranspose{dims}d")(4, 6, 3)
+    theirs = getattr(torch.nn, f"ConvTranspose{dims}d")(4, 6, 3)
+    theirs.load_state_dict(ours.state_dict())
+    for layer in (ours, theirs):
+        setattr(layer, name, value)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_transposed_layers_refuse_strings(dims):
+    layer = getattr(conv2d_ext, f"ConvTranspose{dims}d")(4, 6, 3, padding="same")
+    with pytest.raises(TypeError, match="argument 'padding'"):
+        layer(torch.randn(2, 4, *(8,) * dims))

@@ -663,3 +663,39 @@ def test_build_config():
     assert config["cuda_architectures"] is None or torch.version.cuda
     # What explain reports is what runs by default.
     assert _explain(PROBLEMS[0]).forward.isa == config["isa"]
+
+
+class _Two:
+    def __index__(self) -> int:
+        return 2
+
+    def __repr__(self) -> str:
+        return "_Two()"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"stride": torch.tensor(1.7)},
+        {"stride": torch.tensor(2)},
+        {"stride": (_Two(), 1)},
+        {"stride": 2**63},
+        {"stride": (1, 2.0)},
+        {"stride": (1, True)},
+        {"stride": (True, 1)},
+        {"padding": (torch.tensor(0.5), 1)},
+        {"padding": (1, None)},
+        {"groups": torch.tensor(1.9)},
+        {"groups": torch.tensor(2)},
+    ],
+    ids=str,
+)
+def test_arguments_are_those_of_conv2d(arguments):
+    x, w = torch.randn(2, 4, 8, 8), torch.randn(6, 4 // (2 if "groups" in arguments else 1), 3, 3)
+    try:
+        output = conv2d_ext.conv2d(x, w, **arguments)
+    except (TypeError, ValueError) as error:
+        with pytest.raises(type(error)):
+            conv2d_ext.explain(x, w, **arguments)
+    else:
+        assert conv2d_ext.explain(x, w, **arguments).output_size == tuple(output.shape)

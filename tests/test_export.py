@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import conv2d_ext
 
 MODE_KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")  # csrc/invariance.h
-# Covered for some arguments only; squares and float32 are exact as they are.
-EXACT = {"aten::pow.Tensor_Scalar", "aten::rsqrt"}
+# Covered for some arguments only; squares, float32 and products of one dtype are exact.
+EXACT = {"aten::pow.Tensor_Scalar", "aten::rsqrt", "aten::mul.Tensor", "aten::div.Tensor"}
 BATCHES = (1, 2, 5, 9)
 
 

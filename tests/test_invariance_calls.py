@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from isa_bits import bits
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 import conv2d_ext
 
@@ -91,6 +92,19 @@ def _attention_calls() -> Iterator[Call]:
     )
 
 
+def _factors() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    first, second = (torch.randn(size, generator=generator) for size in ((40, 60), (60, 5)))
+    return first / 8, second / 8
+
+
+FACTORS = _factors()
+
+
+def _with_factors(x: Tensor) -> list[Tensor]:
+    return [x, FACTORS[0].to(x.dtype), FACTORS[1].to(x.dtype)]
+
+
 CALLS = (
     Call("softmax of rows", lambda x: x.softmax(-1), ((50, 177),)),
     Call("softmax over channels", lambda x: x.softmax(1), ((19, 57, 43),), IMAGE),
@@ -125,12 +139,16 @@ CALLS = (
     Call("norm", lambda x: torch.linalg.vector_norm(x, dim=(1, 2)), ((300, 177),)),
     Call("norm, p = 1", lambda x: torch.linalg.vector_norm(x, 1, dim=1), ((300, 17),)),
     Call("norm, p = 3", lambda x: torch.norm(x, 3, dim=1), ((3000,),)),
+    Call("norm, p = 0.9", lambda x: torch.linalg.vector_norm(x / 4, 0.9, dim=1), ((40003,),)),
+    Call("norm, p = -1", lambda x: torch.linalg.vector_norm(x, -1, dim=1), ((40003,),)),
     Call("pow", lambda x, y: (x.abs() + 0.1) ** y, ((11, 57), (11, 57))),
     Call("atan2", torch.atan2, ((11, 57), (11, 57))),
     Call("logaddexp", torch.logaddexp, ((11, 57), (11, 57))),
     Call("logit", lambda x: torch.logit(x.sigmoid(), 1e-3), ((11, 57),)),
     Call("prod", lambda x: (1 + x / 300).prod(1), ((40000,),)),
     Call("prod of a few", lambda x: x.prod(2, keepdim=True), ((7, 5),)),
+    Call("multi_dot", lambda x: torch.linalg.multi_dot(_with_factors(x)), ((40,),)),
+    Call("chain_matmul", lambda x: torch.chain_matmul(*_with_factors(x)), ((40,),)),
     Call("LSTM", lambda x: MODULES["lstm"].to(x.dtype)(x)[0], ((9, 32),)),
     Call("TransformerEncoderLayer", lambda x: MODULES["layer"].to(x.dtype)(x), ((50, 32),)),
 )
@@ -680,3 +698,195 @@ def test_compiles_whole(call):
         strict=True,
     ):
         torch.testing.assert_close(mine, right)
+
+
+def test_attention_of_groups_needs_heads():
+    q = torch.randn(3, 4)
+    with conv2d_ext.batch_invariant(), pytest.raises(IndexError):
+        F.scaled_dot_product_attention(q, q, q, enable_gqa=True)
+
+
+# ---- PyTorch's own gradients, computed in the mode
+
+GRADIENTS = {
+    "group_norm, channels": lambda x: F.group_norm(x, 4, torch.linspace(-1, 2, 20).to(x.dtype)),
+    "group_norm, vectors": lambda x: F.group_norm(
+        x.repeat(1, 7, 1, 1)[:, :128], 2, torch.linspace(-1, 2, 128).to(x.dtype)
+    ),
+    "huber_loss": lambda x: F.huber_loss(x, torch.zeros_like(x), "none", delta=0.3),
+    "huber_loss, wide": lambda x: F.huber_loss(x, torch.zeros_like(x), "none", delta=3.0),
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(
+        x, torch.zeros_like(x), reduction="none", beta=0.3
+    ),
+}
+
+
+@over_dtypes
+@pytest.mark.parametrize("run", GRADIENTS.values(), ids=GRADIENTS)
+def test_gradients_inside_of_the_context(run, dtype):
+    if dtype == torch.float16 and "norm" in run.__code__.co_names:
+        pytest.skip("PyTorch's norms of float16 take float16 alone")
+    batch = torch.randn(5, 20, 9, 9, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+    def gradient(inputs: Tensor, count: int) -> Tensor:
+        with threads(count), conv2d_ext.batch_invariant():
+            leaf = inputs.clone().requires_grad_()
+            output = run(leaf)
+            return torch.autograd.grad(output, leaf, output.detach().cos())[0]
+
+    whole = gradient(batch, 1)
+    assert same_bits(gradient(batch, 2), whole)
+    for first, last in ((0, 1), (2, 3), (1, 4)):
+        for count in (1, 2):
+            assert same_bits(gradient(batch[first:last], count), whole[first:last])
+    exact = batch.double().requires_grad_()
+    output = run(exact)
+    expected = torch.autograd.grad(output, exact, output.detach().cos())[0]
+    error = (whole.double() - expected).norm() / expected.norm()
+    assert error <= 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("loss", [F.huber_loss, F.smooth_l1_loss], ids=["huber", "smooth_l1"])
+def test_gradients_of_reduced_losses(loss, reduction):
+    edge = {"delta": 0.4} if loss is F.huber_loss else {"beta": 0.4}
+    x, target = torch.randn(33, dtype=torch.float64, requires_grad=True), torch.zeros(33).double()
+
+    def run(x):
+        return loss(x, target, reduction=reduction, **edge)
+
+    with conv2d_ext.batch_invariant():
+        ours = torch.autograd.grad(run(x), x)[0]
+        assert torch.autograd.gradgradcheck(run, x)
+    torch.testing.assert_close(ours, torch.autograd.grad(run(x), x)[0])
+
+
+def test_gradients_of_p_norms_at_zero_and_infinity():
+    rows = [[1.0, 0, 2, -3], [0, 0, 0, 0], [1, 2, 3, 4], [float("inf"), 1, 2, 3]]
+    for p in (0.5, 0.9, -0.5, -1, 1.5):
+
+        def results(p=p):
+            x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+            norms = torch.linalg.vector_norm(x, p, dim=1)
+            return norms, torch.autograd.grad(norms.nan_to_num(0, 0, 0).sum(), x)[0]
+
+        with conv2d_ext.batch_invariant():
+            ours = results()
+        torch.testing.assert_close(ours, results(), equal_nan=True)
+
+
+ACCUMULATIONS = {
+    "index": lambda table, index, values: torch.autograd.grad(table[index], table, values)[0],
+    "take": lambda table, index, values: torch.autograd.grad(
+        table.take(index), table, values[:, 0].contiguous()
+    )[0],
+    "index_put": lambda table, index, values: table.detach().index_put((index,), values, True),
+    "put": lambda table, index, values: table.detach().put(index, values[:, 0].contiguous(), True),
+}
+
+
+@pytest.mark.parametrize("run", ACCUMULATIONS.values(), ids=ACCUMULATIONS)
+def test_what_indices_accumulate_is_the_same_in_every_run(run):
+    """PyTorch's threads add atomically, in any order."""
+    table, index = torch.randn(50, 4, requires_grad=True), torch.randint(0, 50, (60_000,))
+    values = torch.randn(60_000, 4)
+
+    def result(count: int) -> Tensor:
+        with threads(count), conv2d_ext.batch_invariant():
+            found = run(table, index, values)
+            assert torch.get_num_threads() == count
+            return found
+
+    alone = result(1)
+    for _ in range(4):
+        assert same_bits(result(2), alone)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_compiled_index_put(in_place, accumulate):
+    """Recorded where it adds; what stores alone is left to the compiler."""
+    table, values = torch.randn(50, 4), torch.randn(60_000, 4)
+    index = torch.randint(0, 50, (60_000,)) if accumulate else torch.arange(50)
+    values = values if accumulate else values[:50]
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    def run(table, index, values):
+        with conv2d_ext.batch_invariant():
+            put = table.clone().index_put_ if in_place else table.index_put
+            return put((index,), values, accumulate)
+
+    torch._dynamo.reset()
+    aot = aot_autograd(fw_compiler=backend)
+    compiled = torch.compile(run, fullgraph=True, backend=aot)
+    with threads(2):
+        assert same_bits(compiled(table, index, values), run(table, index, values))
+    targets = [str(node.target) for node in graphs[0].graph.nodes]
+    assert any("eager_index_put" in target for target in targets) == accumulate
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("integers", [torch.int64, torch.int32, torch.int16], ids=str)
+def test_products_of_16_bits_and_integers(dtype, integers):
+    """One integer an example: PyTorch takes the tensor of a batch of one for a number."""
+    x, lengths = torch.randn(40, 4).to(dtype), torch.randint(2050, 9000, (40, 1)).to(integers)
+
+    def results(x: Tensor, n: Tensor) -> list[Tensor]:
+        with conv2d_ext.batch_invariant():
+            out = torch.empty_like(x)
+            return [
+                x * n,
+                x / n,
+                x.clone().mul_(n),
+                x.clone().div_(n),
+                torch.mul(x, n, out=out).clone(),
+                torch.div(x, n, out=out).clone(),
+            ]
+
+    whole = results(x, lengths)
+    for i in range(40):
+        for ours, theirs in zip(results(x[i : i + 1], lengths[i : i + 1]), whole, strict=True):
+            assert same_bits(ours, theirs[i : i + 1])
+
+
+@pytest.mark.parametrize("integers", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_atan2_of_integers(integers):
+    y, x = (torch.arange(41) - 20).to(integers), (torch.arange(41) - 7).to(integers)
+    with conv2d_ext.batch_invariant():
+        whole = torch.atan2(y, x)
+        parts = [torch.atan2(y[i : i + 1], x[i : i + 1]) for i in range(41)]
+        out = torch.atan2(y, x, out=torch.empty(41))
+    assert same_bits(whole, torch.cat(parts))
+    assert same_bits(whole, out)
+    torch.testing.assert_close(whole, torch.atan2(y, x))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM], ids=lambda kind: kind.__name__)
+def test_packed_sequences(kind, options):
+    """Where the batch's other sequences end changes no bit, of gradients inside of the context."""
+    model = kind(5, 7, batch_first=True, **options)
+    x, grad = torch.randn(5, 4, 5), torch.randn(5, 4, 14)
+    lengths = torch.tensor([2, 4, 1, 4, 3])
+
+    def results(examples: list[int]) -> list[Tensor]:
+        leaf = x[examples].requires_grad_()
+        packed = nn.utils.rnn.pack_padded_sequence(leaf, lengths[examples], True, False)
+        output, last = model(packed)
+        output = nn.utils.rnn.pad_packed_sequence(output, True, total_length=4)[0]
+        last = last[0] if isinstance(last, tuple) else last
+        gradient = torch.autograd.grad(output, leaf, grad[examples, :, : output.shape[-1]])[0]
+        return [output.detach(), last.detach().transpose(0, 1), gradient]
+
+    expected = results([0, 1, 2, 3, 4])
+    with conv2d_ext.batch_invariant():
+        whole = results([0, 1, 2, 3, 4])
+        for examples in ([0], [2], [1, 4], [4, 2, 0]):
+            for ours, theirs in zip(results(examples), whole, strict=True):
+                assert torch.equal(ours, theirs[examples])
+    for ours, theirs in zip(whole, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -414,3 +414,63 @@ def test_short_sums_take_the_bias_alike(k, dtype):
         for rows in (1, 2, 7):
             assert same_bits(conv2d_ext.linear(mat1[:rows], weight, bias * scale), whole[:rows])
             assert same_bits(conv2d_ext.linear(mat1[:rows] * 0, weight, bias * scale), zeros[:rows])
+
+
+# ---- other biases, nested inputs
+
+BIASES = {
+    "one element": torch.tensor(2.0),
+    "one element, float64": torch.tensor(2.0, dtype=torch.float64),
+    "one element, bool": torch.tensor(True),
+    "one element, complex": torch.tensor(1j),
+    "(1,), float64": torch.ones(1, dtype=torch.float64),
+    "(2, 3)": torch.arange(6.0).reshape(2, 3),
+    "(2, 3), float64": torch.arange(6.0, dtype=torch.float64).reshape(2, 3),
+}
+
+
+@pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
+@pytest.mark.parametrize("dim", [1, 2, 3, 4])
+def test_biases_of_other_shapes_and_dtypes(bias, dim):
+    """The dtype of F.linear's output, or its error."""
+    x, w = torch.randn((1,) * (dim - 2) + (2, 5)[-dim:]), torch.randn(3, 5)
+    try:
+        wanted = F.linear(x, w, bias)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            conv2d_ext.linear(x, w, bias)
+        return
+    found = conv2d_ext.linear(x, w, bias)
+    torch.testing.assert_close(found, wanted)  # dtypes, too
+
+
+def test_another_bias_under_autocast():
+    x, w, bias = torch.randn(2, 5), torch.randn(3, 5), torch.tensor(2.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert conv2d_ext.linear(x, w, bias).dtype == F.linear(x, w, bias).dtype == torch.bfloat16
+
+
+def test_a_bias_of_another_layout_is_named():
+    x, w = torch.randn(2, 5), torch.randn(3, 5)
+    with pytest.raises(RuntimeError, match="expected a dense tensor for bias"):
+        conv2d_ext.linear(x, w, torch.randn(3).to_mkldnn())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_nested_inputs(layout):
+    parts = [torch.randn(rows, 5) for rows in (2, 4, 1)]
+    nested = torch.nested.nested_tensor(parts, layout=layout)
+    layer = conv2d_ext.convert(torch.nn.Linear(5, 3))
+    output = layer(nested)
+    assert output.is_nested
+    assert output.layout == layout
+    for part, found in zip(parts, output.unbind(), strict=True):
+        assert torch.equal(found, layer(part))
+    sum(part.sum() for part in output.unbind()).backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((3,), 7.0))
+    torch.testing.assert_close(layer.weight.grad, torch.cat(parts).sum(0).expand(3, 5))
+    if layout == torch.jagged:
+        assert (output + output).shape == output.shape  # the ragged dimension is still the same
+        with pytest.raises(RuntimeError, match="whose last dimension has one size"):
+            layer(nested.transpose(1, 2))

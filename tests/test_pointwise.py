@@ -476,3 +476,10 @@ def test_special_values_have_every_kind():
     assert x.isnan().any()
     assert x.isinf().any()
     assert ((x != 0) & (x.abs() < torch.finfo(torch.float32).tiny)).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint16, torch.int32, torch.complex64], ids=str)
+def test_pairs_of_other_dtypes_are_refused(dtype):
+    ones = torch.ones(2, 3).to(dtype)
+    with pytest.raises(NotImplementedError, match="expected input to be float32"):
+        pointwise_pair(ones, ones, "atan2")

@@ -67,7 +67,8 @@ class KernelError(AssertionError):
 
 
 _EXECUTION_FIELDS = (
-    "order", "seed", "holds", "counts_banks", "sm_count", "shared_bytes", "variant", "split", "packed",
+    "order", "seed", "holds", "counts_banks",
+    "sm_count", "shared_bytes", "variant", "split", "packed",
 )  # fmt: skip
 
 
