@@ -264,7 +264,7 @@ struct BinaryInPlace {
   static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& other) {
     if (!leaves<Op>(keys) && at::result_type(self, other) == self.scalar_type()) {
       const auto both = operands(self, other, Name::of_integers);
-      if (both && both->first.sym_sizes() == self.sym_sizes()) {
+      if (both && both->first.scalar_type() == self.scalar_type() && both->first.sym_sizes() == self.sym_sizes()) {
         // Where it is differentiated it needs the values that are overwritten here.
         const bool is_saved = may_record(self, other);
         return self.copy_(pointwise_pair(is_saved ? both->first.clone() : both->first, both->second, Name::value));

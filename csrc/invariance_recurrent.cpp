@@ -1,8 +1,8 @@
 // The mode's kernels of LSTM and of GRU over packed sequences.
 //
-// LSTM: PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch. Here its
-// steps are calls that the mode takes. With dropout between layers, which draws by an element's place anyway, a batch
-// is packed: packed sequences PyTorch computes step by step (from torch 2.15 on by oneDNN, too).
+// LSTM: PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch. Here its steps are calls that
+// the mode takes. With dropout between layers, which draws by an element's place anyway, a batch is packed: packed
+// sequences PyTorch computes step by step (from torch 2.15 on by oneDNN, too).
 //
 // GRU: a step's hidden state has several uses, whose gradients autograd adds in the order of its graph. PyTorch's graph
 // has a node more where a sequence of the batch ends, after which the others' gradients are added in another order.

@@ -242,9 +242,13 @@ struct VectorNorm {
     if (!call) return Op::redispatch(keys & kBelow, self, ord, dim, keepdim, dtype);
     const bool is_short = call->dtype == at::kBFloat16 || call->dtype == at::kHalf;
     // Powers are float64's, as in a variance.
-    const Tensor size = at::abs(self.to(p != 1 ? at::kDouble : is_short ? at::kFloat : call->dtype));
+    const Tensor exact = self.to(p != 1 ? at::kDouble : is_short ? at::kFloat : call->dtype);
+    if (p == 2) {  // not of the magnitude, whose second derivative at 0 is 0
+      return root_of_sum(sum_over(at::mul(exact, exact), call->dim, keepdim), p).to(call->dtype);
+    }
+    const Tensor size = at::abs(exact);
     if (p == 1) return sum_over(size, call->dim, keepdim).to(call->dtype);
-    const Tensor sum = sum_over(p == 2 ? at::mul(size, size) : powers(size, p), call->dim, keepdim);
+    const Tensor sum = sum_over(powers(size, p), call->dim, keepdim);
     return (p > 0 ? root_of_sum(sum, p) : pointwise(sum, "pow", {1 / p})).to(call->dtype);
   }
 };

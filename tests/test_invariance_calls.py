@@ -890,3 +890,47 @@ def test_packed_sequences(kind, options):
                 assert torch.equal(ours, theirs[examples])
     for ours, theirs in zip(whole, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("size", [(3,), (2, 3)], ids=str)
+def test_second_derivatives_of_norms_at_zero(size):
+    """Of the 2-norm at a zero among others: 1 / |x|."""
+    rows = torch.tensor([[0.0, 3, 4], [1, 0, -2]], dtype=torch.float64)
+    x = (rows if len(size) == 2 else rows[0]).clone().requires_grad_()
+
+    def norm(x):
+        return torch.linalg.vector_norm(x, dim=-1)
+
+    with conv2d_ext.batch_invariant():
+        assert torch.autograd.gradgradcheck(norm, x)
+        ours = torch.func.hessian(norm)(x.detach())
+    torch.testing.assert_close(ours, torch.func.hessian(norm)(x.detach()))
+
+
+def test_atan2_of_integers_in_place_is_an_error():
+    with conv2d_ext.batch_invariant(), pytest.raises(RuntimeError, match="can't be cast"):
+        torch.tensor([3, -2]).atan2_(torch.tensor([1, 1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("padding_idx", [None, 7])
+def test_weights_of_samples(padding_idx, dtype):
+    """Wherever the rows lie in memory."""
+    table, grad = torch.randn(50, 17).to(dtype), torch.randn(16, 17).to(dtype)
+    indices, weights = torch.randint(0, 50, (16, 9)), torch.randn(16, 9).to(dtype)
+
+    def gradient(examples: list[int], table=table) -> Tensor:
+        leaf = weights[examples].requires_grad_()
+        output = F.embedding_bag(
+            indices[examples], table, mode="sum", per_sample_weights=leaf, padding_idx=padding_idx
+        )
+        return torch.autograd.grad(output, leaf, grad[examples])[0]
+
+    expected = gradient(list(range(16)))
+    with conv2d_ext.batch_invariant():
+        whole = gradient(list(range(16)))
+        for examples in ([0], [9], [3, 9], [4, 9, 0, 15, 11]):
+            assert same_bits(gradient(examples), whole[examples])
+        shifted = torch.cat((table.flatten()[:1], table.flatten()))[1:].view(50, 17)
+        assert same_bits(gradient(list(range(16)), shifted), whole)
+    torch.testing.assert_close(whole, expected)

@@ -426,6 +426,7 @@ BIASES = {
     "(1,), float64": torch.ones(1, dtype=torch.float64),
     "(2, 3)": torch.arange(6.0).reshape(2, 3),
     "(2, 3), float64": torch.arange(6.0, dtype=torch.float64).reshape(2, 3),
+    "(1, 3)": torch.arange(3.0).reshape(1, 3),
 }
 
 
