@@ -5,7 +5,7 @@
 import collections
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -149,6 +149,19 @@ class _TransposedLayer(_Layer):
             raise ValueError("Only `zeros` padding mode is supported for transposed convolutions")
         return self._compute(input, output_size)
 
+    def _call(
+        self, function: Callable[..., Tensor], input: Tensor, output_size: list[int] | None
+    ) -> Tensor:
+        """The attributes as they are: an integer each, or a tuple."""
+        dims = self.weight.dim() - 2
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation
+        )
+        return function(
+            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,
+            self.dilation,
+        )  # fmt: skip
+
 
 class ConvTranspose1d(_TransposedLayer, nn.ConvTranspose1d):
     """`torch.nn.ConvTranspose1d` computed by `conv2d_ext.conv_transpose1d`.
@@ -173,13 +186,7 @@ class ConvTranspose1d(_TransposedLayer, nn.ConvTranspose1d):
                 input, self.weight, self.bias, stride, padding, output_padding, self.groups,
                 dilation,
             )  # fmt: skip
-        output_padding = self._output_padding(
-            input, output_size, self.stride, self.padding, self.kernel_size, 1, self.dilation
-        )
-        return conv_transpose1d(
-            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,
-            self.dilation,
-        )  # fmt: skip
+        return self._call(conv_transpose1d, input, output_size)
 
 
 class ConvTranspose2d(_TransposedLayer, nn.ConvTranspose2d):
@@ -205,13 +212,7 @@ class ConvTranspose2d(_TransposedLayer, nn.ConvTranspose2d):
                 input, self.weight, self.bias, stride, padding, output_padding, self.groups,
                 dilation,
             )  # fmt: skip
-        output_padding = self._output_padding(
-            input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
-        )
-        return conv_transpose2d(
-            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,
-            self.dilation,
-        )  # fmt: skip
+        return self._call(conv_transpose2d, input, output_size)
 
 
 class Linear(_Layer, nn.Linear):

@@ -149,7 +149,7 @@ bool only_stores(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
   return is_index_put(op) && !accumulates(stack);
 }
 
-// index_put as its kernel below (invariance_serial.cpp), which a TorchDispatchMode would hide; and the gradient of
+// index_put as its kernel below (invariance_indexing.cpp), which a TorchDispatchMode would hide; and the gradient of
 // group_norm: PyTorch's code for one thread and that for several are compiled to other roundings, but for groups of
 // whole vectors of channels.
 bool runs_on_one_thread(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {

@@ -154,25 +154,22 @@ class OneThread {
 std::vector<std::string>& covered_ops();
 
 template <class Kernel>
-void cover(torch::Library& m) {
+std::string register_kernel(torch::Library& m) {
   const std::string name = Kernel::Op::name, overload = Kernel::Op::overload_name;
   const std::string full_name = overload.empty() ? name : name + "." + overload;
-  covered_ops().push_back(full_name);
   m.impl(full_name.c_str(), TORCH_FN(Kernel::call));
+  return full_name;
 }
 
 template <class... Kernels>
 void cover_all(torch::Library& m) {
-  (cover<Kernels>(m), ...);
+  (covered_ops().push_back(register_kernel<Kernels>(m)), ...);
 }
 
 // Kernels that change an argument of some calls. What computes stays PyTorch's.
 template <class... Kernels>
 void adjust_all(torch::Library& m) {
-  const auto adjust = [&](const std::string& name, const std::string& overload, auto function) {
-    m.impl((overload.empty() ? name : name + "." + overload).c_str(), function);
-  };
-  (adjust(Kernels::Op::name, Kernels::Op::overload_name, TORCH_FN(Kernels::call)), ...);
+  (register_kernel<Kernels>(m), ...);
 }
 
 }  // namespace conv2d_ext::invariance

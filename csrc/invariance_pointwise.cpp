@@ -296,30 +296,13 @@ bool rounds_integers(const Tensor& self, const Tensor& other) {
          is_on_cpu(other) && at::isIntegralType(other.scalar_type(), /*includeBool=*/false) && other.dim() > 0;
 }
 
-template <class AtOp>
+// Self: const Tensor&, or Tensor& in place. Out: Tensor& where there is one.
+template <class AtOp, class Self, class... Out>
 struct ByIntegers {
   using Op = AtOp;
-  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
+  static decltype(auto) call(DispatchKeySet keys, Self self, const Tensor& other, Out... out) {
     const bool rounds = !leaves<Op>(keys) && rounds_integers(self, other);
-    return Op::redispatch(keys & kBelow, self, rounds ? other.to(self.scalar_type()) : other);
-  }
-};
-
-template <class AtOp>
-struct ByIntegersInPlace {
-  using Op = AtOp;
-  static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& other) {
-    const bool rounds = !leaves<Op>(keys) && rounds_integers(self, other);
-    return Op::redispatch(keys & kBelow, self, rounds ? other.to(self.scalar_type()) : other);
-  }
-};
-
-template <class AtOp>
-struct ByIntegersOut {
-  using Op = AtOp;
-  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& other, Tensor& out) {
-    const bool rounds = !leaves<Op>(keys) && rounds_integers(self, other);
-    return Op::redispatch(keys & kBelow, self, rounds ? other.to(self.scalar_type()) : other, out);
+    return Op::redispatch(keys & kBelow, self, rounds ? other.to(self.scalar_type()) : other, out...);
   }
 };
 
@@ -343,25 +326,15 @@ bool takes_loss(const Tensor& grad_output, const Tensor& self, const Tensor& tar
   return takes_on_cpu(self, target, grad_output) && self.sym_sizes() == target.sym_sizes() && self.sym_numel() != 0;
 }
 
-struct SmoothL1Backward {
-  using Op = at::_ops::smooth_l1_loss_backward;
+template <class AtOp, bool huber>
+struct LossBackward {
+  using Op = AtOp;
   static Tensor call(DispatchKeySet keys, const Tensor& grad_output, const Tensor& self, const Tensor& target,
-                     int64_t reduction, double beta) {
-    if (leaves<Op>(keys) || beta == 1 || !(beta > 0) || !takes_loss(grad_output, self, target)) {
-      return Op::redispatch(keys & kBelow, grad_output, self, target, reduction, beta);
+                     int64_t reduction, double edge) {
+    if (leaves<Op>(keys) || edge == 1 || !(edge > 0) || !takes_loss(grad_output, self, target)) {
+      return Op::redispatch(keys & kBelow, grad_output, self, target, reduction, edge);
     }
-    return grad_of_loss(grad_output, self, target, reduction, beta, 1, 1 / beta);
-  }
-};
-
-struct HuberBackward {
-  using Op = at::_ops::huber_loss_backward;
-  static Tensor call(DispatchKeySet keys, const Tensor& grad_output, const Tensor& self, const Tensor& target,
-                     int64_t reduction, double delta) {
-    if (leaves<Op>(keys) || delta == 1 || !(delta > 0) || !takes_loss(grad_output, self, target)) {
-      return Op::redispatch(keys & kBelow, grad_output, self, target, reduction, delta);
-    }
-    return grad_of_loss(grad_output, self, target, reduction, delta, delta, 1);
+    return grad_of_loss(grad_output, self, target, reduction, edge, huber ? edge : 1, huber ? 1 : 1 / edge);
   }
 };
 
@@ -395,9 +368,10 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
             UnaryOut<ops::softplus_out, Softplus, const Scalar&, const Scalar&>, Unary<ops::celu, Celu, const Scalar&>,
             UnaryInPlace<ops::celu_, Celu, const Scalar&>, Unary<ops::softshrink, Softshrink, const Scalar&>,
             UnaryOut<ops::softshrink_out, Softshrink, const Scalar&>, Glu, PowerOfNumber>(m);
-  cover_all<SmoothL1Backward, HuberBackward>(m);
-  adjust_all<ByIntegers<ops::mul_Tensor>, ByIntegersInPlace<ops::mul__Tensor>, ByIntegersOut<ops::mul_out>,
-             ByIntegers<ops::div_Tensor>, ByIntegersInPlace<ops::div__Tensor>, ByIntegersOut<ops::div_out>>(m);
+  cover_all<LossBackward<ops::smooth_l1_loss_backward, false>, LossBackward<ops::huber_loss_backward, true>>(m);
+  adjust_all<ByIntegers<ops::mul_Tensor, const Tensor&>, ByIntegers<ops::mul__Tensor, Tensor&>,
+             ByIntegers<ops::mul_out, const Tensor&, Tensor&>, ByIntegers<ops::div_Tensor, const Tensor&>,
+             ByIntegers<ops::div__Tensor, Tensor&>, ByIntegers<ops::div_out, const Tensor&, Tensor&>>(m);
 }
 
 }  // namespace

@@ -224,8 +224,11 @@ struct VarMean {
   }
 };
 
-// Below 1 the slope at 0 is infinite; PyTorch's gradient there is 0.
-Tensor powers(const Tensor& size, double p) {
+// Of magnitudes. A square is one of the number itself: by its magnitude the second derivative at 0 would be 0. Below 1
+// the slope at 0 is infinite; PyTorch's gradient there is 0.
+Tensor powers(const Tensor& number, double p) {
+  if (p == 2) return at::mul(number, number);
+  const Tensor size = at::abs(number);
   if (p >= 1) return pointwise(size, "pow", {p});
   const Tensor zero = at::eq(size, 0);
   return at::masked_fill(pointwise(at::masked_fill(size, zero, 1), "pow", {p}), zero, p > 0 ? 0.0 : INFINITY);
@@ -242,13 +245,9 @@ struct VectorNorm {
     if (!call) return Op::redispatch(keys & kBelow, self, ord, dim, keepdim, dtype);
     const bool is_short = call->dtype == at::kBFloat16 || call->dtype == at::kHalf;
     // Powers are float64's, as in a variance.
-    const Tensor exact = self.to(p != 1 ? at::kDouble : is_short ? at::kFloat : call->dtype);
-    if (p == 2) {  // not of the magnitude, whose second derivative at 0 is 0
-      return root_of_sum(sum_over(at::mul(exact, exact), call->dim, keepdim), p).to(call->dtype);
-    }
-    const Tensor size = at::abs(exact);
-    if (p == 1) return sum_over(size, call->dim, keepdim).to(call->dtype);
-    const Tensor sum = sum_over(powers(size, p), call->dim, keepdim);
+    const Tensor number = self.to(p != 1 ? at::kDouble : is_short ? at::kFloat : call->dtype);
+    if (p == 1) return sum_over(at::abs(number), call->dim, keepdim).to(call->dtype);
+    const Tensor sum = sum_over(powers(number, p), call->dim, keepdim);
     return (p > 0 ? root_of_sum(sum, p) : pointwise(sum, "pow", {1 / p})).to(call->dtype);
   }
 };

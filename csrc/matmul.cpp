@@ -220,8 +220,10 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
               "linear(): argument 'weight' must be of size (out_features, in_features) or (in_features,), but got ",
               weight.sym_sizes());
   const bool has_bias = bias.has_value() && bias->defined();
-  TORCH_CHECK(!has_bias || bias->layout() == c10::kStrided, "linear: expected a dense tensor for bias, but got layout ",
-              has_bias ? bias->layout() : c10::kStrided);
+  if (has_bias) {
+    TORCH_CHECK(bias->layout() == c10::kStrided, "linear: expected a dense tensor for bias, but got layout ",
+                bias->layout());
+  }
   if (weight.dim() == 1) {
     const Tensor output = without_dim(linear_layer(input, weight.unsqueeze(0), std::nullopt), -1);
     return has_bias ? add_expanded_bias(output, *bias, false) : output;
