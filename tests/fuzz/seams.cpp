@@ -300,6 +300,9 @@ int64_t* const kLimits[] = {
     &p::kResultBytes,
     &d::kCopiedBytes,
     &d::kTwoSetsBytes,
+    &t::kMostPanelsOfTile,
+    &t::kPanelPlanes,
+    &t::kLeastTilesOfThread,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -28,6 +28,10 @@ CONV2D_LIMIT kTilePixels = 600;
 // The same where vectors run over pixels and weights are not packed, in bytes of a plane: the patch of a segment, which
 // all result channels read again, takes a third of L2.
 CONV2D_LIMIT kPanelBytes = 1536;
+// Up to so many times that for segments of fewer planes than kPanelPlanes, where threads keep so many tiles each.
+CONV2D_LIMIT kMostPanelsOfTile = 4;
+CONV2D_LIMIT kPanelPlanes = 16;
+CONV2D_LIMIT kLeastTilesOfThread = 8;
 // Rows of the weight this many bytes apart lie in pages of their own and in few sets of the caches: from
 // kLeastPixelsToCopyRows pixels on, copying a segment's costs less. So does copying a weight gradient's input whose
 // pixels lie this far apart.

@@ -152,6 +152,8 @@ struct DepthwiseCall {
     const DepthwiseUkernels<P, S>& ukernels = depthwise_ukernels<P, S>(gemm.taps_w, view.row.step);
     DepthwiseOperands<P, S> operands = operands_of(block, view);
     const int64_t rows_ahead = operands.rows_ahead;
+    // The row below a tile is mostly the thread's next tile.
+    const bool asks_beyond = tiling.blocks == 1;
     const Interval cols_inside = positions_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
     for (int64_t row = 0; row < r.rows; ++row) {
       if (tiling.in_place) {
@@ -159,7 +161,7 @@ struct DepthwiseCall {
         operands.rows_inside = coordinates_inside(gemm.axis_h.source(r.row + row, 0), step, gemm.taps_h, gemm.source_h);
       }
       const bool inside = operands.rows_inside.count() == gemm.taps_h;
-      operands.rows_ahead = row + 1 < r.rows ? rows_ahead : 0;
+      operands.rows_ahead = asks_beyond || row + 1 < r.rows ? rows_ahead : 0;
       for (int64_t first = 0; first < min64(runs, r.cols); ++first) {
         Run<P> run{};
         run.source = moved(moved(view.data, view.position_row, row), view.position_col, first);
@@ -194,14 +196,16 @@ struct DepthwiseCall {
     operands.last_lane = block.lane(block.vectors() - 1);
     operands.dst_position = wrapping_mul(runs, gemm.destination_col);
     operands.dst_step = wrapping_mul(backwards() ? -runs : runs, gemm.destination_col);
-    // Prefetched are the rows that the next row of pixels reads and this one doesn't. In them a block takes as many
-    // columns as it has pixels (times the step), from the middle of those that it shares with the block before.
+    // Of the source, prefetched are the rows that the next row of pixels reads and this one doesn't. In them a block
+    // takes as many columns as it has pixels (times the step), from the middle of those that it shares with the block
+    // before.
     if (tiling.in_place && streams) {
       operands.rows_ahead = min64(depthwise_row(gemm.taps_h, gemm.axis_h.step, gemm.axis_h.tap).step, gemm.taps_h);
     }
     const int64_t first_row = gemm.axis_h.tap < 0 ? 0 : gemm.taps_h - operands.rows_ahead;
     operands.ahead = wrapping_sum(view.position_row, wrapping_mul(first_row, view.tap_row),
                                   wrapping_mul((gemm.taps_w - view.row.step) / 2, view.tap_col));
+    operands.dst_ahead = gemm.destination_row;
     return operands;
   }
 

@@ -24,9 +24,9 @@ struct DepthwiseOperands {
   S* dst;
   int64_t dst_position, dst_step;  // between pixels of successive blocks, and of one
   int64_t blocks;
-  // While a block is computed, columns of the row of pixels below it are prefetched, in so many rows of taps (0: none).
-  // `ahead` leads from the block's source to the first of them.
-  int64_t rows_ahead, ahead;
+  // While a block is computed, the row of pixels below it is prefetched: in so many rows of taps (0: nothing is)
+  // columns of the source, from `ahead` beyond the block's source on, and results, dst_ahead beyond the block's.
+  int64_t rows_ahead, ahead, dst_ahead;
 };
 
 // `count` steps on. The address may be any that is not read: beside the source, or beyond what memory there can be.
@@ -36,16 +36,42 @@ CONV2D_INLINE P* moved(P* p, int64_t step, int64_t count = 1) {
   return reinterpret_cast<P*>(address);  // NOLINT(performance-no-int-to-ptr): of no object, and so no offset in one
 }
 
-// Asks L2 for `columns` columns of some rows, a cache line of each. (L1 would lose them: pixels that lie a power of two
-// apart share few of its sets.)
-template <class P>
-CONV2D_INLINE void prefetch_columns(const P* row, int64_t rows, int64_t tap_row, int columns, int64_t tap_col) {
-  for (; rows > 0; --rows, row = moved(row, tap_row)) {
-    const P* column = row;
-#pragma GCC unroll 14
-    for (int x = 0; x < columns; ++x, column = moved(column, tap_col)) __builtin_prefetch(column, 0, 2);
-  }
+// Asks L2 for a pixel's groups. (L1 would lose them: pixels that lie a power of two apart share few of its sets.)
+template <bool kWrites, class P>
+CONV2D_INLINE void prefetch_pixel(const P* pixel, int64_t groups) {
+  for (int64_t g = 0; g < groups; g += 64 / int64_t(sizeof(P))) __builtin_prefetch(moved(pixel, g), kWrites, 2);
 }
+
+// What the row of pixels below a block of MR will read first, and write: asked for while the block is computed, a few
+// pixels with each of its vectors. Whole pixels, ascending in memory: hardware prefetchers follow such requests, and
+// they do not follow the micro-kernel's own, which skip from pixel to pixel.
+template <class P, class S, int MR, int STEP>
+struct PixelsAhead {
+  const DepthwiseOperands<P, S>& operands;
+  const P* source;
+  S* dst;
+  int64_t due = 0;  // pixels, times the vectors
+
+  // Of a block at these places.
+  CONV2D_INLINE PixelsAhead(const DepthwiseOperands<P, S>& of, const P* block_source, S* block_dst)
+      : operands(of), source(moved(block_source, of.ahead)), dst(moved(block_dst, of.dst_ahead)) {
+    if (of.tap_col < 0) source = moved(source, of.tap_col, MR * STEP - 1);
+    if (of.dst_step < 0) dst = moved(dst, of.dst_step, MR - 1);
+  }
+  CONV2D_INLINE void ask_some() {
+    const int64_t groups = operands.last_lane + Vec<ComputeType<S>>::kLanes;
+    for (due += MR; due >= operands.vectors; due -= operands.vectors) {
+      for (int column = 0; column < STEP; ++column) {
+        for (int64_t row = 0; row < operands.rows_ahead; ++row) {
+          prefetch_pixel<false>(moved(source, operands.tap_row, row), groups);
+        }
+        source = moved(source, operands.tap_col < 0 ? -operands.tap_col : operands.tap_col);
+      }
+      prefetch_pixel<true>(dst, groups);
+      dst = moved(dst, operands.dst_step < 0 ? -operands.dst_step : operands.dst_step);
+    }
+  }
+};
 
 // The micro-kernel family depthwise_ukernel_<dtype>_<MR>x<KW>s<STEP>__<isa>: rows of KW taps, positions STEP taps
 // apart. Each column of the source is loaded once and meets every (pixel, tap) pair it belongs to. Columns ascend, so
@@ -54,8 +80,7 @@ CONV2D_INLINE void prefetch_columns(const P* row, int64_t rows, int64_t tap_row,
 //
 // Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16. Bound: MR * KW FMAs (2 a cycle)
 // against KW + (MR - 1) * STEP + KW loads (2 a cycle). A column of 16 bits takes one or two instructions more, where
-// FMAs go, for each row of taps that meets it; one at edges a test of a bit and a conditional move. Of a source that
-// caches don't hold, columns are prefetched: pixels lie too far apart for hardware to do it.
+// FMAs go, for each row of taps that meets it; one at edges a test of a bit and a conditional move.
 template <class P, class S, int MR, int KW, int STEP, bool EDGES>
 void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
   using T = ComputeType<S>;
@@ -68,15 +93,14 @@ void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
   S* block_dst = operands.dst;
   for (int64_t block = operands.blocks; block > 0; --block) {
     const T* weights = operands.weights;
+    PixelsAhead<P, S, MR, STEP> ahead(operands, block_source, block_dst);
     for (int64_t v = 0; v <= last; ++v) {
       const int64_t lane = v < last ? v * V::kLanes : operands.last_lane;
       reg acc[MR];
 #pragma GCC unroll 8
       for (int q = 0; q < MR; ++q) acc[q] = V::load(operands.start + v * V::kLanes);
       const P* row = moved(block_source, lane);
-      if (operands.rows_ahead > 0 && v * V::kLanes * int64_t(sizeof(P)) % 64 == 0) {
-        prefetch_columns(moved(row, operands.ahead), operands.rows_ahead, tap_row, MR * STEP, tap_col);
-      }
+      if (operands.rows_ahead > 0) ahead.ask_some();
       [[maybe_unused]] int64_t i = 0;
       for (const T* const weights_end = weights + depth; weights != weights_end;
            row = moved(row, tap_row), weights += KW * V::kLanes, ++i) {

@@ -68,6 +68,20 @@ CONV2D_INLINE void end_step(const P*& pointer) {
   if constexpr (kRounds) __asm__ volatile("" : "+r"(pointer) : : "memory");
 }
 
+// Whether a micro-kernel asks L1 for the rows of C behind its own, which are mostly the next one's: from farther away
+// they hold up the end of each chain. (With AVX-512, on Zen 5, it gained nothing.)
+template <class T>
+constexpr bool kAsksForNextRows = kInRounds<T>;
+
+template <int ROWS, int NR, class T>
+CONV2D_INLINE void prefetch_rows(const T* row, int64_t pitch) {
+#pragma GCC unroll 16
+  for (int j = 0; j < ROWS; ++j, row += pitch) {
+#pragma GCC unroll 4
+    for (int i = 0; i < NR; i += 64 / int(sizeof(T))) __builtin_prefetch(row + i, 1);
+  }
+}
+
 // Whether Vec<T> has halves.
 template <class T, class = void>
 constexpr bool kHasHalves = false;
@@ -136,6 +150,10 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
   constexpr bool kRowsInTurn = kDensePanel && !kListed;
   const int64_t a_pitch = kDensePanel ? NV * V::kLanes : operands.a_pitch;
 
+  if constexpr (kAsksForNextRows<T> && !kListed) {
+    prefetch_rows<MR, NV * V::kLanes>(operands.c + MR * operands.c_pitch, operands.c_pitch);
+  }
+
   constexpr int kNumbers = kListed ? 2 : 1;           // of a step
   constexpr bool kRounds = kInRounds<T> && !kListed;  // in those of a list accumulators would wander, too
   for (int64_t chain = 0; kListed ? chain < operands.chains : k_offset != k_end; ++chain) {
@@ -197,25 +215,35 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
       if (kRowsInTurn) a += a_pitch;
     }
 
-    T* next = operands.c;
     const bool is_last = kListed ? chain + 1 == operands.chains : k_offset == k_end;
     const T* const bias = is_last ? operands.bias : nullptr;
+    // A loop for each case: within one, each row would branch, and the next chain's multiply-adds wait behind them.
+    const auto finish = [&](auto accumulates, auto has_bias) CONV2D_INLINE_LAMBDA {
+      T* next = operands.c;
 #pragma GCC unroll 16
-    for (int j = 0; j < MR; ++j, next += operands.c_pitch) {
-      T* const c = kListed ? operands.c + operands.c_offset[j] * operands.c_pitch : next;
-      if (accumulate) {
+      for (int j = 0; j < MR; ++j, next += operands.c_pitch) {
+        T* const c = kListed ? operands.c + operands.c_offset[j] * operands.c_pitch : next;
+        if constexpr (accumulates) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kWhole; ++v) acc[j][v] = V::add(V::load(c + v * V::kLanes), acc[j][v]);
-        if constexpr (kHalf) last[j] = H::add(H::load(c + kLast), last[j]);
+          for (int v = 0; v < kWhole; ++v) acc[j][v] = V::add(V::load(c + v * V::kLanes), acc[j][v]);
+          if constexpr (kHalf) last[j] = H::add(H::load(c + kLast), last[j]);
+        }
+        if constexpr (has_bias) {
+#pragma GCC unroll 4
+          for (int v = 0; v < kWhole; ++v) acc[j][v] = V::add(acc[j][v], V::load(bias + v * V::kLanes));
+          if constexpr (kHalf) last[j] = H::add(last[j], H::load(bias + kLast));
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < kWhole; ++v) V::store(c + v * V::kLanes, acc[j][v]);
+        if constexpr (kHalf) H::store(c + kLast, last[j]);
       }
-      if (bias != nullptr) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kWhole; ++v) acc[j][v] = V::add(acc[j][v], V::load(bias + v * V::kLanes));
-        if constexpr (kHalf) last[j] = H::add(last[j], H::load(bias + kLast));
-      }
-#pragma GCC unroll 4
-      for (int v = 0; v < kWhole; ++v) V::store(c + v * V::kLanes, acc[j][v]);
-      if constexpr (kHalf) H::store(c + kLast, last[j]);
+    };
+    constexpr std::bool_constant<true> yes{};
+    constexpr std::bool_constant<false> no{};
+    if (accumulate) {
+      bias != nullptr ? finish(yes, yes) : finish(yes, no);
+    } else {
+      bias != nullptr ? finish(no, yes) : finish(no, no);
     }
     accumulate = true;
   }

@@ -72,8 +72,14 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
         vector.element_size);
   };
   int64_t plane = 0;
-  const int64_t panel_pixels = limit::kPanelBytes / vector.element_size;
-  for (int64_t target = t.source_in_place ? 2 * panel_pixels : panel_pixels;; target /= 2) {
+  const int64_t panel_pixels = max64(limit::kPanelBytes / vector.element_size, 1);
+  int64_t panels = t.source_in_place ? 2 : 1;
+  // Few planes leave room for larger tiles, which store rows in longer runs; as long as all threads have some.
+  const int64_t panels_of_thread = saturating_mul(gemm.groups, gemm.batch, gemm.pixels()) /
+                                   (limit::kLeastTilesOfThread * num_threads * panel_pixels);
+  panels = max64(panels, min64(min64(limit::kMostPanelsOfTile, limit::kPanelPlanes / max64(k.segment_channels, 1)),
+                               panels_of_thread));
+  for (int64_t target = panels * panel_pixels;; target /= 2) {
     // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
     const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
     t.tile_cols = min64(round_up(cols, vector.lanes), gemm.cols);
