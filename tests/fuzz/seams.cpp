@@ -303,6 +303,7 @@ int64_t* const kLimits[] = {
     &t::kMostPanelsOfTile,
     &t::kPanelPlanes,
     &t::kLeastTilesOfThread,
+    &t::kGatheredTileBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

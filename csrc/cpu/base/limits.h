@@ -25,6 +25,7 @@ namespace tiling {
 // Pixels of a tile: enough that packing a weight panel once a tile costs little (a panel element costs about one
 // cycle, and pays for pixels / lanes cycles of arithmetic), few enough that patch and C tile stay in L2.
 CONV2D_LIMIT kTilePixels = 600;
+CONV2D_LIMIT kSmallL2Bytes = 512 * 1024;
 // The same where vectors run over pixels and weights are not packed, in bytes of a plane: the patch of a segment, which
 // all result channels read again, takes a third of L2.
 CONV2D_LIMIT kPanelBytes = 1536;
@@ -44,6 +45,8 @@ CONV2D_LIMIT kPatchBytes = 300 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
+// The same where packing a patch takes single elements of planes, which costs more than sums beyond L2.
+CONV2D_LIMIT kGatheredTileBytes = 2000 * 1024;
 // From so many bytes a thread on a source is taken not to fit L2.
 CONV2D_LIMIT kStreamedBytes = 2048 * 1024;
 // Rows of the weight that lie apart (input gradients in channels_last), in a block of source channels. Each panel reads

@@ -1,5 +1,7 @@
 #include "tile_gemm.h"
 
+#include <unistd.h>
+
 #include <cfenv>
 #include <limits>
 
@@ -25,6 +27,16 @@ int64_t least_padding(int64_t m, int64_t chunk_vectors, const VectorShape& vecto
   return vector.lanes * vector.element_size == 64 ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
 }
 
+// Whether a core of this machine has no more L2 than Zen 3 and older ones; not where the system doesn't tell.
+bool has_small_l2() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return bytes > 0 && bytes <= limit::kSmallL2Bytes;
+#else
+  return false;
+#endif
+}
+
 // Numbers of the lists of all classes, of so many steps each.
 int64_t take_lists(ScratchLayout& layout, int64_t steps) {
   return layout.take_offsets(2 * PaddingClasses::kMost * steps);
@@ -46,6 +58,9 @@ struct ConvTiler {
     const int64_t step = gemm.taps_w > 1 ? gemm.weight_j : gemm.taps_h > 1 ? gemm.weight_i : gemm.weight_c;
     return gemm.weight_m == 1 && saturating_mul(step, vector.element_size) >= limit::kFarWeightBytes;
   }
+
+  // Whether a patch takes single elements of planes. Every chunk of result channels packs it anew.
+  bool gathers() const { return gemm.source_c != 1 && gemm.axis_w.step > 1; }
 
   void cut_source_channels(ConvTiling& t) const {
     // A GEMM without products, which writes zeros, needs no patch.
@@ -75,7 +90,8 @@ struct ConvTiler {
     t.chunks_m = 1;
     if (t.interleaved) return;
     // Of several chunks there are three tiles: a chunk's sum, the total, and what that lost.
-    const int64_t tile_bytes = k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes;
+    const int64_t most_bytes = gathers() ? limit::kGatheredTileBytes : limit::kTileBytes;
+    const int64_t tile_bytes = k.has_chunks() ? most_bytes / 3 : most_bytes;
     const int64_t vector_bytes = t.pixels() * vector.lanes * vector.element_size;
     const int64_t fit_vectors = t.one_block ? vectors : max64(vector.max_vectors, tile_bytes / vector_bytes);
     const int64_t chunks = avoid_idle_threads(t.tiles() * groups(), vectors, div_up(vectors, fit_vectors), num_threads);
@@ -274,12 +290,15 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   tiler.leave_out_padding(t, div_up(gemm.m, vector.lanes));
   t.groups_first = gemm.groups_are_neighbours(vector.element_size);
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
-  // in L2.
+  // in L2. So does more of all sums over several segments where L2 is small, and weights stay packed from tile to tile.
   const bool short_pixels =
       gemm.taps() == 1 && k.blocks_c == 2 && gemm.per_step == 1 && gemm.destination_m == 1 && gemm.m >= gemm.channels;
+  const int64_t weight_bytes = saturating_mul(gemm.m, gemm.channels, gemm.taps() * vector.element_size);
+  const bool crowds_l2 =
+      has_small_l2() && gemm.destination_m == 1 && k.segments() > 1 && weight_bytes <= limit::kKeptWeightBytes;
   // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then. Of a few pixels
   // every patch fits, since it has at most kMaxSegment elements of a pixel's lanes.
-  for (int64_t target = short_pixels ? limit::kTilePixels / 2 : limit::kTilePixels;; target /= 2) {
+  for (int64_t target = limit::kTilePixels / (short_pixels ? 2 : 1) / (crowds_l2 ? 2 : 1);; target /= 2) {
     const bool smallest = target < 16;
     cut_pixels(gemm, tiler.groups(), target, num_threads, t);
     tiler.cut_source_channels(t);
