@@ -25,14 +25,16 @@ namespace tiling {
 // Pixels of a tile: enough that packing a weight panel once a tile costs little (a panel element costs about one
 // cycle, and pays for pixels / lanes cycles of arithmetic), few enough that patch and C tile stay in L2.
 CONV2D_LIMIT kTilePixels = 600;
-CONV2D_LIMIT kSmallL2Bytes = 512 * 1024;
 // The same where vectors run over pixels and weights are not packed, in bytes of a plane: the patch of a segment, which
 // all result channels read again, takes a third of L2.
 CONV2D_LIMIT kPanelBytes = 1536;
-// Up to so many times that for segments of fewer planes than kPanelPlanes, where threads keep so many tiles each.
-CONV2D_LIMIT kMostPanelsOfTile = 4;
+// A tile takes more such panels where all planes of a segment together are no more than so many, up to a limit, and
+// while threads keep so many tiles each.
 CONV2D_LIMIT kPanelPlanes = 16;
+CONV2D_LIMIT kMostPanelsOfTile = 4;
 CONV2D_LIMIT kLeastTilesOfThread = 8;
+// With at most so much L2 a core, tiles have half the pixels (tile_gemm.cpp).
+CONV2D_LIMIT kSmallL2Bytes = 512 * 1024;
 // Rows of the weight this many bytes apart lie in pages of their own and in few sets of the caches: from
 // kLeastPixelsToCopyRows pixels on, copying a segment's costs less. So does copying a weight gradient's input whose
 // pixels lie this far apart.
@@ -45,7 +47,7 @@ CONV2D_LIMIT kPatchBytes = 300 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
-// The same where packing a patch takes single elements of planes, which costs more than sums beyond L2.
+// The same where a stride skips elements of planes: gathering them costs more than sums beyond L2.
 CONV2D_LIMIT kGatheredTileBytes = 2000 * 1024;
 // From so many bytes a thread on a source is taken not to fit L2.
 CONV2D_LIMIT kStreamedBytes = 2048 * 1024;

@@ -24,8 +24,9 @@ struct DepthwiseOperands {
   S* dst;
   int64_t dst_position, dst_step;  // between pixels of successive blocks, and of one
   int64_t blocks;
-  // While a block is computed, the row of pixels below it is prefetched: in so many rows of taps (0: nothing is)
-  // columns of the source, from `ahead` beyond the block's source on, and results, dst_ahead beyond the block's.
+  // While a block is computed, what the row of pixels below it reads and writes is prefetched: `rows_ahead` rows of
+  // taps of the source, from `ahead` beyond the block's source on, and results, from dst_ahead beyond the block's on.
+  // Neither where rows_ahead is 0.
   int64_t rows_ahead, ahead, dst_ahead;
 };
 
@@ -37,9 +38,9 @@ CONV2D_INLINE P* moved(P* p, int64_t step, int64_t count = 1) {
 }
 
 // Asks L2 for a pixel's groups. (L1 would lose them: pixels that lie a power of two apart share few of its sets.)
-template <bool kWrites, class P>
+template <class P>
 CONV2D_INLINE void prefetch_pixel(const P* pixel, int64_t groups) {
-  for (int64_t g = 0; g < groups; g += 64 / int64_t(sizeof(P))) __builtin_prefetch(moved(pixel, g), kWrites, 2);
+  for (int64_t g = 0; g < groups; g += 64 / int64_t(sizeof(P))) __builtin_prefetch(moved(pixel, g), 0, 2);
 }
 
 // What the row of pixels below a block of MR will read first, and write: asked for while the block is computed, a few
@@ -63,12 +64,12 @@ struct PixelsAhead {
     for (due += MR; due >= operands.vectors; due -= operands.vectors) {
       for (int column = 0; column < STEP; ++column) {
         for (int64_t row = 0; row < operands.rows_ahead; ++row) {
-          prefetch_pixel<false>(moved(source, operands.tap_row, row), groups);
+          prefetch_pixel(moved(source, operands.tap_row, row), groups);
         }
-        source = moved(source, operands.tap_col < 0 ? -operands.tap_col : operands.tap_col);
+        source = moved(source, operands.tap_col, operands.tap_col < 0 ? -1 : 1);
       }
-      prefetch_pixel<true>(dst, groups);
-      dst = moved(dst, operands.dst_step < 0 ? -operands.dst_step : operands.dst_step);
+      prefetch_pixel(dst, groups);
+      dst = moved(dst, operands.dst_step, operands.dst_step < 0 ? -1 : 1);
     }
   }
 };

@@ -68,11 +68,6 @@ CONV2D_INLINE void end_step(const P*& pointer) {
   if constexpr (kRounds) __asm__ volatile("" : "+r"(pointer) : : "memory");
 }
 
-// Whether a micro-kernel asks L1 for the rows of C behind its own, which are mostly the next one's: from farther away
-// they hold up the end of each chain. (With AVX-512, on Zen 5, it gained nothing.)
-template <class T>
-constexpr bool kAsksForNextRows = kInRounds<T>;
-
 template <int ROWS, int NR, class T>
 CONV2D_INLINE void prefetch_rows(const T* row, int64_t pitch) {
 #pragma GCC unroll 16
@@ -150,7 +145,9 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
   constexpr bool kRowsInTurn = kDensePanel && !kListed;
   const int64_t a_pitch = kDensePanel ? NV * V::kLanes : operands.a_pitch;
 
-  if constexpr (kAsksForNextRows<T> && !kListed) {
+  // The rows of C behind these, which are mostly the next micro-kernel's: from farther away than L1 they hold up the
+  // end of each chain. (With AVX-512, on Zen 5, asking gained nothing.)
+  if constexpr (kInRounds<T> && !kListed) {
     prefetch_rows<MR, NV * V::kLanes>(operands.c + MR * operands.c_pitch, operands.c_pitch);
   }
 
@@ -238,8 +235,8 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
         if constexpr (kHalf) H::store(c + kLast, last[j]);
       }
     };
-    constexpr std::bool_constant<true> yes{};
-    constexpr std::bool_constant<false> no{};
+    constexpr std::true_type yes;
+    constexpr std::false_type no;
     if (accumulate) {
       bias != nullptr ? finish(yes, yes) : finish(yes, no);
     } else {

@@ -27,7 +27,7 @@ int64_t least_padding(int64_t m, int64_t chunk_vectors, const VectorShape& vecto
   return vector.lanes * vector.element_size == 64 ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
 }
 
-// Whether a core of this machine has no more L2 than Zen 3 and older ones; not where the system doesn't tell.
+// Whether a core of this machine has little L2; not where the system doesn't tell.
 bool has_small_l2() {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
   static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -59,8 +59,8 @@ struct ConvTiler {
     return gemm.weight_m == 1 && saturating_mul(step, vector.element_size) >= limit::kFarWeightBytes;
   }
 
-  // Whether a patch takes single elements of planes. Every chunk of result channels packs it anew.
-  bool gathers() const { return gemm.source_c != 1 && gemm.axis_w.step > 1; }
+  // Whether a patch is gathered from planes, element by element. Every chunk of result channels does that anew.
+  bool gathers() const { return gemm.source_c != gemm.per_step && gemm.taps_w == 1 && gemm.axis_w.step > 1; }
 
   void cut_source_channels(ConvTiling& t) const {
     // A GEMM without products, which writes zeros, needs no patch.
@@ -290,12 +290,15 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   tiler.leave_out_padding(t, div_up(gemm.m, vector.lanes));
   t.groups_first = gemm.groups_are_neighbours(vector.element_size);
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
-  // in L2. So does more of all sums over several segments where L2 is small, and weights stay packed from tile to tile.
+  // in L2.
   const bool short_pixels =
       gemm.taps() == 1 && k.blocks_c == 2 && gemm.per_step == 1 && gemm.destination_m == 1 && gemm.m >= gemm.channels;
+  // So does more of all sums over several segments where L2 is small. That pays where most weights stay packed from
+  // tile to tile, and threads have several tiles each.
   const int64_t weight_bytes = saturating_mul(gemm.m, gemm.channels, gemm.taps() * vector.element_size);
-  const bool crowds_l2 =
-      has_small_l2() && gemm.destination_m == 1 && k.segments() > 1 && weight_bytes <= limit::kKeptWeightBytes;
+  const bool crowds_l2 = has_small_l2() && !lanes_are_groups && gemm.destination_m == 1 && k.segments() > 1 &&
+                         weight_bytes <= limit::kKeptWeightBytes &&
+                         saturating_mul(gemm.batch, gemm.pixels()) >= 2 * num_threads * limit::kTilePixels;
   // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then. Of a few pixels
   // every patch fits, since it has at most kMaxSegment elements of a pixel's lanes.
   for (int64_t target = limit::kTilePixels / (short_pixels ? 2 : 1) / (crowds_l2 ? 2 : 1);; target /= 2) {

@@ -74,7 +74,7 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   int64_t plane = 0;
   const int64_t panel_pixels = max64(limit::kPanelBytes / vector.element_size, 1);
   int64_t panels = t.source_in_place ? 2 : 1;
-  // Few planes leave room for larger tiles, which store rows in longer runs; as long as all threads have some.
+  // Segments of few planes leave room for larger tiles, which store rows in longer runs; while all threads have some.
   const int64_t panels_of_thread = saturating_mul(gemm.groups, gemm.batch, gemm.pixels()) /
                                    (limit::kLeastTilesOfThread * num_threads * panel_pixels);
   panels = max64(panels, min64(min64(limit::kMostPanelsOfTile, limit::kPanelPlanes / max64(k.segment_channels, 1)),
