@@ -607,10 +607,17 @@ class TestAsPyTorch:
     def test_autocast_casts_lstms(self, proj_size):
         lstm, x = nn.LSTM(3, 4, batch_first=True, proj_size=proj_size), torch.randn(2, 5, 3)
         with torch.autocast("cpu", torch.bfloat16):
-            expected = lstm(x)
             with conv2d_ext.batch_invariant():
                 found = lstm(x)
-        torch.testing.assert_close(found, expected, atol=4e-3, rtol=0.02)  # dtypes as well
+            try:
+                expected = lstm(x)
+            except RuntimeError:  # oneDNN has no LSTM of bfloat16 for CPUs without AVX-512
+                expected = None
+        if expected is None:
+            assert found[0].dtype == torch.bfloat16
+            torch.testing.assert_close(found, lstm(x), atol=4e-3, rtol=0.02, check_dtype=False)
+        else:
+            torch.testing.assert_close(found, expected, atol=4e-3, rtol=0.02)  # dtypes as well
 
     @pytest.mark.parametrize(
         "call",
