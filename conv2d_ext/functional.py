@@ -414,9 +414,8 @@ def explain(
     directions are of type DirectionExplanation for CPU tensors, CudaDirectionExplanation for CUDA
     tensors. Where nothing is computed, they are None and `refused` says why.
     """
-    described = _C.explain(
-        input, weight, bias, *_hyper_parameters(weight, stride, padding, dilation, groups)
-    )
+    parameters = _C.conv2d_parameters(input, weight, bias, stride, padding, dilation, groups)
+    described = _C.explain(input, weight, bias, *parameters)
     return _explanation(described, input)
 
 
@@ -602,16 +601,16 @@ def named_padding(
             f"Invalid padding string: '{padding}': expected padding to be 'same', 'valid', "
             "an integer or a pair of integers"
         )
+    border = [0] * (2 * dims)
     # The op refuses a weight of another rank, whatever the padding.
-    if padding == "valid" or weight.dim() != dims + 2:
-        return [0] * (2 * dims)
-    border: list[int] = []
-    for i in range(dims):
-        if stride[i] != 1:
-            raise RuntimeError(
-                "padding='same' is not supported for strided convolutions: expected stride=1, "
-                f"but got stride={stride}"
-            )
-        total = dilation[i] * (weight.size(2 + i) - 1)
-        border += [total // 2, total - total // 2]
+    if padding == "same" and weight.dim() == dims + 2:
+        for i in range(dims):
+            if stride[i] != 1:
+                raise RuntimeError(
+                    "padding='same' is not supported for strided convolutions: expected stride=1, "
+                    f"but got stride={stride}"
+                )
+            total = dilation[i] * (weight.size(2 + i) - 1)
+            border[2 * i] = total // 2
+            border[2 * i + 1] = total - total // 2
     return border

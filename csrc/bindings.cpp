@@ -92,31 +92,54 @@ bool is_same_padding(c10::string_view padding) {
   return padding == "same";
 }
 
-PyObject* python_conv2d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
+torch::PythonArgParser& conv2d_parser() {
   static torch::PythonArgParser parser({
       "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymIntArrayRef[2] stride=1, SymIntArrayRef[2] padding=0, "
       "SymIntArrayRef[2] dilation=1, SymInt groups=1)",
       "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymIntArrayRef[2] stride=1, "
       "c10::string_view padding=\"valid\", SymIntArrayRef[2] dilation=1, SymInt groups=1)",
   });
-  return call_from_python(parser, "conv2d", args, kwargs, [](torch::PythonArgs& arguments) {
+  return parser;
+}
+
+SymConv2dParams conv2d_params(torch::PythonArgs& arguments) {
+  const auto stride = arguments.symintlist(3);
+  const auto dilation = arguments.symintlist(5);
+  const c10::SymInt groups = arguments.toSymInt(6);
+  if (arguments.idx == 0) return params_from_pairs(stride, arguments.symintlist(4), dilation, groups);
+  return is_same_padding(arguments.stringView(4))
+             ? params_for_same_padding(arguments.tensor(1), stride, dilation, groups)
+             : params_from_pairs(stride, {c10::SymInt(0)}, dilation, groups);
+}
+
+PyObject* python_conv2d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
+  return call_from_python(conv2d_parser(), "conv2d", args, kwargs, [](torch::PythonArgs& arguments) {
     const Tensor input = arguments.tensor(0);
     const Tensor weight = arguments.tensor(1);
     const std::optional<Tensor> bias = arguments.optionalTensor(2);
-    const auto stride = arguments.symintlist(3);
-    const auto dilation = arguments.symintlist(5);
-    const c10::SymInt groups = arguments.toSymInt(6);
-    SymConv2dParams params;
-    if (arguments.idx == 0) {
-      params = params_from_pairs(stride, arguments.symintlist(4), dilation, groups);
-    } else {
-      params = is_same_padding(arguments.stringView(4)) ? params_for_same_padding(weight, stride, dilation, groups)
-                                                        : params_from_pairs(stride, {c10::SymInt(0)}, dilation, groups);
-    }
+    const SymConv2dParams params = conv2d_params(arguments);
     const bool allow_winograd = allows_winograd();
     const py::gil_scoped_release no_gil;
     return conv2d(input, weight, bias, params, allow_winograd);
   });
+}
+
+// conv2d's arguments as explain takes them: stride, padding (top, bottom, left, right), dilation and groups.
+PyObject* python_conv2d_parameters(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  torch::ParsedArgs<kArguments> parsed;
+  auto arguments = conv2d_parser().parse(args, kwargs, parsed);
+  const SymConv2dParams params = conv2d_params(arguments);
+  const auto ints = [](c10::SymIntArrayRef values) {
+    py::list result;
+    for (const c10::SymInt& value : values) result.append(value.guard_int(__FILE__, __LINE__));
+    return result;
+  };
+  return py::make_tuple(ints(params.stride), ints(params.padding), ints(params.dilation),
+                        params.groups.guard_int(__FILE__, __LINE__))
+      .release()
+      .ptr();
+  END_HANDLE_TH_ERRORS
 }
 
 PyObject* python_conv1d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
@@ -202,6 +225,7 @@ PyCFunction with_keywords(PyCFunctionWithKeywords function) {
 }
 
 PyMethodDef methods[] = {
+    {"conv2d_parameters", with_keywords(python_conv2d_parameters), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"conv2d", with_keywords(python_conv2d), METH_VARARGS | METH_KEYWORDS,
      "conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1)"},
     {"conv1d", with_keywords(python_conv1d), METH_VARARGS | METH_KEYWORDS,

@@ -294,11 +294,12 @@ SymConv2dParams params_from_pairs(c10::SymIntArrayRef stride, c10::SymIntArrayRe
 SymConv2dParams params_for_same_padding(const Tensor& weight, c10::SymIntArrayRef stride, c10::SymIntArrayRef dilation,
                                         const SymInt& groups) {
   SymConv2dParams params = params_from_pairs(stride, {SymInt(0)}, dilation, groups);
+  if (weight.dim() != 4) return params;  // which the op refuses
   for (const SymInt& value : params.stride) {
     TORCH_CHECK(equal(value, SymInt(1)),
                 "padding='same' is not supported for strided convolutions: expected stride=1, but got stride=", stride);
   }
-  for (int i = 0; i < 2 && weight.dim() == 4; ++i) {
+  for (int i = 0; i < 2; ++i) {
     SymInt total;
     // What doesn't fit or isn't positive is left for the op to refuse.
     if (mul(params.dilation[i], weight.sym_size(2 + i) - 1, &total) && at_least(total, SymInt(0))) {

@@ -71,7 +71,7 @@ struct Conv2dAddBiasBackward {  // of (output, bias)
     static void visit(Self&, Visit) {}
   };
   static constexpr size_t kArguments = 2;
-  static constexpr bool kMayBeConstant = false;
+  static constexpr bool kMayBeConstant = true;
 
   static void apply(const Tensor& grad, const Tensor&, const Tensor&, const State&, const Wanted& wanted,
                     torch::autograd::variable_list& result) {

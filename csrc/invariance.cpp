@@ -9,6 +9,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -283,7 +284,6 @@ struct Linear {
   }
 };
 
-// Of a linear layer and its activation, in PyTorch's own transformer layers.
 // A chain of products, from the left. PyTorch's order follows from the sizes, one of which is the batch.
 template <class AtOp>
 struct Chain {
@@ -302,6 +302,66 @@ struct Chain {
   }
 };
 
+// As a product of matrices, whatever the sizes: PyTorch sums products where the result has one element.
+struct Tensordot {
+  using Op = at::_ops::tensordot;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other, at::IntArrayRef dims_self,
+                     at::IntArrayRef dims_other) {
+    const bool takes_both = !leaves<Op>(keys) && takes(self, other) && dims_self.size() == dims_other.size();
+    const auto left = takes_both ? wrapped(dims_self, self.dim()) : std::nullopt;
+    const auto right = takes_both ? wrapped(dims_other, other.dim()) : std::nullopt;
+    if (!left || !right || !meet(self, *left, other, *right)) {
+      return redispatch_composite<Op>(keys, self, other, dims_self, dims_other);
+    }
+    const std::vector<int64_t> rows = all_but(*left, self.dim()), columns = all_but(*right, other.dim());
+    const auto joined = [](std::vector<int64_t> first, const std::vector<int64_t>& second) {
+      first.insert(first.end(), second.begin(), second.end());
+      return first;
+    };
+    const auto numel = [](const Tensor& tensor, const std::vector<int64_t>& dims) {
+      SymInt count = 1;
+      for (const int64_t dim : dims) count *= tensor.sym_size(dim);
+      return count;
+    };
+    const SymInt k = numel(self, *left);
+    const Tensor mat1 = self.permute(joined(rows, *left)).reshape_symint({numel(self, rows), k});
+    const Tensor mat2 = other.permute(joined(*right, columns)).reshape_symint({k, numel(other, columns)});
+    std::vector<SymInt> size;
+    for (const int64_t dim : rows) size.push_back(self.sym_size(dim));
+    for (const int64_t dim : columns) size.push_back(other.sym_size(dim));
+    return at::mm(mat1, mat2).reshape_symint(size);
+  }
+
+ private:
+  // None: an error that is PyTorch's to name.
+  static std::optional<std::vector<int64_t>> wrapped(at::IntArrayRef dims, int64_t rank) {
+    std::vector<int64_t> result;
+    for (const int64_t dim : dims) {
+      const int64_t of_rank = dim < 0 ? dim + rank : dim;
+      const bool is_new = std::find(result.begin(), result.end(), of_rank) == result.end();
+      if (of_rank < 0 || of_rank >= rank || !is_new) return std::nullopt;
+      result.push_back(of_rank);
+    }
+    return result;
+  }
+  // (PyTorch also sums one factor over a dimension that has size 1 in the other.)
+  static bool meet(const Tensor& self, const std::vector<int64_t>& left, const Tensor& other,
+                   const std::vector<int64_t>& right) {
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (self.sym_size(left[i]) != other.sym_size(right[i])) return false;
+    }
+    return true;
+  }
+  static std::vector<int64_t> all_but(const std::vector<int64_t>& dims, int64_t rank) {
+    std::vector<int64_t> others;
+    for (int64_t dim = 0; dim < rank; ++dim) {
+      if (std::find(dims.begin(), dims.end(), dim) == dims.end()) others.push_back(dim);
+    }
+    return others;
+  }
+};
+
+// Of a linear layer and its activation, in PyTorch's own transformer layers.
 struct AddmmActivation {
   using Op = at::_ops::_addmm_activation;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat1, const Tensor& mat2,
@@ -358,7 +418,7 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFuncti
 
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   cover_all<Convolution, ConvolutionBackward, Mm, MmOut, Bmm, BmmOut, Mv, MvOut, Dot, Vdot, Linear, AddmmActivation>(m);
-  cover_all<Chain<at::_ops::linalg_multi_dot>, Chain<at::_ops::chain_matmul>>(m);
+  cover_all<Tensordot, Chain<at::_ops::linalg_multi_dot>, Chain<at::_ops::chain_matmul>>(m);
   cover_all<Sum<at::_ops::addmm, of_matrices, 2>, SumInPlace<at::_ops::addmm_, of_matrices, 2>,
             SumOut<at::_ops::addmm_out, of_matrices, 2>>(m);
   cover_all<Sum<at::_ops::baddbmm, of_matrices, 3>, SumInPlace<at::_ops::baddbmm_, of_matrices, 3>,

@@ -52,8 +52,6 @@ constexpr const char* kEagerOps[] = {
     "logit_backward",
     // sums
     "logsumexp",
-    "norm.Scalar",
-    "norm.ScalarOpt_dim",
     "cumsum",
     "cumprod",
     "logcumsumexp",
@@ -149,17 +147,54 @@ bool only_stores(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
   return is_index_put(op) && !accumulates(stack);
 }
 
-// index_put as its kernel below (invariance_indexing.cpp), which a TorchDispatchMode would hide; and the gradient of
-// group_norm: PyTorch's code for one thread and that for several are compiled to other roundings, but for groups of
-// whole vectors of channels.
+// Whether PyTorch's code for one thread and that for several are compiled to other roundings: but for groups of whole
+// vectors of channels.
+bool group_norm_follows_threads(int64_t channels, int64_t groups) {
+  constexpr int64_t kVectors = 32;  // of 16-bit elements, the longest
+  return groups > 0 && channels / groups % kVectors != 0;
+}
+
+// Whether each thread sums some of the rows of batch norm's input, whose channels are innermost. (Channels of others
+// are dealt out whole.)
+bool batch_norm_follows_threads(const at::Tensor& input) {
+  return input.dim() == 2 || !input.is_contiguous() || input.sym_numel() == input.sym_size(0) * input.sym_size(1);
+}
+
+// index_put as its kernel below (invariance_indexing.cpp), which a TorchDispatchMode would hide; and norms whose bits
+// follow the number of threads.
 bool runs_on_one_thread(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (is_index_put(op)) return accumulates(stack);
-  if (op.operator_name().name != "aten::native_group_norm_backward") return false;
   const auto argument = [&](size_t i) { return torch::jit::peek(stack, i, op.schema().arguments().size()); };
-  const int64_t channels = argument(6).toSymInt().guard_int(__FILE__, __LINE__), groups = argument(8).toInt();
-  constexpr int64_t kVectors = 32;  // of 16-bit elements, the longest
-  return argument(0).toTensor().device().is_cpu() && argument(4).isTensor() && groups > 0 &&
-         channels / groups % kVectors != 0;
+  const auto is_on_cpu = [&](size_t i) { return argument(i).isTensor() && argument(i).toTensor().device().is_cpu(); };
+  const std::string& name = op.operator_name().name;
+  if (name == "aten::native_group_norm_backward") {
+    return is_on_cpu(0) && argument(4).isTensor() &&
+           group_norm_follows_threads(argument(6).toSymInt().guard_int(__FILE__, __LINE__), argument(8).toInt());
+  }
+  if (name == "aten::native_batch_norm") {
+    return is_on_cpu(0) && argument(5).toBool() && batch_norm_follows_threads(argument(0).toTensor());
+  }
+  return name == "aten::native_batch_norm_backward" && is_on_cpu(1) &&
+         batch_norm_follows_threads(argument(1).toTensor());
+}
+
+// The gradients of layer norm's weight and bias are sums over rows, of which each thread would sum some: they run on
+// one thread. That of its input keeps them all.
+void pass_layer_norm_backward(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const size_t arguments = op.schema().arguments().size();
+  torch::jit::Stack of_weights(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());
+  const c10::List<bool> wanted = of_weights.back().toBoolList();
+  stack->back() = c10::List<bool>({wanted.get(0), false, false});
+  of_weights.back() = c10::List<bool>({false, wanted.get(1), wanted.get(2)});
+  op.redispatchBoxed(keys, stack);
+  const invariance::OneThread alone(true);
+  op.redispatchBoxed(keys, &of_weights);
+  for (const size_t i : {1, 2}) torch::jit::peek(*stack, i, 3) = torch::jit::peek(of_weights, i, 3);
+}
+
+bool is_layer_norm_backward_on_cpu(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  return op.operator_name().name == "aten::native_layer_norm_backward" &&
+         torch::jit::peek(stack, 1, op.schema().arguments().size()).toTensor().device().is_cpu();
 }
 
 void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -168,6 +203,10 @@ void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   // Each level of a transform of torch.func is to see the op that it knows how to batch, or to differentiate. What a
   // level makes of it comes here again, at last below all of them.
   const bool records = is_recording() && !mutates && !only_stores(op, *stack) && !invariance::is_transformed();
+  if (!records && is_layer_norm_backward_on_cpu(op, *stack)) {
+    pass_layer_norm_backward(op, keys & invariance::kBelow, stack);
+    return;
+  }
   const invariance::OneThread alone(!records && runs_on_one_thread(op, *stack));
   op.redispatchBoxed(records ? kAsMaia : keys & invariance::kBelow, stack);
 }

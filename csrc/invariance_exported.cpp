@@ -29,7 +29,6 @@ constexpr const char* kComposites[] = {
     "linalg_matmul",
     "linalg_vecdot",
     "einsum",
-    "tensordot",
     "inner",
     "bilinear",
     "cdist",

@@ -45,6 +45,14 @@ struct InstanceNorm {
 
 struct BatchNorm {
   using Op = at::_ops::batch_norm;
+  // Of the formats that a dense tensor is in, which sizes of 1 can make several, the one that PyTorch's result has.
+  static at::MemoryFormat format_of(const Tensor& input) {
+    for (const auto format :
+         {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast3d, at::MemoryFormat::ChannelsLast}) {
+      if (input.is_contiguous(format)) return format;
+    }
+    return input.suggest_memory_format();
+  }
   static Tensor call(DispatchKeySet keys, const Tensor& input, const std::optional<Tensor>& weight,
                      const std::optional<Tensor>& bias, const std::optional<Tensor>& running_mean,
                      const std::optional<Tensor>& running_var, bool training, double momentum, double eps,
@@ -53,7 +61,8 @@ struct BatchNorm {
       return Op::redispatch(keys & kBelow, input, weight, bias, running_mean, running_var, training, momentum, eps,
                             cudnn_enabled);
     }
-    const bool last = is_channels_last(input), dense = input.is_contiguous(input.suggest_memory_format());
+    const at::MemoryFormat format = format_of(input);
+    const bool last = format != at::MemoryFormat::Contiguous, dense = input.is_contiguous(format);
     const Tensor result = Op::redispatch(keys & kBelow, dense ? input : copy_as(input, last, last), weight, bias,
                                          running_mean, running_var, training, momentum, eps, cudnn_enabled);
     // The same of a gradient: of one in another format PyTorch's order shows in 16-bit types, and in a batch of one,

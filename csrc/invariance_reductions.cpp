@@ -252,6 +252,28 @@ struct VectorNorm {
   }
 };
 
+// The older norm, which pairwise_distance and dist call. PyTorch computes it by the other one's kernel.
+template <class AtOp, class P, class... Rest>
+struct Norm {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const P& p, Rest... rest) {
+    const MaybeScalar order = p;
+    if (leaves<Op>(keys) || !takes_on_cpu(self) || (order && order->isComplex())) {
+      return Op::redispatch(keys & kBelow, self, p, rest...);
+    }
+    return vector_norm(self, order.value_or(2), rest...);
+  }
+
+ private:
+  static Tensor vector_norm(const Tensor& self, const Scalar& p, at::IntArrayRef dim, bool keepdim,
+                            MaybeDtype dtype = {}) {
+    return at::linalg_vector_norm(self, p, dim, keepdim, dtype);
+  }
+  static Tensor vector_norm(const Tensor& self, const Scalar& p, MaybeDtype dtype = {}) {
+    return at::linalg_vector_norm(self, p, std::nullopt, /*keepdim=*/false, dtype);
+  }
+};
+
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   namespace ops = at::_ops;
   cover_all<Softmax<ops::_softmax, false>, Softmax<ops::_log_softmax, true>, SoftmaxOut<ops::_softmax_out, false>,
@@ -263,6 +285,9 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
             ReduceDimsOut<ops::sum_IntList_out, sum_of>>(m);
   cover_all<Var<ops::var_correction, false>, Var<ops::std_correction, true>, VarMean<ops::var_mean_correction, false>,
             VarMean<ops::std_mean_correction, true>, VectorNorm>(m);
+  cover_all<Norm<ops::norm_Scalar, Scalar>, Norm<ops::norm_ScalarOpt_dtype, MaybeScalar, at::ScalarType>,
+            Norm<ops::norm_ScalarOpt_dim, MaybeScalar, at::IntArrayRef, bool>,
+            Norm<ops::norm_ScalarOpt_dim_dtype, MaybeScalar, at::IntArrayRef, bool, at::ScalarType>>(m);
   cover_all<ReduceAll<ops::mean, mean_of>, ReduceDims<ops::mean_dim, mean_of>, ReduceDimsOut<ops::mean_out, mean_of>>(
       m);
 }

@@ -3,7 +3,8 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/neg.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -93,12 +94,12 @@ PairFunction check_pair(const Tensor& first, const Tensor& second, std::string_v
   return PairFunction(found);
 }
 
-// ---- fake kernels
+// ---- fake kernels: sizes and strides as of any operation on the same operands
 
 Tensor pointwise_meta(const Tensor& input, std::string_view function, c10::ArrayRef<double> parameters) {
   check_input(input);
   check_function(function, parameters);
-  return at::empty_like(input);
+  return at::neg(input);
 }
 
 Tensor pointwise_grad_meta(const Tensor& grad_output, const Tensor& input, std::string_view function,
@@ -106,7 +107,7 @@ Tensor pointwise_grad_meta(const Tensor& grad_output, const Tensor& input, std::
   check_input(input);
   check_grad_output(grad_output, input);
   check_function(function, parameters);
-  return at::empty_like(input);
+  return at::add(grad_output, input);
 }
 
 Tensor pointwise_pair_meta(const Tensor& first, const Tensor& second, std::string_view function) {
@@ -154,6 +155,16 @@ void run_row(char* const* data, const int64_t* strides, int64_t n, const Compute
   }
 }
 
+// A loop over operands of one size and dtype. The result is allocated as any of PyTorch's, strides included.
+template <class... Others>
+at::TensorIterator loop_over(const Tensor& first, const Others&... others) {
+  at::TensorIteratorConfig config;
+  config.add_owned_output(Tensor()).add_const_input(first);
+  (config.add_const_input(others), ...);
+  config.check_all_same_dtype(false).declare_static_dtype_and_device(first.scalar_type(), first.device());
+  return config.build();
+}
+
 template <int operands, class Compute>
 void run_rows(at::TensorIterator& iterator, const Compute& compute) {
   std::fenv_t environment;
@@ -181,11 +192,10 @@ void run_rows(at::TensorIterator& iterator, const Compute& compute) {
 Tensor pointwise_cpu(const Tensor& input, std::string_view function, c10::ArrayRef<double> parameters) {
   check_input(input);
   const auto row = cpu::pointwise::value_row(check_function(function, parameters), to_dtype(input.scalar_type()));
-  Tensor result = at::empty_like(input);
-  auto iterator = at::TensorIteratorConfig().add_output(result).add_const_input(input).resize_outputs(false).build();
+  auto iterator = loop_over(input);
   run_rows<1>(iterator,
               [&](const char* const* sources, char* to, int64_t n) { row(sources[0], to, n, parameters.data()); });
-  return result;
+  return iterator.output();
 }
 
 Tensor pointwise_grad_cpu(const Tensor& grad_output, const Tensor& input, std::string_view function,
@@ -193,29 +203,17 @@ Tensor pointwise_grad_cpu(const Tensor& grad_output, const Tensor& input, std::s
   check_input(input);
   check_grad_output(grad_output, input);
   const auto row = cpu::pointwise::slope_row(check_function(function, parameters), to_dtype(input.scalar_type()));
-  Tensor result = at::empty_like(input);
-  auto iterator = at::TensorIteratorConfig()
-                      .add_output(result)
-                      .add_const_input(grad_output)
-                      .add_const_input(input)
-                      .resize_outputs(false)
-                      .build();
+  auto iterator = loop_over(grad_output, input);
   run_rows<2>(iterator, [&](const char* const* sources, char* to, int64_t n) {
     row(sources[0], sources[1], to, n, parameters.data());
   });
-  return result;
+  return iterator.output();
 }
 
 Tensor pointwise_pair_cpu(const Tensor& first, const Tensor& second, std::string_view function) {
   const PairFunction pair = check_pair(first, second, function);  // before its dtype is looked up
   const auto row = cpu::pointwise::pair_row(pair, to_dtype(first.scalar_type()));
-  auto iterator = at::TensorIteratorConfig()
-                      .add_owned_output(Tensor())
-                      .add_const_input(first)
-                      .add_const_input(second)
-                      .check_all_same_dtype(false)
-                      .declare_static_dtype_and_device(first.scalar_type(), first.device())
-                      .build();
+  auto iterator = loop_over(first, second);
   run_rows<2>(iterator, [&](const char* const* sources, char* to, int64_t n) { row(sources[0], sources[1], to, n); });
   return iterator.output();
 }

@@ -6,6 +6,7 @@ Seen to fail: without the mode, every test of TestModels and of TestCalls.
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import subprocess
 import sys
@@ -88,6 +89,7 @@ class TestCalls:
             lambda s, x: torch.addmv(x[:, 0], x, s.weight[0]),
             lambda s, x: torch.einsum("bk,nk->bn", x, s.weight),
             lambda s, x: torch.tensordot(x, s.weight, dims=([1], [1])),
+            lambda s, x: torch.tensordot(x, s.weight.t()[:, 0], dims=1),
             lambda s, x: torch.stack([torch.dot(row, s.weight[0]) for row in x]),
         ],
     )
@@ -117,6 +119,47 @@ class TestCalls:
             assert any("conv2d_ext.matmul" in op for op in ops)
             torch.testing.assert_close(call(self, self.mats), expected)
             assert invariant(lambda x: call(self, x), self.mats)
+
+    @pytest.mark.parametrize(
+        "dims",
+        [1, 0, 2, ((0,), (2,)), ((-1, 0), (1, -1)), ((2, 1), (0, 0)), ((3,), (0,)), ((1,), (1,))],
+        ids=str,
+    )
+    def test_tensordot_is_pytorchs(self, dims):
+        first, second = torch.randn(5, 3, 4), torch.randn(4, 3, 5)
+
+        def outcome():
+            try:
+                return torch.tensordot(first, second, dims=dims)
+            except (RuntimeError, IndexError) as error:
+                return str(error)
+
+        expected = outcome()
+        with conv2d_ext.batch_invariant():
+            found = outcome()
+        if isinstance(expected, str):
+            assert found == expected
+        else:
+            torch.testing.assert_close(found, expected)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x: F.pairwise_distance(x, x.flip(1)),
+            lambda x: torch.norm(x, 2, 1),
+            lambda x: torch._VF.norm(x, 3, dim=(1,), keepdim=True),
+            lambda x: torch._VF.norm(x, dim=(1,), dtype=torch.float64, p=1, keepdim=False),
+        ],
+    )
+    def test_norms_of_any_layout(self, call):
+        def of_columns(x):
+            return call(x.t().contiguous().t())
+
+        expected = call(self.mat.double())
+        with conv2d_ext.batch_invariant():
+            assert any("conv2d_ext.sum" in op for op in dispatched(lambda: of_columns(self.mat)))
+            torch.testing.assert_close(of_columns(self.mat), expected, check_dtype=False)
+            assert invariant(of_columns, self.mat)
 
     def test_out_and_in_place_forms(self):
         other = self.weight.t()
@@ -695,6 +738,53 @@ class TestAsPyTorch:
             norm(torch.randn(2, 8, requires_grad=True)).sum().backward()
         (expected,) = torch.autograd.grad(function(x), x)
         torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("norm", "size"),
+    [
+        (nn.LayerNorm(96), (8, 50, 96)),
+        (nn.LayerNorm((7, 7)), (16, 24, 7, 7)),
+        (nn.BatchNorm2d(24), (8, 24, 17, 19)),
+        (nn.BatchNorm2d(24).eval(), (8, 24, 17, 19)),
+        (nn.BatchNorm2d(96), (64, 96, 1, 1)),
+        (nn.BatchNorm1d(96), (64, 96)),
+        (nn.BatchNorm1d(96).eval(), (64, 96)),
+        (nn.BatchNorm3d(24), (4, 24, 5, 6, 7)),
+        (nn.GroupNorm(4, 24), (8, 24, 17, 19)),
+        (nn.InstanceNorm2d(24, affine=True), (8, 24, 17, 19)),
+        (nn.RMSNorm(96), (8, 50, 96)),
+        (nn.PReLU(24), (8, 24, 17, 19)),
+        (nn.Linear(96, 30), (8, 50, 96)),
+        (nn.TransformerEncoderLayer(96, 4, 64, batch_first=True, dropout=0), (8, 50, 96)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)  # fmt: skip
+def test_weight_gradients_follow_no_thread_count(norm, size, dtype):
+    norm = copy.deepcopy(norm).to(dtype)
+    formats = [torch.contiguous_format]
+    if len(size) > 3:
+        formats.append(torch.channels_last if len(size) == 4 else torch.channels_last_3d)
+    x = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    state = copy.deepcopy(norm.state_dict())
+
+    def results(count, memory_format):
+        torch.set_num_threads(count)
+        norm.load_state_dict(state)
+        leaf = x.to(memory_format=memory_format, copy=True).requires_grad_()
+        with conv2d_ext.batch_invariant():
+            output = norm(leaf)
+            grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+            gradients = torch.autograd.grad(output, (leaf, *norm.parameters()), grad)
+        return [output.detach(), *gradients, *norm.buffers()]
+
+    for memory_format in formats:
+        expected = results(1, memory_format)
+        for count in (2, 3):
+            found = results(count, memory_format)
+            for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+                assert same_bits(ours, theirs), (memory_format, count, i)
 
 
 class TestConvolutionBackward:

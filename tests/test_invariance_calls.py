@@ -266,6 +266,37 @@ def test_values_strides_and_gradients(call, dtype):
                         assert call.run(*fakes).stride() == expected
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        nn.BatchNorm2d(3).eval(),
+        nn.GroupNorm(1, 3),
+        nn.Softmax(1),
+        nn.GELU(),
+        nn.Sigmoid(),
+        lambda x: x**1.5,
+        lambda x: torch.atan2(x, x),
+    ],
+    ids=lambda call: type(call).__name__,
+)
+def test_strides_that_sizes_of_1_leave_open(call):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        sizes = torch.randint(1, 4, (4,), generator=generator)
+        sizes[torch.rand(4, generator=generator) < 0.4] = 1
+        order = torch.randperm(4, generator=generator)
+        # BatchNorm's channels are 3; slices are not dense.
+        sizes[order[1]] = 3
+        step = 1 if torch.rand((), generator=generator) < 0.8 else 2
+        x = torch.rand(*(step * sizes).tolist(), generator=generator)
+        x = x[(slice(None, None, step),) * 4].permute(*order.tolist())
+        for gradients in (False, True):
+            with torch.set_grad_enabled(gradients):
+                expected = call(x).stride()
+                with conv2d_ext.batch_invariant():
+                    assert call(x).stride() == expected, (x.shape, x.stride())
+
+
 SOFTMAX_SHAPES = (((4, 5), 1), ((4, 5), 0), ((2, 17, 3), -2), ((3,), 0), ((), 0), ((2, 0), 1))
 over_softmax = pytest.mark.parametrize(("shape", "dim"), SOFTMAX_SHAPES, ids=str)
 

@@ -352,6 +352,17 @@ def test_jit_script(name):
     assert torch.equal(scripted(make_input()), conv(make_input()))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is")
+@pytest.mark.parametrize("cls", [conv2d_ext.Conv1d, conv2d_ext.Conv2d], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("padding", ["same", "valid", 1])
+def test_jit_script_of_several_layers(cls, padding):
+    layers = nn.Sequential(cls(3, 4, 3, padding=padding), cls(4, 5, 4, padding=padding))
+    input = torch.randn(2, 3, *[9, 8][: 1 + (cls is conv2d_ext.Conv2d)])
+    scripted = torch.jit.script(layers)
+    for _ in range(3):  # TorchScript optimizes after the first calls
+        assert torch.equal(scripted(input), layers(input))
+
+
 CHANGED = {
     "padding, none": {"padding": (0, 0)},
     "padding, an integer": {"padding": 2},

@@ -1,11 +1,10 @@
 #include "tile_gemm.h"
 
-#include <unistd.h>
-
 #include <cfenv>
 #include <limits>
 
 #include "../base/limits.h"
+#include "caches.h"
 #include "padding_classes.h"
 
 namespace conv2d_ext::cpu {
@@ -27,15 +26,8 @@ int64_t least_padding(int64_t m, int64_t chunk_vectors, const VectorShape& vecto
   return vector.lanes * vector.element_size == 64 ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
 }
 
-// Whether a core of this machine has little L2; not where the system doesn't tell.
-bool has_small_l2() {
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return bytes > 0 && bytes <= limit::kSmallL2Bytes;
-#else
-  return false;
-#endif
-}
+// Whether a core has little L2; not where the system doesn't tell.
+bool has_small_l2() { return l2_bytes() > 0 && l2_bytes() <= limit::kSmallL2Bytes; }
 
 // Numbers of the lists of all classes, of so many steps each.
 int64_t take_lists(ScratchLayout& layout, int64_t steps) {

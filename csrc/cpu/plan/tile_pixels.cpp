@@ -1,8 +1,7 @@
 #include "tile_pixels.h"
 
-#include <unistd.h>
-
 #include "../base/limits.h"
+#include "caches.h"
 
 namespace conv2d_ext::cpu {
 
@@ -18,17 +17,8 @@ bool planes_fit_l1(int64_t pitch, int64_t depth) {
   return depth <= 4 * (4096 / aligned);
 }
 
-// Ways of this machine's L1, of 64 sets: 12 since Ice Lake and Zen 5, 8 before; 0 where the system doesn't tell.
-int64_t l1_ways() {
-  static const int64_t ways = [] {
-#if defined(_SC_LEVEL1_DCACHE_SIZE)
-    return max64(sysconf(_SC_LEVEL1_DCACHE_SIZE), 0) / 4096;
-#else
-    return int64_t{0};
-#endif
-  }();
-  return ways;
-}
+// Ways of an L1 of 64 sets: 12 since Ice Lake and Zen 5, 8 before; 0 where the system doesn't tell.
+int64_t l1_ways() { return l1_bytes() / 4096; }
 
 // Whether a panel of four vectors of a line each leaves two ways free, for the next panel, weights and sums. In planes
 // of whole lines no load crosses lines. On an Intel Xeon with 12 ways reading in place was up to 1.5 times as fast as a

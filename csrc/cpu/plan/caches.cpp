@@ -1,0 +1,36 @@
+#include "caches.h"
+
+#include <unistd.h>
+
+#include "../base/integers.h"
+
+namespace conv2d_ext::cpu {
+
+namespace {
+
+int64_t ask(int name) { return max64(sysconf(name), 0); }
+
+}  // namespace
+
+// Names of caches are glibc's; others lack them.
+#if defined(_SC_LEVEL1_DCACHE_SIZE) && defined(_SC_LEVEL2_CACHE_SIZE)
+
+int64_t l1_bytes() {
+  static const int64_t bytes = ask(_SC_LEVEL1_DCACHE_SIZE);
+  return bytes;
+}
+
+int64_t l2_bytes() {
+  static const int64_t bytes = ask(_SC_LEVEL2_CACHE_SIZE);
+  return bytes;
+}
+
+#else
+
+int64_t l1_bytes() { return 0; }
+
+int64_t l2_bytes() { return 0; }
+
+#endif
+
+}  // namespace conv2d_ext::cpu
