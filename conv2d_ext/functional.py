@@ -414,6 +414,9 @@ def explain(
     directions are of type DirectionExplanation for CPU tensors, CudaDirectionExplanation for CUDA
     tensors. Where nothing is computed, they are None and `refused` says why.
     """
+    if has_torch_function_variadic(input, weight, bias):
+        arguments = (input, weight, bias, stride, padding, dilation, groups)
+        return handle_torch_function(explain, (input, weight, bias), *arguments)
     parameters = _C.conv2d_parameters(input, weight, bias, stride, padding, dilation, groups)
     described = _C.explain(input, weight, bias, *parameters)
     return _explanation(described, input)

@@ -45,7 +45,8 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
         torch.softmax, or with log torch.log_softmax.
     softmax_grad(grad_output, output, dim, log) -> grad_input
         These on the CPU, for float32, float64, bfloat16 and float16, in an order that the
-        position along the reduced dimensions fixes.
+        position along the reduced dimensions fixes. Several dimensions are reduced as they follow
+        one another in memory: x.sum((2, 3)) of a transposed image has other bits.
     attention(q, k, v, mask, causal, scale, fused_layout) -> output
         softmax(scale * q k^T + mask) v of q (N, heads, L, E), k (N, kv_heads, S, E) and v (N,
         kv_heads, S, Ev), none of them empty; the mask None, or of 4 dimensions that expand to (N,

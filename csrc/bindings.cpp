@@ -393,6 +393,7 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
                  const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
                  const std::vector<int64_t>& dilation, int64_t groups,
                  [[maybe_unused]] const std::optional<std::pair<int, int>>& gpu) {
+  check_not_nested("conv2d", input, weight);
   const auto problem =
       check_conv2d<int64_t>(input, weight, bias, make_params<int64_t>(stride, padding, dilation, groups));
   py::dict result;

@@ -80,7 +80,7 @@ void check_conv1d_sizes(c10::SymIntArrayRef input, c10::SymIntArrayRef weight, s
                         const SymConv2dParams& params, int64_t itemsize);
 
 // Before sizes are read, which nested tensors don't have. function: the name to complain by.
-void check_not_nested(const char* function, const at::Tensor& input, const at::Tensor& weight);
+CONV2D_EXT_EXPORT void check_not_nested(const char* function, const at::Tensor& input, const at::Tensor& weight);
 
 // Dense tensors of one supported dtype, on one device.
 void check_kinds(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias);

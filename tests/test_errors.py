@@ -244,6 +244,24 @@ class TestKinds:
         explained = raised(conv2d_ext.explain, *args, **kwargs)
         assert isinstance(explained, TypeError)
 
+    @pytest.mark.parametrize(
+        ("args", "kwargs"),
+        [
+            ((torch.ones(X), torch.ones(W)), {"stride": (torch.tensor(True), 1)}),
+            ((torch.ones(X), torch.ones(W)), {"groups": torch.tensor(True)}),
+            ((torch.ones(X), torch.ones(W)), {"stride": 2**63}),
+            ((torch.ones(X), torch.ones(3, 4)), {"stride": 2, "padding": "same"}),
+            ((torch.ones(X), torch.nn.UninitializedParameter()), {}),
+            ((torch.nested.nested_tensor([torch.ones(X[1:])]), torch.ones(W)), {}),
+        ],
+        ids=["bool tensor", "bool groups", "overflow", "2-D weight", "uninitialized", "nested"],
+    )
+    @pytest.mark.filterwarnings("ignore:.*nested tensors")
+    def test_explain_refuses_what_conv2d_does(self, args, kwargs):
+        self._same_type(*args, **kwargs)
+        ours = raised(conv2d_ext.conv2d, *args, **kwargs)
+        assert type(raised(conv2d_ext.explain, *args, **kwargs)) is type(ours)
+
 
 class TestOverflow:
     """Sizes whose product leaves 64 bits are refused by name; nothing is allocated for them."""
