@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include <memory>
+#include <numeric>
 #include <string>
 
 #include "invariance_kernels.h"
@@ -178,23 +179,65 @@ bool runs_on_one_thread(const c10::OperatorHandle& op, const torch::jit::Stack& 
          batch_norm_follows_threads(argument(1).toTensor());
 }
 
-// The gradients of layer norm's weight and bias are sums over rows, of which each thread would sum some: they run on
-// one thread. That of its input keeps them all.
+// The arguments of native_layer_norm_backward.
+struct LayerNormBackward {
+  static constexpr size_t kArguments = 8;
+  Tensor grad_output, input, mean, rstd;
+  int64_t rows_dims;  // what precedes normalized_shape
+  Tensor weight, bias;
+  c10::List<bool> wanted;  // gradients of input, weight and bias
+
+  explicit LayerNormBackward(const torch::jit::Stack& stack) : wanted(argument(stack, 7).toBoolList()) {
+    grad_output = argument(stack, 0).toTensor();
+    input = argument(stack, 1).toTensor();
+    rows_dims = input.dim() - int64_t(argument(stack, 2).toListRef().size());
+    mean = argument(stack, 3).toTensor();
+    rstd = argument(stack, 4).toTensor();
+    if (argument(stack, 5).isTensor()) weight = argument(stack, 5).toTensor();
+    if (argument(stack, 6).isTensor()) bias = argument(stack, 6).toTensor();
+  }
+
+  Tensor sum_over_rows(const Tensor& rows) const {
+    std::vector<int64_t> dims(static_cast<size_t>(rows_dims));
+    std::iota(dims.begin(), dims.end(), 0);
+    return dims.empty() ? rows : at::sum(rows, dims);
+  }
+  at::ScalarType sum_dtype() const { return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+  Tensor grad_weight() const {
+    const auto dtype = sum_dtype();
+    return sum_over_rows(input.to(dtype).sub(mean.to(dtype)).mul_(rstd.to(dtype)).mul_(grad_output))
+        .to(weight.scalar_type());
+  }
+  Tensor grad_bias() const { return sum_over_rows(grad_output.to(sum_dtype())).to(bias.scalar_type()); }
+
+ private:
+  static const c10::IValue& argument(const torch::jit::Stack& stack, size_t i) {
+    return torch::jit::peek(stack, i, kArguments);
+  }
+};
+
+// The gradients of layer norm's weight and bias are sums over rows, of which each of PyTorch's threads takes some, in
+// 16-bit types where these are the weight's. Here they are the mode's sums, of float32 at least.
 void pass_layer_norm_backward(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const size_t arguments = op.schema().arguments().size();
-  torch::jit::Stack of_weights(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());
-  const c10::List<bool> wanted = of_weights.back().toBoolList();
-  stack->back() = c10::List<bool>({wanted.get(0), false, false});
-  of_weights.back() = c10::List<bool>({false, wanted.get(1), wanted.get(2)});
+  const LayerNormBackward call(*stack);
+  const bool sums_weight = call.wanted.get(1) && call.weight.defined();
+  const bool sums_bias = call.wanted.get(2) && call.bias.defined();
+  // Second derivatives are PyTorch's: mean and rstd are no constants to them.
+  const bool may_record = invariance::may_record(call.grad_output, call.input);
+  const invariance::OneThread alone(may_record && (sums_weight || sums_bias));
+  if (!may_record) {
+    stack->back() =
+        c10::List<bool>({call.wanted.get(0), call.wanted.get(1) && !sums_weight, call.wanted.get(2) && !sums_bias});
+  }
   op.redispatchBoxed(keys, stack);
-  const invariance::OneThread alone(true);
-  op.redispatchBoxed(keys, &of_weights);
-  for (const size_t i : {1, 2}) torch::jit::peek(*stack, i, 3) = torch::jit::peek(of_weights, i, 3);
+  if (may_record) return;
+  if (sums_weight) torch::jit::peek(*stack, 1, 3) = call.grad_weight();
+  if (sums_bias) torch::jit::peek(*stack, 2, 3) = call.grad_bias();
 }
 
 bool is_layer_norm_backward_on_cpu(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   return op.operator_name().name == "aten::native_layer_norm_backward" &&
-         torch::jit::peek(stack, 1, op.schema().arguments().size()).toTensor().device().is_cpu();
+         torch::jit::peek(stack, 1, LayerNormBackward::kArguments).toTensor().device().is_cpu();
 }
 
 void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {

@@ -89,7 +89,9 @@ struct Celu {
 };
 struct Softshrink {
   static constexpr bool is_promoting = false;
-  static bool takes(const Tensor&, const Scalar& lambd) { return lambd.toDouble() >= 0; }
+  static bool takes(const Tensor&, const Scalar& lambd) {
+    return lambd.toDouble() >= 0 && std::isfinite(lambd.toDouble());
+  }
   static std::string_view name(const Scalar&) { return "softshrink"; }
   static Parameters parameters(const Scalar& lambd) { return {lambd.toDouble()}; }
 };

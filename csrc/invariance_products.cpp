@@ -76,7 +76,18 @@ struct ProdDim {
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover_all<Prod, ProdDim>(m); }
+struct ProdOut {
+  using Op = at::_ops::prod_int_out;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, int64_t dim, bool keepdim, MaybeDtype dtype,
+                      Tensor& out) {
+    const bool takes = !leaves<Op>(keys) && takes_product(self, dtype) && is_on_cpu(out) &&
+                       out.scalar_type() == dtype.value_or(self.scalar_type()) && !records_gradients(out, self);
+    if (!takes) return Op::redispatch(keys & kBelow, self, dim, keepdim, dtype, out);
+    return write(out, at::prod(self, dim, keepdim, dtype));
+  }
+};
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover_all<Prod, ProdDim, ProdOut>(m); }
 
 }  // namespace
 }  // namespace conv2d_ext

@@ -252,6 +252,22 @@ struct VectorNorm {
   }
 };
 
+struct VectorNormOut {
+  using Op = at::_ops::linalg_vector_norm_out;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Scalar& ord, MaybeDims dim, bool keepdim,
+                      MaybeDtype dtype, Tensor& out) {
+    if (leaves<Op>(keys) || !is_written(out, self, dtype) || ord.isComplex()) {
+      return Op::redispatch(keys & kBelow, self, ord, dim, keepdim, dtype, out);
+    }
+    return write(out, at::linalg_vector_norm(self, ord, dim, keepdim, dtype));
+  }
+  // Whether `out` is a result of the dtype asked for.
+  static bool is_written(const Tensor& out, const Tensor& self, MaybeDtype dtype) {
+    return takes_on_cpu(self) && is_on_cpu(out) && out.scalar_type() == dtype.value_or(self.scalar_type()) &&
+           !records_gradients(out, self);
+  }
+};
+
 // The older norm, which pairwise_distance and dist call. PyTorch computes it by the other one's kernel.
 template <class AtOp, class P, class... Rest>
 struct Norm {
@@ -274,6 +290,17 @@ struct Norm {
   }
 };
 
+struct NormOut {
+  using Op = at::_ops::norm_out;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, const MaybeScalar& p, at::IntArrayRef dim, bool keepdim,
+                      Tensor& out) {
+    if (leaves<Op>(keys) || !VectorNormOut::is_written(out, self, std::nullopt) || (p && p->isComplex())) {
+      return Op::redispatch(keys & kBelow, self, p, dim, keepdim, out);
+    }
+    return write(out, at::norm(self, p, dim, keepdim));
+  }
+};
+
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   namespace ops = at::_ops;
   cover_all<Softmax<ops::_softmax, false>, Softmax<ops::_log_softmax, true>, SoftmaxOut<ops::_softmax_out, false>,
@@ -284,7 +311,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   cover_all<ReduceAll<ops::sum, sum_of>, ReduceDims<ops::sum_dim_IntList, sum_of>,
             ReduceDimsOut<ops::sum_IntList_out, sum_of>>(m);
   cover_all<Var<ops::var_correction, false>, Var<ops::std_correction, true>, VarMean<ops::var_mean_correction, false>,
-            VarMean<ops::std_mean_correction, true>, VectorNorm>(m);
+            VarMean<ops::std_mean_correction, true>, VectorNorm, VectorNormOut, NormOut>(m);
   cover_all<Norm<ops::norm_Scalar, Scalar>, Norm<ops::norm_ScalarOpt_dtype, MaybeScalar, at::ScalarType>,
             Norm<ops::norm_ScalarOpt_dim, MaybeScalar, at::IntArrayRef, bool>,
             Norm<ops::norm_ScalarOpt_dim_dtype, MaybeScalar, at::IntArrayRef, bool, at::ScalarType>>(m);

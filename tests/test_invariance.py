@@ -787,6 +787,61 @@ def test_weight_gradients_follow_no_thread_count(norm, size, dtype):
                 assert same_bits(ours, theirs), (memory_format, count, i)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(3,), (4, 5)], ids=str)
+@pytest.mark.parametrize("rows", [(), (7,), (50, 4), (0,)], ids=str)
+def test_gradients_of_layer_norm(rows, shape, dtype):
+    """As float64's, no further off than PyTorch's; second derivatives too."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(size, generator=generator) for size in ((*rows, *shape), shape, shape)]
+    grad = torch.randn((*rows, *shape), generator=generator).to(dtype)
+
+    def gradients(to, mode):
+        leaves = [t.to(dtype).to(to).requires_grad_() for t in tensors]
+        with mode():
+            output = F.layer_norm(leaves[0], shape, *leaves[1:])
+            return torch.autograd.grad(output, leaves, grad.to(to))
+
+    exact = gradients(torch.float64, contextlib.nullcontext)
+    theirs = gradients(dtype, contextlib.nullcontext)
+    ours = gradients(dtype, conv2d_ext.batch_invariant)
+    for mine, other, right in zip(ours, theirs, exact, strict=True):
+        assert mine.dtype == other.dtype
+        assert mine.shape == other.shape
+        # float64's own is PyTorch's.
+        eps = torch.finfo(dtype).eps * (4 if dtype == torch.float64 else 1)
+        assert (mine - right).norm() <= 1.5 * (other - right).norm() + eps * (right.norm() + 1)
+    if dtype == torch.float64:
+        leaves = [t.to(dtype).requires_grad_() for t in tensors]
+        with conv2d_ext.batch_invariant():
+            torch.autograd.gradgradcheck(lambda x, w, b: F.layer_norm(x, shape, w, b), leaves)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, out: torch.linalg.vector_norm(x, out=out),
+        lambda x, out: torch.linalg.vector_norm(x, 3, dim=0, out=out),
+        lambda x, out: torch._VF.norm(x, 3, dim=(0,), keepdim=False, out=out),
+        lambda x, out: torch.prod(x / 300 + 1, 0, out=out),
+        lambda x, out: torch.sum(x, 0, out=out),
+        lambda x, out: torch.mean(x, 0, out=out),
+    ],
+)
+def test_reductions_written_to_out(call):
+    x = torch.randn(70001, generator=torch.Generator().manual_seed(0))
+    expected = call(x.double(), torch.empty(0, dtype=torch.float64))
+    found = torch.empty(0)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        out = torch.empty(0)
+        with conv2d_ext.batch_invariant():
+            assert call(x, out) is out
+        torch.testing.assert_close(out, expected, check_dtype=False)
+        assert count == 1 or same_bits(out, found)
+        found = out
+
+
 class TestConvolutionBackward:
     """aten::convolution_backward, which torch.nn.grad and autograd's nodes call."""
 
