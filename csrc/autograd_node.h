@@ -12,7 +12,6 @@
 //                            arguments, of which each is defined if the other's gradient is wanted
 //   kNeedsSecond             optional: every gradient needs the second tensor, which may be the op's only one
 //   kNeedsFirst              optional: every gradient needs the first one
-//   kOperands                optional: how many arguments, the first, take part in gradients; else 2
 //   kSavesOutput             optional, with kNeedsSecond: that tensor is the op's result, saved by save_output
 #pragma once
 
@@ -152,10 +151,6 @@ constexpr bool kNeedsFirst = false;
 template <class Backward>
 constexpr bool kNeedsFirst<Backward, std::enable_if_t<Backward::kNeedsFirst>> = true;
 template <class Backward, class = void>
-constexpr size_t kOperands = 2;
-template <class Backward>
-constexpr size_t kOperands<Backward, std::void_t<decltype(Backward::kOperands)>> = Backward::kOperands;
-template <class Backward, class = void>
 constexpr bool kSavesOutput = false;
 template <class Backward>
 constexpr bool kSavesOutput<Backward, std::enable_if_t<Backward::kSavesOutput>> = true;
@@ -246,7 +241,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
   // A bias takes part in no gradient, not even in F.conv2d's.
   void require_grad(const variable_list& gradients) const {
     torch::autograd::edge_list edges;
-    for (size_t i = 0; i < kOperands<Backward>; ++i) {
+    for (size_t i = 0; i < 2; ++i) {
       if (should_compute_output(i)) {
         edges.push_back(next_edge(i));
       }

@@ -82,7 +82,7 @@ struct Conv2dGradInputBackward {  // of (grad_output, weight)
   static constexpr const char* kName = "Conv2dGradInputBackward";
   using State = Geometry;
   static constexpr size_t kArguments = 2;
-  static constexpr bool kMayBeConstant = true;
+  static constexpr bool kMayBeConstant = false;
 
   static void apply(const Tensor& grad, const Tensor& grad_output, const Tensor& weight, const Geometry& geometry,
                     const Wanted& wanted, variable_list& result) {

@@ -70,8 +70,8 @@ struct Conv2dAddBiasBackward {  // of (output, bias)
     template <class Self, class Visit>
     static void visit(Self&, Visit) {}
   };
-  static constexpr size_t kArguments = 2, kOperands = 1;
-  static constexpr bool kMayBeConstant = true;
+  static constexpr size_t kArguments = 2;
+  static constexpr bool kMayBeConstant = false;
 
   static void apply(const Tensor& grad, const Tensor&, const Tensor&, const State&, const Wanted& wanted,
                     torch::autograd::variable_list& result) {
