@@ -18,6 +18,15 @@ def conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor: ...
+def conv2d_parameters(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> tuple[list[int], list[int], list[int], int]: ...  # as explain takes them
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 def enable_batch_invariant() -> None: ...
 def disable_batch_invariant() -> None: ...

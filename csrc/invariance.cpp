@@ -329,7 +329,8 @@ struct Tensordot {
     std::vector<SymInt> size;
     for (const int64_t dim : rows) size.push_back(self.sym_size(dim));
     for (const int64_t dim : columns) size.push_back(other.sym_size(dim));
-    return at::mm(mat1, mat2).reshape_symint(size);
+    // Autocast casts no sum of products, and so no single one; of rows it casts each, as of a batch of them.
+    return (size.empty() ? uncast_product(mat1, mat2) : at::mm(mat1, mat2)).reshape_symint(size);
   }
 
  private:

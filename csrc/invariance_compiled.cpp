@@ -11,6 +11,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -53,6 +54,8 @@ constexpr const char* kEagerOps[] = {
     "logit_backward",
     // sums
     "logsumexp",
+    "norm.Scalar",
+    "norm.ScalarOpt_dim",
     "cumsum",
     "cumprod",
     "logcumsumexp",
@@ -99,6 +102,7 @@ constexpr const char* kEagerOps[] = {
 };
 
 const std::string kAten = "aten::", kEager = "conv2d_ext::eager_";
+const std::string kLayerNormBackward = kAten + "native_layer_norm_backward";
 
 std::optional<c10::OperatorHandle> find(const std::string& prefix, const std::string& name) {
   const size_t dot = name.find('.');
@@ -148,8 +152,8 @@ bool only_stores(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
   return is_index_put(op) && !accumulates(stack);
 }
 
-// Whether PyTorch's code for one thread and that for several are compiled to other roundings: but for groups of whole
-// vectors of channels.
+// PyTorch's code for one thread and that for several are compiled to other roundings. Groups of whole vectors of
+// channels have neither's rest.
 bool group_norm_follows_threads(int64_t channels, int64_t groups) {
   constexpr int64_t kVectors = 32;  // of 16-bit elements, the longest
   return groups > 0 && channels / groups % kVectors != 0;
@@ -175,69 +179,72 @@ bool runs_on_one_thread(const c10::OperatorHandle& op, const torch::jit::Stack& 
   if (name == "aten::native_batch_norm") {
     return is_on_cpu(0) && argument(5).toBool() && batch_norm_follows_threads(argument(0).toTensor());
   }
-  return name == "aten::native_batch_norm_backward" && is_on_cpu(1) &&
-         batch_norm_follows_threads(argument(1).toTensor());
+  if (name == "aten::native_batch_norm_backward") {
+    return is_on_cpu(1) && batch_norm_follows_threads(argument(1).toTensor());
+  }
+  return name == kLayerNormBackward && is_on_cpu(1);
 }
 
-// The arguments of native_layer_norm_backward.
-struct LayerNormBackward {
-  static constexpr size_t kArguments = 8;
-  Tensor grad_output, input, mean, rstd;
-  int64_t rows_dims;  // what precedes normalized_shape
-  Tensor weight, bias;
-  c10::List<bool> wanted;  // gradients of input, weight and bias
-
-  explicit LayerNormBackward(const torch::jit::Stack& stack) : wanted(argument(stack, 7).toBoolList()) {
-    grad_output = argument(stack, 0).toTensor();
-    input = argument(stack, 1).toTensor();
-    rows_dims = input.dim() - int64_t(argument(stack, 2).toListRef().size());
-    mean = argument(stack, 3).toTensor();
-    rstd = argument(stack, 4).toTensor();
-    if (argument(stack, 5).isTensor()) weight = argument(stack, 5).toTensor();
-    if (argument(stack, 6).isTensor()) bias = argument(stack, 6).toTensor();
+// The gradients of layer norm's weight and bias: sums over rows, of which each of PyTorch's threads takes some, in
+// 16-bit types where these are the weight's. Here they are the mode's sums, of float32 at least.
+class LayerNormSums {
+ public:
+  explicit LayerNormSums(const torch::jit::Stack& stack) {
+    const auto argument = [&](size_t i) { return torch::jit::peek(stack, i, kArguments); };
+    const auto tensor = [&](size_t i) { return argument(i).isTensor() ? argument(i).toTensor() : Tensor(); };
+    grad_output_ = tensor(0), input_ = tensor(1), mean_ = tensor(3), rstd_ = tensor(4);
+    weight_ = tensor(5), bias_ = tensor(6);
+    rows_dims_ = input_.dim() - int64_t(argument(2).toListRef().size());
+    wanted_ = argument(7).toBoolList();
+    dtype_ = input_.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  }
+  // Where they are differentiated again, mean and rstd depend on the input, as PyTorch's own derivative knows.
+  bool takes() const {
+    return rows_dims_ >= 0 && invariance::takes_on_cpu(input_, grad_output_) &&
+           !invariance::may_record(grad_output_, input_, weight_, bias_);
+  }
+  bool has_weight() const { return wanted_.get(1) && weight_.defined(); }
+  bool has_bias() const { return wanted_.get(2) && bias_.defined(); }
+  // What is left to PyTorch.
+  c10::List<bool> others() const {
+    return c10::List<bool>({wanted_.get(0), wanted_.get(1) && !has_weight(), wanted_.get(2) && !has_bias()});
+  }
+  Tensor of_weight() const {
+    const Tensor normalized = input_.to(dtype_).sub(of_rows(mean_)).mul_(of_rows(rstd_));
+    return sum_over_rows(at::mul(normalized, grad_output_)).to(weight_.scalar_type());
+  }
+  Tensor of_bias() const {
+    // A copy, which may be the result.
+    return sum_over_rows(grad_output_.to(dtype_, /*non_blocking=*/false, /*copy=*/rows_dims_ == 0))
+        .to(bias_.scalar_type());
   }
 
+ private:
+  static constexpr size_t kArguments = 8;
+  Tensor grad_output_, input_, mean_, rstd_, weight_, bias_;
+  int64_t rows_dims_ = 0;  // what precedes normalized_shape
+  c10::List<bool> wanted_;
+  at::ScalarType dtype_ = at::kFloat;
+
+  // One number for each row, whatever the shape in which they came.
+  Tensor of_rows(const Tensor& numbers) const {
+    std::vector<c10::SymInt> sizes = input_.sym_sizes().vec();
+    std::fill(sizes.begin() + rows_dims_, sizes.end(), 1);
+    return numbers.to(dtype_).reshape_symint(sizes);
+  }
   Tensor sum_over_rows(const Tensor& rows) const {
-    std::vector<int64_t> dims(static_cast<size_t>(rows_dims));
+    std::vector<int64_t> dims(static_cast<size_t>(rows_dims_));
     std::iota(dims.begin(), dims.end(), 0);
     return dims.empty() ? rows : at::sum(rows, dims);
   }
-  at::ScalarType sum_dtype() const { return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
-  Tensor grad_weight() const {
-    const auto dtype = sum_dtype();
-    return sum_over_rows(input.to(dtype).sub(mean.to(dtype)).mul_(rstd.to(dtype)).mul_(grad_output))
-        .to(weight.scalar_type());
-  }
-  Tensor grad_bias() const { return sum_over_rows(grad_output.to(sum_dtype())).to(bias.scalar_type()); }
-
- private:
-  static const c10::IValue& argument(const torch::jit::Stack& stack, size_t i) {
-    return torch::jit::peek(stack, i, kArguments);
-  }
 };
 
-// The gradients of layer norm's weight and bias are sums over rows, of which each of PyTorch's threads takes some, in
-// 16-bit types where these are the weight's. Here they are the mode's sums, of float32 at least.
-void pass_layer_norm_backward(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const LayerNormBackward call(*stack);
-  const bool sums_weight = call.wanted.get(1) && call.weight.defined();
-  const bool sums_bias = call.wanted.get(2) && call.bias.defined();
-  // Second derivatives are PyTorch's: mean and rstd are no constants to them.
-  const bool may_record = invariance::may_record(call.grad_output, call.input);
-  const invariance::OneThread alone(may_record && (sums_weight || sums_bias));
-  if (!may_record) {
-    stack->back() =
-        c10::List<bool>({call.wanted.get(0), call.wanted.get(1) && !sums_weight, call.wanted.get(2) && !sums_bias});
-  }
+void sum_layer_norm(const LayerNormSums& sums, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                    torch::jit::Stack* stack) {
+  stack->back() = sums.others();
   op.redispatchBoxed(keys, stack);
-  if (may_record) return;
-  if (sums_weight) torch::jit::peek(*stack, 1, 3) = call.grad_weight();
-  if (sums_bias) torch::jit::peek(*stack, 2, 3) = call.grad_bias();
-}
-
-bool is_layer_norm_backward_on_cpu(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  return op.operator_name().name == "aten::native_layer_norm_backward" &&
-         torch::jit::peek(stack, 1, LayerNormBackward::kArguments).toTensor().device().is_cpu();
+  if (sums.has_weight()) torch::jit::peek(*stack, 1, 3) = sums.of_weight();
+  if (sums.has_bias()) torch::jit::peek(*stack, 2, 3) = sums.of_bias();
 }
 
 void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -246,9 +253,9 @@ void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   // Each level of a transform of torch.func is to see the op that it knows how to batch, or to differentiate. What a
   // level makes of it comes here again, at last below all of them.
   const bool records = is_recording() && !mutates && !only_stores(op, *stack) && !invariance::is_transformed();
-  if (!records && is_layer_norm_backward_on_cpu(op, *stack)) {
-    pass_layer_norm_backward(op, keys & invariance::kBelow, stack);
-    return;
+  if (!records && op.operator_name().name == kLayerNormBackward) {
+    const LayerNormSums sums(*stack);
+    if (sums.takes()) return sum_layer_norm(sums, op, keys & invariance::kBelow, stack);
   }
   const invariance::OneThread alone(!records && runs_on_one_thread(op, *stack));
   op.redispatchBoxed(records ? kAsMaia : keys & invariance::kBelow, stack);

@@ -126,7 +126,10 @@ bool may_record(const Inputs&... inputs) {
 }
 template <class... Inputs>
 bool records_gradients(const Tensor& out, const Inputs&... inputs) {
-  return c10::GradMode::is_enabled() && (out.requires_grad() || (inputs.requires_grad() || ...));
+  // Below autograd PyTorch's own kernels call those with `out`.
+  return c10::GradMode::is_enabled() &&
+         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
+         (out.requires_grad() || (inputs.requires_grad() || ...));
 }
 inline Tensor& write(Tensor& out, const Tensor& result) {
   at::native::resize_output_symint(out, result.sym_sizes());

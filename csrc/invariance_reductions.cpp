@@ -252,52 +252,15 @@ struct VectorNorm {
   }
 };
 
+// PyTorch's older norm, which pairwise_distance and dist call, comes here from below autograd.
 struct VectorNormOut {
   using Op = at::_ops::linalg_vector_norm_out;
   static Tensor& call(DispatchKeySet keys, const Tensor& self, const Scalar& ord, MaybeDims dim, bool keepdim,
                       MaybeDtype dtype, Tensor& out) {
-    if (leaves<Op>(keys) || !is_written(out, self, dtype) || ord.isComplex()) {
-      return Op::redispatch(keys & kBelow, self, ord, dim, keepdim, dtype, out);
-    }
+    const bool takes = !leaves<Op>(keys) && takes_on_cpu(self) && is_on_cpu(out) && !ord.isComplex() &&
+                       out.scalar_type() == dtype.value_or(self.scalar_type()) && !records_gradients(out, self);
+    if (!takes) return Op::redispatch(keys & kBelow, self, ord, dim, keepdim, dtype, out);
     return write(out, at::linalg_vector_norm(self, ord, dim, keepdim, dtype));
-  }
-  // Whether `out` is a result of the dtype asked for.
-  static bool is_written(const Tensor& out, const Tensor& self, MaybeDtype dtype) {
-    return takes_on_cpu(self) && is_on_cpu(out) && out.scalar_type() == dtype.value_or(self.scalar_type()) &&
-           !records_gradients(out, self);
-  }
-};
-
-// The older norm, which pairwise_distance and dist call. PyTorch computes it by the other one's kernel.
-template <class AtOp, class P, class... Rest>
-struct Norm {
-  using Op = AtOp;
-  static Tensor call(DispatchKeySet keys, const Tensor& self, const P& p, Rest... rest) {
-    const MaybeScalar order = p;
-    if (leaves<Op>(keys) || !takes_on_cpu(self) || (order && order->isComplex())) {
-      return Op::redispatch(keys & kBelow, self, p, rest...);
-    }
-    return vector_norm(self, order.value_or(2), rest...);
-  }
-
- private:
-  static Tensor vector_norm(const Tensor& self, const Scalar& p, at::IntArrayRef dim, bool keepdim,
-                            MaybeDtype dtype = {}) {
-    return at::linalg_vector_norm(self, p, dim, keepdim, dtype);
-  }
-  static Tensor vector_norm(const Tensor& self, const Scalar& p, MaybeDtype dtype = {}) {
-    return at::linalg_vector_norm(self, p, std::nullopt, /*keepdim=*/false, dtype);
-  }
-};
-
-struct NormOut {
-  using Op = at::_ops::norm_out;
-  static Tensor& call(DispatchKeySet keys, const Tensor& self, const MaybeScalar& p, at::IntArrayRef dim, bool keepdim,
-                      Tensor& out) {
-    if (leaves<Op>(keys) || !VectorNormOut::is_written(out, self, std::nullopt) || (p && p->isComplex())) {
-      return Op::redispatch(keys & kBelow, self, p, dim, keepdim, out);
-    }
-    return write(out, at::norm(self, p, dim, keepdim));
   }
 };
 
@@ -311,10 +274,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   cover_all<ReduceAll<ops::sum, sum_of>, ReduceDims<ops::sum_dim_IntList, sum_of>,
             ReduceDimsOut<ops::sum_IntList_out, sum_of>>(m);
   cover_all<Var<ops::var_correction, false>, Var<ops::std_correction, true>, VarMean<ops::var_mean_correction, false>,
-            VarMean<ops::std_mean_correction, true>, VectorNorm, VectorNormOut, NormOut>(m);
-  cover_all<Norm<ops::norm_Scalar, Scalar>, Norm<ops::norm_ScalarOpt_dtype, MaybeScalar, at::ScalarType>,
-            Norm<ops::norm_ScalarOpt_dim, MaybeScalar, at::IntArrayRef, bool>,
-            Norm<ops::norm_ScalarOpt_dim_dtype, MaybeScalar, at::IntArrayRef, bool, at::ScalarType>>(m);
+            VarMean<ops::std_mean_correction, true>, VectorNorm, VectorNormOut>(m);
   cover_all<ReduceAll<ops::mean, mean_of>, ReduceDims<ops::mean_dim, mean_of>, ReduceDimsOut<ops::mean_out, mean_of>>(
       m);
 }

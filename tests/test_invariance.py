@@ -67,6 +67,24 @@ def dispatched(function) -> list[str]:
     return found
 
 
+def assert_as_pytorch(call) -> None:
+    """A call has the same result in the mode, or the same error."""
+
+    def outcome():
+        try:
+            return call()
+        except (RuntimeError, IndexError) as error:
+            return str(error)
+
+    expected = outcome()
+    with conv2d_ext.batch_invariant():
+        found = outcome()
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)
+
+
 class TestCalls:
     """Each goes to this library's op, whoever makes it, and holds."""
 
@@ -122,25 +140,26 @@ class TestCalls:
 
     @pytest.mark.parametrize(
         "dims",
-        [1, 0, 2, ((0,), (2,)), ((-1, 0), (1, -1)), ((2, 1), (0, 0)), ((3,), (0,)), ((1,), (1,))],
+        [
+            1,
+            0,
+            2,
+            ((2, 1, 0), (0, 1, 2)),
+            ((0,), (2,)),
+            ((-1, 0), (1, -1)),
+            ((2, 1), (0, 0)),
+            ((3,), (0,)),
+            ((1,), (1,)),
+        ],
         ids=str,
     )
     def test_tensordot_is_pytorchs(self, dims):
         first, second = torch.randn(5, 3, 4), torch.randn(4, 3, 5)
 
-        def outcome():
-            try:
-                return torch.tensordot(first, second, dims=dims)
-            except (RuntimeError, IndexError) as error:
-                return str(error)
-
-        expected = outcome()
-        with conv2d_ext.batch_invariant():
-            found = outcome()
-        if isinstance(expected, str):
-            assert found == expected
-        else:
-            torch.testing.assert_close(found, expected)
+        assert_as_pytorch(lambda: torch.tensordot(first, second, dims=dims))
+        with torch.autocast("cpu", torch.bfloat16):
+            if dims == ((2, 1, 0), (0, 1, 2)):
+                assert_as_pytorch(lambda: torch.tensordot(first, second, dims=dims))
 
     @pytest.mark.parametrize(
         "call",
@@ -157,7 +176,6 @@ class TestCalls:
 
         expected = call(self.mat.double())
         with conv2d_ext.batch_invariant():
-            assert any("conv2d_ext.sum" in op for op in dispatched(lambda: of_columns(self.mat)))
             torch.testing.assert_close(of_columns(self.mat), expected, check_dtype=False)
             assert invariant(of_columns, self.mat)
 
@@ -670,22 +688,12 @@ class TestAsPyTorch:
             lambda: F.linear(torch.ones(2, 3, 5), torch.ones(5), torch.ones(3)),
             lambda: torch.linalg.vector_norm(torch.ones(3).double(), dtype=torch.float32),
             lambda: torch.linalg.vector_norm(torch.ones(3), dtype=torch.float64),
+            lambda: torch.norm(torch.ones(3), dtype=torch.int32),
+            lambda: torch._VF.norm(torch.empty(0), -1, dim=(0, 0), keepdim=False),
         ],
     )
     def test_takes_and_refuses_what_pytorch_does(self, call):
-        def outcome():
-            try:
-                return call()
-            except RuntimeError as error:
-                return str(error)
-
-        expected = outcome()
-        with conv2d_ext.batch_invariant():
-            found = outcome()
-        if isinstance(expected, str):
-            assert found == expected
-        else:
-            torch.testing.assert_close(found, expected)
+        assert_as_pytorch(call)
 
     def test_celu(self):
         x = torch.randn(BATCH, 38, 14)
@@ -815,6 +823,55 @@ def test_gradients_of_layer_norm(rows, shape, dtype):
         leaves = [t.to(dtype).requires_grad_() for t in tensors]
         with conv2d_ext.batch_invariant():
             torch.autograd.gradgradcheck(lambda x, w, b: F.layer_norm(x, shape, w, b), leaves)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w, b: F.layer_norm(torch.nested.as_nested_tensor([x, x]), (4,), w, b).sum(),
+        # A mean and a reciprocal deviation for each row, in one dimension.
+        lambda x, w, b: torch.ops.aten.native_layer_norm_backward(
+            x, x, (4,), x.mean(1), x.var(1), w, b, (True, True, True)
+        ),
+    ],
+    ids=["nested", "flat statistics"],
+)
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_layer_norms_of_other_forms(call):
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+    def results():
+        leaves = [x.clone(), torch.ones(4), torch.zeros(4)]
+        with torch.no_grad():
+            found = call(*leaves)
+        if isinstance(found, tuple):
+            return found
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        call(*leaves).backward()
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    assert_as_pytorch(results)
+
+
+def test_gradients_of_layer_norm_have_their_own_memory():
+    x = torch.randn(4, 5)
+    with conv2d_ext.batch_invariant():
+        _, mean, rstd = torch.native_layer_norm(x, (4, 5), None, torch.ones(4, 5), 1e-5)
+        grad = torch.randn(4, 5)
+        bias = torch.ops.aten.native_layer_norm_backward(
+            grad, x, (4, 5), mean, rstd, None, torch.ones(4, 5), (False, False, True)
+        )[2]
+    assert torch.equal(bias, grad)
+    assert bias.data_ptr() != grad.data_ptr()
+
+
+def test_a_penalty_of_a_gradient_that_is_constant():
+    """Of a norm of which the bias alone is trained, as PyTorch's."""
+    bias = torch.zeros(6, requires_grad=True)
+    with conv2d_ext.batch_invariant():
+        output = F.layer_norm(torch.randn(3, 6), (6,), torch.ones(6), bias)
+        (grad,) = torch.autograd.grad(output.sum(), bias, create_graph=True)
+    assert grad.requires_grad
 
 
 @pytest.mark.parametrize(

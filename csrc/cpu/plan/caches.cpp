@@ -6,22 +6,16 @@
 
 namespace conv2d_ext::cpu {
 
-namespace {
-
-int64_t ask(int name) { return max64(sysconf(name), 0); }
-
-}  // namespace
-
 // Names of caches are glibc's; others lack them.
 #if defined(_SC_LEVEL1_DCACHE_SIZE) && defined(_SC_LEVEL2_CACHE_SIZE)
 
 int64_t l1_bytes() {
-  static const int64_t bytes = ask(_SC_LEVEL1_DCACHE_SIZE);
+  static const int64_t bytes = max64(sysconf(_SC_LEVEL1_DCACHE_SIZE), 0);
   return bytes;
 }
 
 int64_t l2_bytes() {
-  static const int64_t bytes = ask(_SC_LEVEL2_CACHE_SIZE);
+  static const int64_t bytes = max64(sysconf(_SC_LEVEL2_CACHE_SIZE), 0);
   return bytes;
 }
 
