@@ -213,6 +213,10 @@ LAYOUTS = {
 }
 
 
+def _meta(x: Tensor) -> Tensor:
+    return x.to("meta").as_strided(x.shape, x.stride())
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides_and_values_of_layouts(layout):
     """Strides are those of PyTorch's unary functions; meta tensors have the same."""
@@ -220,13 +224,21 @@ def test_strides_and_values_of_layouts(layout):
     result = pointwise(x, "sigmoid", [])
     assert result.stride() == torch.sigmoid(x).stride()
     assert torch.equal(bits(result), bits(pointwise(x.contiguous(), "sigmoid", [])))
-    g = torch.randn(x.shape)
+    assert pointwise(_meta(x), "sigmoid", []).stride() == result.stride()
+
+
+@pytest.mark.parametrize("dense", ["neither", "grad_output", "input"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_layouts(layout, dense):
+    """Two arguments choose the strides together, as in PyTorch's gradients of sigmoid."""
+    g, x = (LAYOUTS[layout](torch.randn(3, 5, 7, 11)) for _ in range(2))
+    values = pointwise_grad(g.contiguous(), x.contiguous(), "sigmoid", [])
+    g = g.contiguous() if dense == "grad_output" else g
+    x = x.contiguous() if dense == "input" else x
     slope = pointwise_grad(g, x, "sigmoid", [])
-    assert slope.stride() == result.stride()
-    assert torch.equal(bits(slope), bits(pointwise_grad(g, x.contiguous(), "sigmoid", [])))
-    meta = x.to("meta").as_strided(x.shape, x.stride())
-    assert pointwise(meta, "sigmoid", []).stride() == result.stride()
-    assert pointwise_grad(meta, meta, "sigmoid", []).stride() == result.stride()
+    assert slope.stride() == torch.ops.aten.sigmoid_backward(g, x).stride()
+    assert torch.equal(bits(slope), bits(values))
+    assert pointwise_grad(_meta(g), _meta(x), "sigmoid", []).stride() == slope.stride()
 
 
 def _gradcheck_input(name: str) -> Tensor:
