@@ -49,7 +49,7 @@ CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
 // The same where a stride skips elements of planes: gathering them costs more than sums beyond L2.
 CONV2D_LIMIT kGatheredTileBytes = 2000 * 1024;
-// From so many bytes a thread on a source is taken not to fit L2.
+// From so many bytes on a source that a thread reads is taken not to fit L2.
 CONV2D_LIMIT kStreamedBytes = 2048 * 1024;
 // Rows of the weight that lie apart (input gradients in channels_last), in a block of source channels. Each panel reads
 // a line of every one: of so few rows the pages stay in the TLB for the next panel, and lines that the hardware fetched

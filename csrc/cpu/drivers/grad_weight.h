@@ -45,14 +45,22 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   // One tap that never lies in the padding: the input itself is the patch, whatever its strides.
   bool input_is_patch() const {
     if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
-    // Pixels that lie so far apart share few sets of the caches, and each block of channels would read them again. (For
-    // a few results copying them would cost more than that.)
-    const int64_t pitch = input.stride[3] * int64_t(sizeof(S)), few = 64 / int64_t(sizeof(S));
-    if (input.stride[1] == 1 && pitch >= limits::tiling::kFarRowsBytes && problem.out_channels_per_group() > few) {
-      return false;
-    }
+    if (input.stride[1] == 1 && copies_pixels()) return false;
     return problem.taps() == 1 && are_inside(problem.rows(), 1, problem.out_h, problem.in_h) &&
            are_inside(problem.cols(), 1, problem.out_w, problem.in_w);
+  }
+
+  // Whether pixels whose channels lie together are copied before they are read.
+  bool copies_pixels() const {
+    const int64_t pitch = input.stride[3] * int64_t(sizeof(S));
+    // Pixels that lie so far apart share few sets of the caches, and each block of channels would read them again. (For
+    // a few results copying them would cost more than that.)
+    constexpr int64_t kFew = 64 / int64_t(sizeof(S));
+    if (pitch >= limits::tiling::kFarRowsBytes && problem.out_channels_per_group() > kFew) return true;
+    // From beyond L2 a copy reads whole pixels in their order, which hardware prefetchers follow; a micro-kernel reads
+    // some channels of many pixels. (Measured with 16 registers; with 32 each line that is read serves more products.)
+    const int64_t bytes = saturating_mul(problem.batch, problem.out_h * problem.out_w, pitch);
+    return Vec<T>::kMaxVectors <= 2 && bytes >= limits::tiling::kStreamedBytes;
   }
 
   // The tile of weights that an item owns of each of its groups. These are a vector's lanes (G), or taken in turn.
