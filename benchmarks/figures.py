@@ -183,8 +183,12 @@ def readme_text(text: str) -> str:
     parts = {
         "bits": [*bits.table(_json("bits")), "", _bits_caption(_json("bits"))],
         "speed": [
-            *speed_table(layers, PAIRS[:1]), "", _speed_caption(layers), "", _amx_line(amx), "",
-            _cuda_line(_cuda_document()),
+            *speed_table(layers, directions=["forward"]), "",
+            _speed_caption(layers, f" of {_count_wanted(layers)}").replace(
+                _machine_line(_json("bits")["machine"]), "The machine above."
+            ), "",
+            _backward_line(layers), "", _amx_line(amx), "",
+            _cuda_line(_cuda_document(), _json("cuda/checks")),
         ],
     }  # fmt: skip
     for name, lines in parts.items():
@@ -224,9 +228,10 @@ def page_text() -> str:
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
-def speed_table(document: Document, pairs: Sequence[tuple[str, str, str]] = PAIRS) -> list[str]:
+def speed_table(document: Document, directions: Sequence[str] = ()) -> list[str]:
     """Speed over F.conv2d by class of layers: means on one thread and two, the slowest layer."""
-    columns = [(direction, pair) for pair in pairs for direction in directions_of(document.usable)]
+    directions = directions or directions_of(document.usable)
+    columns = [(direction, pair) for pair in PAIRS for direction in directions]
     head = ["layers", *(f"{pair[2]}, {d.replace('+', ' + ')}" for d, pair in columns)]
     lines = [_line(head), _rule(head)]
     for title, classes in _class_rows(document.usable):
@@ -332,11 +337,13 @@ def _class_rows(results: Sequence[Result]) -> Iterator[tuple[str, tuple[str, ...
         yield "all but grouped, depthwise", DENSE_CLASSES
 
 
-def _speed_caption(document: Document) -> str:
+def _speed_caption(document: Document, wanted: str = "") -> str:
+    """`wanted`: " of N", for pages that don't list the layers that were not measured."""
     dtypes = " and ".join(distinct(document.usable, "dtype"))
+    layers = _layers((r.name for r in document.usable), wanted)
     return (
-        f"Speedup over `F.conv2d` in the same memory format: geometric means, 1 thread and 2 "
-        f"(slowest layer). {_layers(r.name for r in document.usable)}, {dtypes}, batch 1. "
+        f"Speedup over `F.conv2d` in the same format: geometric means, 1 thread and 2 "
+        f"(slowest layer). {layers}, {dtypes}, batch 1. "
         f"{_machine_line(document.machine)}{_disturbed_line(document)}"
     )
 
@@ -351,11 +358,19 @@ def _bits_caption(document: dict) -> str:
     )
 
 
-def _layers(names: Iterable[str]) -> str:
-    """How many, and of how many networks: a layer's name begins with its network's."""
+def _count_wanted(document: Document) -> int:
+    """Layers of the list, measured or not."""
+    return len({r.name for r in document.usable} | {r.name for r in document.disturbed}) + len(
+        document.left_out
+    )
+
+
+def _layers(names: Iterable[str], wanted: str = "") -> str:
+    """How many, and of which networks: a layer's name begins with its network's."""
     distinct = set(names)
-    networks = {name.split()[0] for name in distinct} - {"post"}
-    return f"{len(distinct)} layers of {len(networks)} networks"
+    networks = sorted({name.split()[0] for name in distinct} - {"post"})
+    of = ", ".join(networks) if len(networks) < 4 else f"{len(networks)} networks"
+    return f"{len(distinct)}{wanted} layers of {of}"
 
 
 def _machine_line(machine: dict) -> str:
@@ -364,9 +379,13 @@ def _machine_line(machine: dict) -> str:
     if machine.get("microarchitecture"):
         name += f" ({machine['microarchitecture']})"
     return (
-        f"{name}, {machine['usable_cpus']} cores, {machine['torch_isa']}, torch "
-        f"{versions['torch'].split('+')[0]}, commit {(versions['revision'] or '?')[:9]}."
+        f"{name}, {machine['usable_cpus']} cores, {machine['isa']} (ATen: {machine['torch_isa']}), "
+        f"torch {versions['torch'].split('+')[0]}, commit {_commit(machine)}."
     )
+
+
+def _commit(machine: dict) -> str:
+    return (machine["versions"]["revision"] or "?")[:9]
 
 
 def _disturbed_line(document: Document) -> str:
@@ -431,14 +450,19 @@ def _amx_section(document: Document) -> list[str]:
     return [*lines, "", f"`{show}` prints every layer."]
 
 
+def _last_row(document: Document, direction: str) -> str:
+    cases = [result for result in document.usable if result.layer_class in DENSE_CLASSES]
+    return ", ".join(_speeds(cases, [(direction, pair) for pair in PAIRS]))
+
+
+def _backward_line(document: Document) -> str:
+    return f"Forward + backward, the last row: {_last_row(document, 'forward+backward')}."
+
+
 def _amx_line(document: Document) -> str:
     """What README.md says of it: the last row of the table, for each dtype."""
-    found = []
-    for dtype, part in _by_dtype(document):
-        cases = [result for result in part.usable if result.layer_class in DENSE_CLASSES]
-        columns = [(direction, PAIRS[0]) for direction in directions_of(part.usable)]
-        found.append(f"{dtype} {', '.join(_speeds(cases, columns))}")
-    return f"With AMX, the last row: {'; '.join(found)}."
+    found = [f"{dtype} {_last_row(part, 'forward')}" for dtype, part in _by_dtype(document)]
+    return f"With AMX (commit {_commit(document.machine)}), the last row: {'; '.join(found)}."
 
 
 def _left_out(document: Document) -> list[str]:
@@ -550,14 +574,16 @@ def _cuda_layers(document: cuda.Document, precision: str) -> list[cuda.Result]:
     ]
 
 
-def _cuda_line(document: cuda.Document) -> str:
+def _cuda_line(document: cuda.Document, checks: dict) -> str:
     means, before = [], ""
     for precision, layout in gpu.MAIN:
         speed = _cuda_speeds(_cuda_layers(document, precision.name))
         means.append(f"{layout} " * (layout != before) + f"{precision.name} {speed}")
         before = layout
     gpu_name = document.machine["gpu"].removeprefix("NVIDIA ")
-    return f"On an {gpu_name}, forward: {', '.join(means)}."
+    changed = "; kernels changed since" if checks["since"] else ""
+    commit = _commit(document.machine)
+    return f"On an {gpu_name} (commit {commit}{changed}), forward: {', '.join(means)}."
 
 
 def _cuda_section(document: cuda.Document, checks: dict) -> list[str]:
@@ -566,7 +592,7 @@ def _cuda_section(document: cuda.Document, checks: dict) -> list[str]:
         "## CUDA",
         "",
         f"{machine['gpu']}, driver {machine['driver']}, torch {versions['torch']}, cuDNN "
-        f"{versions['cudnn']}, commit {versions['revision'][:9]}. Times of a CUDA graph's replay, "
+        f"{versions['cudnn']}, commit {_commit(machine)}. Times of a CUDA graph's replay, "
         "so without the host's. F.conv2d runs with cudnn.benchmark and without, and the faster of "
         "the two counts.",
         "",
@@ -603,11 +629,12 @@ def _cuda_section(document: cuda.Document, checks: dict) -> list[str]:
     lines += [f"- {case}: {document.left_out[case]}" for case in document.failed]
     lines += [""] * bool(document.failed)
     passed = sum(part["passed"] for part in checks["tests"])
+    skipped = sum(part["skipped"] for part in checks["tests"])
     failed = [test for part in checks["tests"] for test in part["failed"]]
     lines += [
-        f"At the same commit {passed} tests of CUDA passed there and {len(failed)} failed; "
-        f"compute-sanitizer's memcheck found {checks['sanitizer']['errors']} errors in "
-        f"{checks['sanitizer']['calls']} calls.",
+        f"At the same commit {passed} tests of CUDA passed there, {skipped} were skipped and "
+        f"{len(failed)} failed; compute-sanitizer's memcheck found {checks['sanitizer']['errors']} "
+        f"errors in the {checks['sanitizer']['calls']} calls of tests/cuda_small_set.py.",
         "",
         *(f"- {test}" for test in failed),
         *[""] * bool(failed),

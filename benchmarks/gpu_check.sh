@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a GPU's first half hour should tell, the most telling first, in three calls of at most nine minutes each. Each is
-# useful alone, and none downloads anything or needs more than PyTorch's own environment, a compiler and the toolkit.
+# What is to be known of a GPU, the most telling first, in three calls of at most nine minutes each. Each is useful
+# alone, and none downloads anything or needs more than PyTorch's own environment, a compiler and the toolkit.
 #
 #   benchmarks/gpu_check.sh first    builds; checks each dtype, direction and format; times the post's problem and a few
 #                                    layers of every class beside cuDNN
@@ -13,6 +13,7 @@
 #   MODULE=FILE                      a module.tar.gz of an earlier call (also found in $OUT and in build/): not built again
 #   PYTHON=python3.12, BUILD=0       another Python; without building
 #   WHEELS=FOLDER                    wheels of what is missing, such as pytest and hypothesis (default: build/wheels)
+#   REVISION=COMMIT                  what the files say where the tree has come without its history
 #   DEVICE=cpu                       tries the programs where there is no GPU; their figures mean nothing
 #
 # A call runs each of its steps to the end or to its limit, and goes on. Results are on disk case by case. Exit status:

@@ -218,23 +218,25 @@ def _which(
 _INTRODUCTION = """\
 # Which of PyTorch's calls follow the batch
 
-Measured with torch {torch} on {cpu} ({machine}, ATen's loops: {isa}) by
+Measured with torch {torch} on {cpu} ({machine}, ATen's loops: {isa}), commit {commit}, by
 `python -m benchmarks.variance --markdown docs/variance.md`.
 
-A call *varies* where an example's bits follow the **batch** size, the example's **place** in it or
-the number of **threads** (1 to 4), in one of some sizes between 3 elements an example and 200,000.
-*Backward* is the gradient with respect to the tensors that have a batch. *sliced*: examples with a
-channel fewer than lie in memory. *Worst* is the largest difference between two results of one
-example, as a share of its largest magnitude; where it is empty beside "varies", zeros differ in
-their sign. *In the mode*: both directions under `conv2d_ext.batch_invariant()`. A dash: not
-measured. That a call of PyTorch's holds is an observation and no promise: another version, CPU or
-size may differ. [Make a model reproducible](models.md) says what the mode promises.
+A call *varies* where an example's bits depend on the **batch** size, on the example's **place** in
+the batch or on the number of **threads** (1 to 4). Sizes: 3 to 200,000 elements an example; one
+that varies is enough. *Backward* is the gradient with respect to the tensors that have a batch.
+*sliced*: examples with a channel fewer than lie in memory. *Worst* is the largest difference
+between two results of one example, as a share of its largest magnitude; where it is empty beside
+"varies", zeros differ in their sign. *In the mode*: both directions under
+`conv2d_ext.batch_invariant()`. A dash: not measured. That a call of PyTorch's holds is an
+observation and no promise: another version, CPU or size may differ. [Make a model
+reproducible](models.md) says what the mode promises.
 """
 
 
 def _write_markdown(path: Path, groups: dict[str, dict[str, list[Row]]]) -> None:
     lines = _INTRODUCTION.format(
         torch=torch.__version__,
+        commit=(machine.revision() or "?")[:9],
         cpu=machine.cpu_name(),
         machine=platform.machine(),
         isa=torch.backends.cpu.get_cpu_capability(),

@@ -93,7 +93,8 @@ def certify(
     progress: shown on stderr; None: only on a terminal.
 
     Raises TypeError and ValueError for arguments that don't fit, before anything runs, and where
-    the model returns no tensors; RuntimeError, with the cause, where the model raises.
+    the model returns no tensors; OSError where `against` can't be read; RuntimeError, with the
+    cause, where the model raises.
     """
     _check_model(model)
     examples = _check_inputs(inputs)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -227,8 +225,11 @@ def forward_unfold(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     """The composition of the forum post in docs/timing.md, in C++: unfold, matmul, add.
 
     It is the baseline that `conv2d` is compared with. Arguments and result are `forward`'s. It
-    builds the whole column matrix, kh * kw times the size of im; speed, memory, bits and dtypes
-    are those of PyTorch's im2col and matmul.
+    builds the whole column matrix, kh * kw times the size of im; speed, memory and bits are those
+    of PyTorch's im2col and matmul. Floating-point and complex dtypes, on any device.
+
+    Raises RuntimeError where sizes, dtypes or devices don't fit together, NotImplementedError for
+    other dtypes.
     """
     if is_compiling():
         columns = torch.nn.functional.unfold(im, kernel.shape[2:])
@@ -262,9 +263,8 @@ class DirectionExplanation:
     tile_rows: int
     tile_cols: int
     tile_images: int
-    #: the number of accumulation chains of a sum over K (on CUDA that of segments, each of one or
-    #: more chains): each is summed from zero, and they are added in order, long sums chunk by chunk
-    #: (docs/design.md)
+    #: the number of accumulation chains of a sum over K, each summed from zero. They are added in
+    #: order, long sums chunk by chunk (docs/design.md). "Segment" is the field's older name
     k_segments: int
     #: products of the longest chain
     k_segment_length: int
@@ -547,28 +547,15 @@ def _list(function: str, name: str, value: int | Sequence[int], dims: int) -> li
 
 
 def _check_int(function: str, name: str, element: object, value: object) -> None:
-    """A bool is an int to Python and to the ops, but neither to PyTorch's functions nor to _C's."""
-    if is_compiling():  # NumPy's scalars are traced as arrays; what they hold, the op checks
-        wrong = element is None or isinstance(element, (bool, float, str))
-    else:
-        wrong = isinstance(element, bool) or not _is_index(element)
-        if not wrong and isinstance(element, Integral) and not -(2**63) <= element < 2**63:
-            raise ValueError(f"Overflow when unpacking long long: got {name}={value!r}")
-    if wrong:
+    """Of a trace: a bool is an int to Python and to the ops, but not to PyTorch's functions.
+
+    NumPy's scalars are traced as arrays; what they hold, the op checks.
+    """
+    if element is None or isinstance(element, (bool, float, str)):
         raise TypeError(
             f"{function}() received an invalid combination of arguments: expected "
             f"{name} to be of integers, but got {name}={value!r}"
         )
-
-
-def _is_index(element: object) -> bool:
-    if isinstance(element, torch.SymInt):
-        return True
-    try:
-        operator.index(element)
-    except TypeError:
-        return False
-    return True
 
 
 # ---- what TorchScript compiles too, for the layers

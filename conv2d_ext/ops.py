@@ -24,8 +24,10 @@ the derivatives of each are the other two, so every op has derivatives of every 
         output + bias, with output's strides; its gradients are grad_output and conv2d_grad_bias.
 
     matmul(mat1, mat2, bias) -> result
-        Of (M, K) or (B, M, K), and (K, N), with bias (N,) or None; or of (B, M, K) and (B, K, N).
-        Sums in an order that follows from K alone.
+        Of (M, K) or (B, M, K), and (K, N), with bias (N,) or None; or of (B, M, K) and (B, K, N):
+        (M, N) or (B, M, N). Sums in an order that follows from K alone. The dtypes of conv2d; one
+        for all. RuntimeError where sizes, dtypes or devices don't fit, NotImplementedError for
+        other dtypes.
 
 And made of these, with PyTorch's arguments but for conv1d's padding, (left, right):
 
@@ -47,10 +49,13 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
         These on the CPU, for float32, float64, bfloat16 and float16, in an order that the
         position along the reduced dimensions fixes. Several dimensions are reduced as they follow
         one another in memory: x.sum((2, 3)) of a transposed image has other bits.
+        NotImplementedError for other dtypes, IndexError for dimensions that the input lacks,
+        RuntimeError for one that is named twice and for gradients that don't fit.
     attention(q, k, v, mask, causal, scale, fused_layout) -> output
         softmax(scale * q k^T + mask) v of q (N, heads, L, E), k (N, kv_heads, S, E) and v (N,
-        kv_heads, S, Ev), none of them empty; the mask None, or of 4 dimensions that expand to (N,
-        heads, L, S), bool or added; causal: a query meets the keys up to its own number.
+        kv_heads, S, Ev), none of them empty: (N, heads, L, Ev). heads is a multiple of kv_heads.
+        The mask: None, or of 4 dimensions that expand to (N, heads, L, S), bool or added. causal: a
+        query meets the keys up to its own number.
     attention_grad(grad_output, q, k, v, mask, causal, scale, fused_layout, wanted) -> gradients
         Of q, k, v and the mask; those that are not wanted have no elements. Both on the CPU, in the
         same dtypes, with memory that grows with S beyond the results'. fused_layout: strides are
@@ -73,7 +78,12 @@ the CPU; an element's bits follow from its value alone, wherever it lies:
         pow, atan2, logaddexp, logaddexp2; with the strides of first + second
 
 They raise ValueError for other functions and numbers of parameters, NotImplementedError for other
-dtypes, RuntimeError where grad_output doesn't fit the input. They have derivatives of every order.
+dtypes, RuntimeError where grad_output doesn't fit the input, or the pair's tensors each other. They
+have derivatives of every order.
+
+Other names in `torch.ops.conv2d_ext` are internal and may change: copy_as, enter_batch_invariant
+and leave_batch_invariant (the mode in graphs of torch.compile), eager_* (PyTorch's ops, recorded so
+that compilers leave them alone).
 """
 
 from __future__ import annotations

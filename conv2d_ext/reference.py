@@ -28,6 +28,8 @@ def conv2d(
     input (batch, in_channels, in_h, in_w) or (in_channels, in_h, in_w);
     weight (out_channels, in_channels / groups, kernel_h, kernel_w); bias (out_channels,) or None.
     Returns (batch, out_channels, out_h, out_w) or (out_channels, out_h, out_w), contiguous.
+
+    Raises RuntimeError for negative padding, padding='same' with a stride, and other strings.
     """
     if input.dim() == 3:
         return conv2d(input[None], weight, bias, stride, padding, dilation, groups)[0]

@@ -732,12 +732,16 @@ def test_the_table_of_speeds():
         for direction in (FORWARD, BOTH)
         for name, ours in (("3x3", 0.5), ("depthwise", 2.0))
     ]
-    head, _, *rows = figures.speed_table(made_up_document(results), plots.PAIRS[:1])
-    assert head == "| layers | NCHW, forward | NCHW, forward + backward |"
+    document = made_up_document(results)
+    head, *_ = figures.speed_table(document, directions=[FORWARD])
+    assert head == "| layers | NCHW, forward | channels_last, forward |"
+    head, _, *rows = figures.speed_table(document)
+    of = ("NCHW, forward", "NCHW, forward + backward")
+    assert head.startswith(f"| layers | {of[0]} | {of[1]} | channels_last, forward |")
     cells = [row.strip("| ").split(" | ") for row in rows]
     assert [row[0] for row in cells] == ["3 × 3", "depthwise"]
     for row, ratio in zip(cells, (2.0, 0.5), strict=True):
-        for cell in row[1:]:
+        for cell in row[1:3]:
             one, two, slowest = map(float, re.fullmatch(r"(.+), (.+) \((.+)\)", cell).groups())
             assert one == pytest.approx(ratio, rel=0.02)
             assert two == pytest.approx(ratio, rel=0.02)
@@ -752,14 +756,15 @@ def test_marked_parts_of_the_readme_must_be_there(monkeypatch, tmp_path):
     found = {"machine": document.machine, "layers": {}}
     (tmp_path / "bits.json").write_text(json.dumps(found))
     (tmp_path / "cuda").mkdir()
-    gpu = figures.cuda.Document({"gpu": "NVIDIA X1"}, {}, {}, [], {}, 0.0)
-    gpu.write(tmp_path / "cuda" / "benchmark.json")
+    machine = {"gpu": "NVIDIA X1", "versions": {"revision": None}}
+    figures.cuda.Document(machine, {}, {}, [], {}, 0.0).write(tmp_path / "cuda" / "benchmark.json")
+    (tmp_path / "cuda" / "checks.json").write_text(json.dumps({"since": []}))
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     marks = "<!-- {0}: x -->\nold\n<!-- end of {0} -->\n"
     text = figures.readme_text("a\n" + marks.format("bits") + marks.format("speed") + "b\n")
     assert "old" not in text
     assert "| 3 × 3 |" in text
-    assert "On an X1, forward:" in text
+    assert "On an X1 (commit ?), forward:" in text
     assert text.startswith("a\n<!-- bits: x -->\n\n| ")
     assert figures.readme_text(text) == text
     with pytest.raises(ValueError, match="0 parts that are marked as speed"):
