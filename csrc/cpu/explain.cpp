@@ -306,7 +306,11 @@ class TaskExplainer {
     const int64_t rows = cut_panels(t.chunk_m, pixel_rows(vector_)).size(0);
     const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;
     const int64_t vectors = cut_panels(div_up(run, vector_.lanes), pixel_panel_vectors(rows, vector_)).size(0);
-    name_kernel("pixel_ukernel", rows, vectors * vector_.lanes);
+    if (t.by_columns) {
+      name_kernel("column_ukernel", row_results(t.chunk_m, Along::kK), vector_.lanes, Widened::kAsLoaded);
+    } else {
+      name_kernel("pixel_ukernel", rows, vectors * vector_.lanes);
+    }
     set_tile(1, t.tile_rows, t.tile_cols);
     set_work(t.tiles() * t.chunks_m * g.groups, lay_out_scratch(t, k, vector_).bytes);
   }

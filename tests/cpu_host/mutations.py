@@ -916,6 +916,38 @@ MUTATIONS = (
     ),
     M(
         "drivers/pixels.h",
+        "by columns no bias is added",
+        "if (k.has_chunks() || tiling.by_columns) {",
+        "if (k.has_chunks()) {",
+    ),
+    M(
+        "drivers/pixels.h",
+        "by columns each row of a tile is the image's first",
+        "gemm.axis_h.source(item.tile.row + r, 0)",
+        "gemm.axis_h.source(r, 0)",
+    ),
+    M(
+        "drivers/pixels.h",
+        "by columns a tile begins at the row's begin",
+        "item.source + gemm.axis_w.source(item.tile.col, 0) * gemm.source_col",
+        "item.source",
+    ),
+    M(
+        "plan/tile_pixels.cpp",
+        "by columns no room for the surplus result",
+        "const int64_t surplus = t.by_columns ? run : 0;",
+        "const int64_t surplus = 0;",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_pixels.cpp",
+        "padding is read as the source by columns",
+        "return meets_no_padding(gemm) && !k.has_chunks()",
+        "return !k.has_chunks()",
+        sanitizer="address",
+    ),
+    M(
+        "drivers/pixels.h",
         "all rows of taps are the first",
         "c * gemm.weight_c + i * gemm.weight_i, gemm.weight_j, segment.tap_cols",
         "c * gemm.weight_c, gemm.weight_j, segment.tap_cols",

@@ -507,7 +507,7 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       expect_cut(task.rows->results, t.results, t.blocks_r, "results");
       expect_cut(task.rows->lanes, t.lanes, t.blocks_l, "lanes");
       const int64_t step = row_results(t.results, along);
-      expect(step == 1 || step == 2 || step == 4 || (along == Along::kK ? step == 8 : step == 3 || step == 6),
+      expect(step == 1 || step == 2 || step == 4 || step == 6 || step == (along == Along::kK ? 8 : 3),
              "a compiled number of results");
       return expect_scratch(lay_out_scratch(*task.rows, t, vector.element_size).bytes);
     }
@@ -587,6 +587,12 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
       expect_cut(g->rows, t.tile_rows, t.tiles_h, "rows");
       expect_cut(g->cols, t.tile_cols, t.tiles_w, "columns");
       expect_cut(g->m, t.chunk_m, t.chunks_m, "result channels");
+      if (t.by_columns) {
+        const int64_t run = round_up(t.tile_cols, vector.lanes), results = row_results(t.chunk_m, Along::kK);
+        expect(!t.join_rows && !t.direct && t.patch_elements == 0, "no patch, sums in scratch");
+        expect(t.c_elements >= (t.tile_rows * t.chunk_m + results - t.chunk_m) * run, "room for surplus results");
+        expect(t.weight_depth == g->channels, "all weights of a result");
+      }
       return expect_scratch(lay_out_scratch(t, k, vector).bytes);
     }
     case Driver::kWeightAmx:

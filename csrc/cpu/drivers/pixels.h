@@ -10,9 +10,13 @@
 // What needs converting or has other strides goes through scratch, and so does the last panel of a run where pixels
 // don't fill it: nothing is read or written beyond a tensor's end.
 //
+// Of 1x1 kernels to few channels nothing is packed where pixels have their channels side by side: they are transposed
+// in registers (kernels/columns.h), and read once. At a few products an element reading is the bound.
+//
 // It computes what drivers/gemm.h does, in the same order, bit for bit; plan/candidates.cpp chooses.
 #pragma once
 
+#include "../kernels/columns.h"
 #include "../kernels/pixels.h"
 #include "../pack/interleave.h"
 #include "../pack/patch.h"
@@ -97,6 +101,12 @@ struct PixelCall {
 
   void work(int64_t number) const {
     const Item item = item_at(number);
+    if constexpr (kHasTranspose<T>) {
+      if (tiling.by_columns) {
+        multiply_columns(item);
+        return store(item);
+      }
+    }
     for_each_block(gemm, k, tiling.block_channels, [&](const KBlock& block) {
       Patch patch{};
       if (item.in_place < item.panels.count) {
@@ -111,6 +121,31 @@ struct PixelCall {
       }
     });
     if (item.direct < item.panels.count) store(item);
+  }
+
+  // All of K, for a tile whose pixels have their channels side by side.
+  void multiply_columns(const Item& item) const {
+    const int64_t pitch = round_up(gemm.channels, L), channels = gemm.channels;
+    pack_lanes(LaneSource<S>{item.weight, gemm.weight_c, gemm.weight_m, channels, item.channels_m},
+               Panel<T>{item.weight_scratch, pitch, pitch}, false);
+    const T* factors[kMostColumnResults];
+    // The micro-kernel takes 1, 2, 4 or 6 results; where there are three or five, the last one twice.
+    const int64_t results = row_results(item.channels_m, Along::kK);
+    for (int64_t r = 0; r < results; ++r) factors[r] = item.weight_scratch + min64(r, item.channels_m - 1) * pitch;
+    ColumnOperands<S, T> operands{};
+    operands.depth = channels;
+    operands.segment = k.segment_channels;
+    operands.chain = k.chain;
+    operands.factors = factors;
+    operands.lane_step = gemm.axis_w.step * gemm.source_col;
+    operands.ahead = operands.lane_step == channels ? ColumnsAhead::kOfTheRun : ColumnsAhead::kNothing;
+    operands.sum_pitch = item.c_pitch;
+    const S* const first = item.source + gemm.axis_w.source(item.tile.col, 0) * gemm.source_col;
+    for (int64_t r = 0; r < item.runs; ++r) {
+      operands.lanes = first + gemm.axis_h.source(item.tile.row + r, 0) * gemm.source_row;
+      operands.sums = item.c.sums + r * item.channels_m * item.c_pitch;
+      column_panels(results, operands, item.run);
+    }
   }
 
   // One K segment, which begins with channel `s` of the patch.
@@ -182,7 +217,7 @@ struct PixelCall {
   WeightRows weight_rows(const Item& item, const KBlock& segment) const {
     const S* const weight = item.weight + segment.weight_offset(gemm);
     if constexpr (sizeof(S) == sizeof(T)) {
-      if (tiling.weight_in_place) return {weight, gemm.weight_m};
+      if (tiling.weight_depth == 0) return {weight, gemm.weight_m};
     }
     T* const scratch = item.weight_scratch;
     const int64_t channels = segment.channels, depth = channels * segment.taps(), pitch = round_up(depth, L);
@@ -206,8 +241,8 @@ struct PixelCall {
 
   // What lies in scratch: the rest of each run, or all rows of it.
   void store(const Item& item) const {
-    if (k.has_chunks()) {
-      item.c.finish(item.sums());
+    if (k.has_chunks()) item.c.finish(item.sums());
+    if (k.has_chunks() || tiling.by_columns) {
       for (int64_t row = 0; row < item.runs * item.channels_m; ++row) {
         T* const c = item.c.sums + row * item.c_pitch;
         store_row(c, Vec<T>::broadcast(item.bias + row % item.channels_m), item.c_pitch, c);

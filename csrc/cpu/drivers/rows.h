@@ -130,7 +130,7 @@ struct RowCall {
     operands.depth = end - k;
     operands.segment = products.segment;
     operands.chain = products.chain;
-    operands.far = far;
+    operands.ahead = far ? ColumnsAhead::kOfEachLane : ColumnsAhead::kNothing;
     operands.factors = factors;
     operands.lanes = rows.rows + k * kPerStep;
     operands.lane_step = products.lane_step;

@@ -19,22 +19,26 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 // With kPartial `valid_lanes` lanes exist; the others repeat the last one.
 //
 // Registers: MR accumulators, MR sums, a block.
+// What a micro-kernel prefetches. From caches elements come faster without. From memory hardware prefetchers follow
+// fewer streams than there are lanes, so that each lane is prefetched; where lanes continue one another, as pixels do,
+// a block prefetches as many bytes as it has, in ascending order, which the hardware prefetchers then follow.
+enum class ColumnsAhead { kNothing, kOfEachLane, kOfTheRun };
+
 template <class S, class T>
 struct ColumnOperands {
   int64_t depth, segment, chain;     // steps of k: elements, or pairs of them
   const Operand<T>* const* factors;  // MR
   const S* lanes;
   int64_t lane_step, valid_lanes;
-  bool far;  // the elements come from memory
+  ColumnsAhead ahead;
   T* sums;
   int64_t sum_pitch;
 };
 
-// How far ahead a lane is prefetched where it comes from memory: hardware prefetchers follow fewer streams than there
-// are lanes. From caches elements come faster without.
-constexpr int64_t kColumnBytesAhead = 512;
+// How far ahead elements are prefetched.
+constexpr int64_t kColumnBytesAhead = 512, kRunBytesAhead = 8192;
 
-template <class S, class T, int MR, bool kPartial, bool kFar>
+template <class S, class T, int MR, bool kPartial, ColumnsAhead kAhead>
 struct ColumnUkernel {
   using V = Vec<T>;
   using reg = typename V::reg;
@@ -70,11 +74,16 @@ struct ColumnUkernel {
     reg block[L];
     const S* const first = operands.lanes + k * kPerStep;
     load_block(operands, first, steps, block);
-    if (kFar) {
+    if constexpr (kAhead == ColumnsAhead::kOfEachLane) {
 #pragma GCC unroll 16
       for (int i = 0; i < L; ++i) {
         __builtin_prefetch(first + i * operands.lane_step + kColumnBytesAhead / int64_t(sizeof(S)));
       }
+    } else if constexpr (kAhead == ColumnsAhead::kOfTheRun) {
+      constexpr int64_t kLine = 64 / sizeof(S);
+      const S* const line = operands.lanes + kRunBytesAhead / int64_t(sizeof(S)) + k * kPerStep * L;
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < L * L * kPerStep; i += kLine) __builtin_prefetch(line + i);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < L; ++i) {
@@ -109,19 +118,25 @@ template <class S, class T, int MR>
 void column_panels(ColumnOperands<S, T> operands, int64_t lanes) {
   constexpr int L = Vec<T>::kLanes;
   for (; lanes >= L; lanes -= L) {
-    operands.far ? ColumnUkernel<S, T, MR, false, true>::run(operands)
-                 : ColumnUkernel<S, T, MR, false, false>::run(operands);
+    if (operands.ahead == ColumnsAhead::kOfEachLane) {
+      ColumnUkernel<S, T, MR, false, ColumnsAhead::kOfEachLane>::run(operands);
+    } else if (kMostRunResults >= MR && operands.ahead == ColumnsAhead::kOfTheRun) {
+      ColumnUkernel<S, T, MR, false, kMostRunResults >= MR ? ColumnsAhead::kOfTheRun : ColumnsAhead::kNothing>::run(
+          operands);
+    } else {
+      ColumnUkernel<S, T, MR, false, ColumnsAhead::kNothing>::run(operands);
+    }
     operands.lanes += L * operands.lane_step;
     operands.sums += L;
   }
   operands.valid_lanes = lanes;
-  if (lanes > 0) ColumnUkernel<S, T, MR, true, false>::run(operands);
+  if (lanes > 0) ColumnUkernel<S, T, MR, true, ColumnsAhead::kNothing>::run(operands);
 }
 // Of as many results as row_results() says.
 template <class S, class T>
 CONV2D_INLINE void column_panels(int64_t results, const ColumnOperands<S, T>& operands, int64_t lanes) {
-  with_constant<1, 2, 4, kMostColumnResults>(results,
-                                             [&](auto r) { column_panels<S, T, decltype(r)::value>(operands, lanes); });
+  with_constant<1, 2, 4, 6, kMostColumnResults>(
+      results, [&](auto r) { column_panels<S, T, decltype(r)::value>(operands, lanes); });
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -106,6 +106,7 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
   const int64_t depth = g.channels * g.taps();
   if (!neighbours) return "pixels of a row are not neighbours in the patch";
   if (vector.max_vectors < 2 || depth == 0 || g.result_taps() != 1) return "no products, or the result is taps";
+  if (goes_by_columns(g, block_k(g, vector.limits), vector, size_of(dtype))) return nullptr;
   const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
   const bool pointwise = g.taps() == 1;
   const double over_pixels = filled(pointwise ? g.rows * g.cols : g.cols);

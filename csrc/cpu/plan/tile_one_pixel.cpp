@@ -89,7 +89,7 @@ RowTiling tile_rows(const RowProducts& p, int num_threads) {
 }
 
 int64_t row_results(int64_t results, Along along) {
-  if (along == Along::kK) return results <= 2 ? results : results <= 4 ? 4 : kMostColumnResults;
+  if (along == Along::kK) return results <= 2 ? results : results <= 4 ? 4 : results <= 6 ? 6 : kMostColumnResults;
   const int64_t step = div_up(results, max64(div_up(results, kMostRowResults), 1));
   return step == 5 ? kMostRowResults : step;
 }

@@ -69,7 +69,7 @@ RowTiling tile_rows(const RowProducts& products, int num_threads);
 
 // Results that a micro-kernel takes at once, of `results`. Along lanes: near-equal steps of 1, 2, 3, 4 or 6, and the
 // vectors of lanes it takes then, since accumulators are 12 of 16 registers, with AVX-512 24 (or 16) of 32. Along k: 1,
-// 2, 4 or 8, and one vector.
+// 2, 4, 6 or 8, and one vector.
 int64_t row_results(int64_t results, Along along);
 constexpr int64_t row_vectors(int64_t vector_bytes, int64_t results) {
   if (vector_bytes < 64) return 12 / results;

@@ -50,12 +50,23 @@ bool reads_pixels_in_place(const ConvGemm& gemm, const KBlocking& k, const Vecto
   return planes_fit_l1(plane_bytes, k.segment_channels) && (few_cross || gemm.m < limit::kLeastChannelsToAlign);
 }
 
+bool goes_by_columns(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size) {
+  if (!vector.interleaves || gemm.taps() != 1 || gemm.source_c != 1 || gemm.channels < vector.lanes) return false;
+  // Of other types than float32 five and six results are faster with vectors over them.
+  const bool is_float = storage_size == 4 && vector.element_size == 4;
+  if (gemm.m > (is_float ? kMostRunResults : 4)) return false;
+  // A run ends with a part of a vector.
+  if (gemm.cols < vector.lanes * (gemm.rows == 1 ? 1 : 4)) return false;
+  return meets_no_padding(gemm) && !k.has_chunks() && !gemm.starts_from_bias();
+}
+
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads) {
   PixelTiling t{};
   t.tile_images = 1;
   const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
   t.source_in_place = reads_pixels_in_place(gemm, k, vector, storage_size);
+  t.by_columns = !t.source_in_place && goes_by_columns(gemm, k, vector, storage_size);
   const auto plane_of = [&](int64_t rows, int64_t cols) {
     return odd_lines(
         saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),
@@ -67,8 +78,10 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   // Segments of few planes leave room for larger tiles, which store rows in longer runs; while all threads have some.
   const int64_t panels_of_thread = saturating_mul(gemm.groups, gemm.batch, gemm.pixels()) /
                                    (limit::kLeastTilesOfThread * num_threads * panel_pixels);
-  panels = max64(panels, min64(min64(limit::kMostPanelsOfTile, limit::kPanelPlanes / max64(k.segment_channels, 1)),
-                               panels_of_thread));
+  const int64_t most_panels = t.by_columns
+                                  ? limit::kMostPanelsOfTile
+                                  : min64(limit::kMostPanelsOfTile, limit::kPanelPlanes / max64(k.segment_channels, 1));
+  panels = max64(panels, min64(most_panels, panels_of_thread));
   for (int64_t target = panels * panel_pixels;; target /= 2) {
     // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
     const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
@@ -76,26 +89,30 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
     t.tile_rows = even_piece(gemm.rows, target / t.tile_cols);
     plane =
         plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
+    if (t.by_columns) break;
     if (saturating_mul(plane, k.segment_channels, vector.element_size) <= limit::kMaxPatchBytes || target < 16) break;
   }
   t.count_tiles(gemm);
   t.block_channels = channels_of_block(k, plane, vector.element_size, limit::kPatchBytes);
   // The last panel reads beyond the last row of the patch.
-  t.patch_elements = patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
-  t.join_rows = t.tile_cols == gemm.cols && pointwise;
+  t.patch_elements =
+      t.by_columns ? 0
+                   : patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
+  t.join_rows = t.tile_cols == gemm.cols && pointwise && !t.by_columns;
   // The sum of a chunk lies in scratch, beside the total of those before it.
-  t.direct = same_type && !k.has_chunks() && gemm.destination_col == 1 &&
+  t.direct = same_type && !t.by_columns && !k.has_chunks() && gemm.destination_col == 1 &&
              (!t.join_rows || t.tile_rows == 1 || gemm.destination_row == gemm.cols);
   const bool rows_far_apart = pointwise && gemm.m > 1 &&
                               saturating_mul(gemm.weight_m, storage_size) >= limit::kFarRowsBytes &&
                               t.tile_rows * t.tile_cols >= limit::kLeastPixelsToCopyRows;
-  t.weight_in_place = same_type && segments_are_contiguous(gemm, k) && !rows_far_apart;
+  const bool weight_in_place = same_type && segments_are_contiguous(gemm, k) && !rows_far_apart;
+  t.weight_depth = t.by_columns ? gemm.channels : weight_in_place ? 0 : k.max_depth();
 
   // Result channels: as many as scratch holds, fewer where threads would idle.
   const int64_t runs = t.join_rows ? 1 : t.tile_rows;
   const int64_t run = round_up(t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols, vector.lanes);
   const int64_t c_row = runs * (t.direct ? min64(run, kMaxPanelVectors * vector.lanes) : run);
-  const int64_t row = c_row + (t.weight_in_place ? 0 : round_up(k.max_depth(), vector.lanes));
+  const int64_t row = c_row + round_up(t.weight_depth, vector.lanes);
   // Of several chunks there are three tiles of them (tile_conv).
   int64_t fit = (k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes) / (row * vector.element_size);
   // Sums that every segment adds to stay in L2, wherever they lie.
@@ -105,10 +122,12 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   const int64_t most_chunks = gemm.m / (2 * pixel_rows(vector));
   while (threads_would_idle(tiles * chunks, num_threads) && chunks < most_chunks) ++chunks;
   t.chunk_m = div_up(gemm.m, chunks);
-  t.c_elements = t.chunk_m * c_row;
+  // By columns three result channels are computed as four, five as six.
+  const int64_t surplus = t.by_columns ? run : 0;
+  t.c_elements = t.chunk_m * c_row + surplus;
   while (t.chunk_m > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
     t.chunk_m = div_up(t.chunk_m, 2);
-    t.c_elements = t.chunk_m * c_row;
+    t.c_elements = t.chunk_m * c_row + surplus;
   }
   t.chunks_m = div_up(gemm.m, t.chunk_m);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
@@ -123,7 +142,7 @@ PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, cons
   s.channel_offsets = layout.take_offsets(k.max_depth());
   s.zeros = layout.take(kMaxPixelRows * size);
   s.bias = layout.take(tiling.chunk_m * size);
-  s.weight = layout.take(tiling.weight_in_place ? 0 : tiling.chunk_m * round_up(k.max_depth(), vector.lanes) * size);
+  s.weight = layout.take(tiling.chunk_m * round_up(tiling.weight_depth, vector.lanes) * size);
   s.c = layout.take(tiling.c_elements * size);
   s.total = k.has_chunks() ? layout.take(tiling.c_elements * size) : s.c;
   s.lost = k.has_chunks() ? layout.take(tiling.c_elements * size) : s.c;

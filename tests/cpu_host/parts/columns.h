@@ -40,7 +40,7 @@ void check_column_panels(Random& random) {
     o.factors = factors;
     o.lanes = elements.data();
     o.lane_step = lane_step;
-    o.far = random.once_in(2);
+    o.ahead = ColumnsAhead(random.between(0, 2));
     o.sums = sums.data();
     o.sum_pitch = sum_pitch;
     column_panels<S, T, MR>(o, lanes);
@@ -71,6 +71,7 @@ void check_columns() {
   check_column_panels<S, T, 1>(random);
   check_column_panels<S, T, 2>(random);
   check_column_panels<S, T, 4>(random);
+  check_column_panels<S, T, 6>(random);
   check_column_panels<S, T, 8>(random);
 }
 
