@@ -184,9 +184,7 @@ def readme_text(text: str) -> str:
         "bits": [*bits.table(_json("bits")), "", _bits_caption(_json("bits"))],
         "speed": [
             *speed_table(layers, directions=["forward"]), "",
-            _speed_caption(layers, f" of {_count_wanted(layers)}").replace(
-                _machine_line(_json("bits")["machine"]), "The machine above."
-            ), "",
+            _speed_caption(layers, f" of {_count_wanted(layers)}", _json("bits")["machine"]), "",
             _backward_line(layers), "", _amx_line(amx), "",
             _cuda_line(_cuda_document(), _json("cuda/checks")),
         ],
@@ -337,14 +335,18 @@ def _class_rows(results: Sequence[Result]) -> Iterator[tuple[str, tuple[str, ...
         yield "all but grouped, depthwise", DENSE_CLASSES
 
 
-def _speed_caption(document: Document, wanted: str = "") -> str:
-    """`wanted`: " of N", for pages that don't list the layers that were not measured."""
+def _speed_caption(document: Document, wanted: str = "", above: dict | None = None) -> str:
+    """`wanted`: " of N", for pages that don't list the layers that were not measured. `above`: the
+    machine that the page has named before."""
     dtypes = " and ".join(distinct(document.usable, "dtype"))
     layers = _layers((r.name for r in document.usable), wanted)
+    machine = _machine_line(document.machine)
+    if above is not None and machine == _machine_line(above):
+        machine = "The machine above."
     return (
         f"Speedup over `F.conv2d` in the same format: geometric means, 1 thread and 2 "
         f"(slowest layer). {layers}, {dtypes}, batch 1. "
-        f"{_machine_line(document.machine)}{_disturbed_line(document)}"
+        f"{machine}{_disturbed_line(document)}"
     )
 
 

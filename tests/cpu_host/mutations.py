@@ -935,8 +935,8 @@ MUTATIONS = (
     M(
         "plan/tile_pixels.cpp",
         "by columns no room for the surplus result",
-        "const int64_t surplus = t.by_columns ? run : 0;",
-        "const int64_t surplus = 0;",
+        "t.c_elements = (t.tile_rows * gemm.m + surplus) * run;",
+        "t.c_elements = t.tile_rows * gemm.m * run;",
         sanitizer="address",
     ),
     M(

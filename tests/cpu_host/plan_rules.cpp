@@ -591,7 +591,7 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
         const int64_t run = round_up(t.tile_cols, vector.lanes), results = row_results(t.chunk_m, Along::kK);
         expect(!t.join_rows && !t.direct && t.patch_elements == 0, "no patch, sums in scratch");
         expect(t.c_elements >= (t.tile_rows * t.chunk_m + results - t.chunk_m) * run, "room for surplus results");
-        expect(t.weight_depth == g->channels, "all weights of a result");
+        expect(t.weight_depth == g->channels || (t.weight_depth == 0 && g->weight_c == 1), "all weights of a result");
       }
       return expect_scratch(lay_out_scratch(t, k, vector).bytes);
     }

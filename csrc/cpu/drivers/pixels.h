@@ -11,7 +11,7 @@
 // don't fill it: nothing is read or written beyond a tensor's end.
 //
 // Of 1x1 kernels to few channels nothing is packed where pixels have their channels side by side: they are transposed
-// in registers (kernels/columns.h), and read once. At a few products an element reading is the bound.
+// in registers (kernels/columns.h), and read once. Each is multiplied a few times: reading them is the bound.
 //
 // It computes what drivers/gemm.h does, in the same order, bit for bit; plan/candidates.cpp chooses.
 #pragma once
@@ -101,11 +101,9 @@ struct PixelCall {
 
   void work(int64_t number) const {
     const Item item = item_at(number);
-    if constexpr (kHasTranspose<T>) {
-      if (tiling.by_columns) {
-        multiply_columns(item);
-        return store(item);
-      }
+    if (tiling.by_columns) {
+      multiply_columns(item);
+      return store(item);
     }
     for_each_block(gemm, k, tiling.block_channels, [&](const KBlock& block) {
       Patch patch{};
@@ -125,13 +123,12 @@ struct PixelCall {
 
   // All of K, for a tile whose pixels have their channels side by side.
   void multiply_columns(const Item& item) const {
-    const int64_t pitch = round_up(gemm.channels, L), channels = gemm.channels;
-    pack_lanes(LaneSource<S>{item.weight, gemm.weight_c, gemm.weight_m, channels, item.channels_m},
-               Panel<T>{item.weight_scratch, pitch, pitch}, false);
+    const int64_t channels = gemm.channels;
+    const WeightRows w = weight_rows(item, KBlock{0, channels, 0, 1, 0, 1});
     const T* factors[kMostColumnResults];
     // The micro-kernel takes 1, 2, 4 or 6 results; where there are three or five, the last one twice.
     const int64_t results = row_results(item.channels_m, Along::kK);
-    for (int64_t r = 0; r < results; ++r) factors[r] = item.weight_scratch + min64(r, item.channels_m - 1) * pitch;
+    for (int64_t r = 0; r < results; ++r) factors[r] = w.data + min64(r, item.channels_m - 1) * w.pitch;
     ColumnOperands<S, T> operands{};
     operands.depth = channels;
     operands.segment = k.segment_channels;
@@ -209,7 +206,7 @@ struct PixelCall {
     }
   }
 
-  // The weights of one K segment for the micro-kernel: rows `pitch` apart.
+  // The weights of one K segment, or by columns of all of K, for the micro-kernel: rows `pitch` apart.
   struct WeightRows {
     const T* data;
     int64_t pitch;

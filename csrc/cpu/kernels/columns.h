@@ -1,4 +1,5 @@
-// The micro-kernels of a product of matrices with few rows, where the other factor's elements lie along k.
+// The micro-kernels of products with few rows, where the other factor's elements lie along k: products of matrices, and
+// 1x1 kernels to few channels on pixels whose channels lie side by side.
 #pragma once
 
 #include "../isa/convert.h"
@@ -19,7 +20,8 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 // With kPartial `valid_lanes` lanes exist; the others repeat the last one.
 //
 // Registers: MR accumulators, MR sums, a block.
-// What a micro-kernel prefetches. From caches elements come faster without. From memory hardware prefetchers follow
+
+// What a micro-kernel prefetches. From caches lanes come faster without. From memory hardware prefetchers follow
 // fewer streams than there are lanes, so that each lane is prefetched; where lanes continue one another, as pixels do,
 // a block prefetches as many bytes as it has, in ascending order, which the hardware prefetchers then follow.
 enum class ColumnsAhead { kNothing, kOfEachLane, kOfTheRun };
@@ -113,19 +115,26 @@ struct ColumnUkernel {
   }
 };
 
+// A whole vector of lanes. Runs are prefetched for as few results as drivers/pixels.h has.
+template <class S, class T, int MR>
+CONV2D_INLINE void column_panel(const ColumnOperands<S, T>& operands) {
+  if (operands.ahead == ColumnsAhead::kOfEachLane) {
+    return ColumnUkernel<S, T, MR, false, ColumnsAhead::kOfEachLane>::run(operands);
+  }
+  if constexpr (MR <= kMostRunResults) {
+    if (operands.ahead == ColumnsAhead::kOfTheRun) {
+      return ColumnUkernel<S, T, MR, false, ColumnsAhead::kOfTheRun>::run(operands);
+    }
+  }
+  ColumnUkernel<S, T, MR, false, ColumnsAhead::kNothing>::run(operands);
+}
+
 // Any number of lanes.
 template <class S, class T, int MR>
 void column_panels(ColumnOperands<S, T> operands, int64_t lanes) {
   constexpr int L = Vec<T>::kLanes;
   for (; lanes >= L; lanes -= L) {
-    if (operands.ahead == ColumnsAhead::kOfEachLane) {
-      ColumnUkernel<S, T, MR, false, ColumnsAhead::kOfEachLane>::run(operands);
-    } else if (kMostRunResults >= MR && operands.ahead == ColumnsAhead::kOfTheRun) {
-      ColumnUkernel<S, T, MR, false, kMostRunResults >= MR ? ColumnsAhead::kOfTheRun : ColumnsAhead::kNothing>::run(
-          operands);
-    } else {
-      ColumnUkernel<S, T, MR, false, ColumnsAhead::kNothing>::run(operands);
-    }
+    column_panel<S, T, MR>(operands);
     operands.lanes += L * operands.lane_step;
     operands.sums += L;
   }

@@ -2,6 +2,7 @@
 
 #include "../base/limits.h"
 #include "caches.h"
+#include "tile_one_pixel.h"
 
 namespace conv2d_ext::cpu {
 
@@ -60,28 +61,57 @@ bool goes_by_columns(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   return meets_no_padding(gemm) && !k.has_chunks() && !gemm.starts_from_bias();
 }
 
+namespace {
+
+int64_t pixels_of_panel(const VectorShape& vector) { return max64(limit::kPanelBytes / vector.element_size, 1); }
+
+// Panels of so many pixels that a tile may have while all threads have some.
+int64_t panels_for_threads(const ConvGemm& gemm, const VectorShape& vector, int num_threads) {
+  return saturating_mul(gemm.groups, gemm.batch, gemm.pixels()) /
+         (limit::kLeastTilesOfThread * num_threads * pixels_of_panel(vector));
+}
+
+// By columns there is no patch, and an item computes all result channels.
+PixelTiling tile_columns(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads) {
+  PixelTiling t{};
+  t.by_columns = true;
+  t.tile_images = 1;
+  const int64_t panels = max64(1, min64(limit::kMostPanelsOfTile, panels_for_threads(gemm, vector, num_threads)));
+  const int64_t pixels = panels * pixels_of_panel(vector);
+  t.tile_cols = min64(round_up(even_piece(gemm.cols, pixels), vector.lanes), gemm.cols);
+  t.tile_rows = even_piece(gemm.rows, pixels / t.tile_cols);
+  t.count_tiles(gemm);
+  t.chunk_m = gemm.m;
+  t.chunks_m = 1;
+  t.weight_depth = storage_size == vector.element_size && gemm.weight_c == 1 ? 0 : gemm.channels;
+  // Three results are computed as four, five as six.
+  const int64_t run = round_up(t.tile_cols, vector.lanes), surplus = row_results(gemm.m, Along::kK) - gemm.m;
+  t.c_elements = (t.tile_rows * gemm.m + surplus) * run;
+  return t;
+}
+
+}  // namespace
+
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads) {
   PixelTiling t{};
   t.tile_images = 1;
   const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
   t.source_in_place = reads_pixels_in_place(gemm, k, vector, storage_size);
-  t.by_columns = !t.source_in_place && goes_by_columns(gemm, k, vector, storage_size);
+  if (!t.source_in_place && goes_by_columns(gemm, k, vector, storage_size)) {
+    return tile_columns(gemm, vector, storage_size, num_threads);
+  }
   const auto plane_of = [&](int64_t rows, int64_t cols) {
     return odd_lines(
         saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),
         vector.element_size);
   };
   int64_t plane = 0;
-  const int64_t panel_pixels = max64(limit::kPanelBytes / vector.element_size, 1);
+  const int64_t panel_pixels = pixels_of_panel(vector);
   int64_t panels = t.source_in_place ? 2 : 1;
   // Segments of few planes leave room for larger tiles, which store rows in longer runs; while all threads have some.
-  const int64_t panels_of_thread = saturating_mul(gemm.groups, gemm.batch, gemm.pixels()) /
-                                   (limit::kLeastTilesOfThread * num_threads * panel_pixels);
-  const int64_t most_panels = t.by_columns
-                                  ? limit::kMostPanelsOfTile
-                                  : min64(limit::kMostPanelsOfTile, limit::kPanelPlanes / max64(k.segment_channels, 1));
-  panels = max64(panels, min64(most_panels, panels_of_thread));
+  panels = max64(panels, min64(min64(limit::kMostPanelsOfTile, limit::kPanelPlanes / max64(k.segment_channels, 1)),
+                               panels_for_threads(gemm, vector, num_threads)));
   for (int64_t target = panels * panel_pixels;; target /= 2) {
     // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
     const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
@@ -89,24 +119,21 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
     t.tile_rows = even_piece(gemm.rows, target / t.tile_cols);
     plane =
         plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
-    if (t.by_columns) break;
     if (saturating_mul(plane, k.segment_channels, vector.element_size) <= limit::kMaxPatchBytes || target < 16) break;
   }
   t.count_tiles(gemm);
   t.block_channels = channels_of_block(k, plane, vector.element_size, limit::kPatchBytes);
   // The last panel reads beyond the last row of the patch.
-  t.patch_elements =
-      t.by_columns ? 0
-                   : patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
-  t.join_rows = t.tile_cols == gemm.cols && pointwise && !t.by_columns;
+  t.patch_elements = patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
+  t.join_rows = t.tile_cols == gemm.cols && pointwise;
   // The sum of a chunk lies in scratch, beside the total of those before it.
-  t.direct = same_type && !t.by_columns && !k.has_chunks() && gemm.destination_col == 1 &&
+  t.direct = same_type && !k.has_chunks() && gemm.destination_col == 1 &&
              (!t.join_rows || t.tile_rows == 1 || gemm.destination_row == gemm.cols);
   const bool rows_far_apart = pointwise && gemm.m > 1 &&
                               saturating_mul(gemm.weight_m, storage_size) >= limit::kFarRowsBytes &&
                               t.tile_rows * t.tile_cols >= limit::kLeastPixelsToCopyRows;
   const bool weight_in_place = same_type && segments_are_contiguous(gemm, k) && !rows_far_apart;
-  t.weight_depth = t.by_columns ? gemm.channels : weight_in_place ? 0 : k.max_depth();
+  t.weight_depth = weight_in_place ? 0 : k.max_depth();
 
   // Result channels: as many as scratch holds, fewer where threads would idle.
   const int64_t runs = t.join_rows ? 1 : t.tile_rows;
@@ -122,12 +149,10 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   const int64_t most_chunks = gemm.m / (2 * pixel_rows(vector));
   while (threads_would_idle(tiles * chunks, num_threads) && chunks < most_chunks) ++chunks;
   t.chunk_m = div_up(gemm.m, chunks);
-  // By columns three result channels are computed as four, five as six.
-  const int64_t surplus = t.by_columns ? run : 0;
-  t.c_elements = t.chunk_m * c_row + surplus;
+  t.c_elements = t.chunk_m * c_row;
   while (t.chunk_m > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
     t.chunk_m = div_up(t.chunk_m, 2);
-    t.c_elements = t.chunk_m * c_row + surplus;
+    t.c_elements = t.chunk_m * c_row;
   }
   t.chunks_m = div_up(gemm.m, t.chunk_m);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
