@@ -264,7 +264,7 @@ class DirectionExplanation:
     tile_cols: int
     tile_images: int
     #: the number of accumulation chains of a sum over K, each summed from zero. They are added in
-    #: order, long sums chunk by chunk (docs/design.md). The word "segments" is historical
+    #: order, long sums chunk by chunk (docs/design.md). Called "segments" here for compatibility
     k_segments: int
     #: products of the longest chain
     k_segment_length: int

@@ -272,6 +272,29 @@ def test_few_planes(problem):
             assert direction.workspace_bytes_per_thread <= 2**18
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16), ids=str)
+@pytest.mark.parametrize("results", range(1, 8))
+def test_few_channels_by_columns(results, dtype):
+    """Pixels whose channels lie side by side; 3, 5 results are computed as 4, 6."""
+    isa = conv2d_ext.build_config()["isa"]
+    if isa.startswith("portable"):
+        pytest.skip("transposes nothing in registers")
+    problem = Problem("1x1", 1, 40, (3, 70), results, (1, 1))
+    input, weight = (
+        t.to(memory_format=torch.channels_last) for t in make_tensors(problem, dtype)[:2]
+    )
+    most = 6 if dtype == torch.float32 else 4
+    computed = results + (results in (3, 5))
+    kernel = f"column_ukernel_{'f64' if dtype == torch.float64 else 'f32'}_{computed}x"
+
+    def takes_columns(**options: int | tuple[int, int]) -> bool:
+        plan = conv2d_ext.explain(input, weight, None, **options).forward
+        return plan.micro_kernel.startswith(kernel)
+
+    assert takes_columns() == (results <= most)
+    assert not takes_columns(padding=1)
+    assert not takes_columns(stride=(1, 6))  # rows of 12 pixels: fewer than four vectors
+
 @pytest.mark.parametrize("problem", testing.STRIDED, ids=str)
 def test_phases_of_the_stride(problem):
     """Together, in channels_last on small images alone; the order of summation is the same."""

@@ -21,7 +21,7 @@ UNITS = sorted((ROOT / "csrc" / "cpu" / "plan").glob("*.cpp"))
 DRIVERS = (
     "amx", "amx, shared weights", "bands", "columns", "conv", "conv, groups", "conv, pairs",
     "depthwise", "dots", "few planes",
-    "grad_weight", "partials", "phases", "pixels", "rows", "strided",
+    "grad_weight", "partials", "phases", "pixels", "pixels, by columns", "rows", "strided",
     "winograd",
 )  # fmt: skip
 

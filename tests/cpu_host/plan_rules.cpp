@@ -591,7 +591,7 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
         const int64_t run = round_up(t.tile_cols, vector.lanes), results = row_results(t.chunk_m, Along::kK);
         expect(!t.join_rows && !t.direct && t.patch_elements == 0, "no patch, sums in scratch");
         expect(t.c_elements >= (t.tile_rows * t.chunk_m + results - t.chunk_m) * run, "room for surplus results");
-        expect(t.weight_depth == g->channels || (t.weight_depth == 0 && g->weight_c == 1), "all weights of a result");
+        expect(t.weight_depth == g->channels || (t.weight_in_place() && g->weight_c == 1), "all weights of a result");
       }
       return expect_scratch(lay_out_scratch(t, k, vector).bytes);
     }
@@ -621,12 +621,13 @@ void check_tilings() {
     p.out_channels = p.groups * (depthwise ? 1 : random.between(1, most));
     const bool few_planes = pointwise && !depthwise && random.once_in(3);
     if (few_planes)
-      p.out_channels = p.groups * random.between(1, 4), p.in_channels = p.groups * random.between(20, 300);
+      p.out_channels = p.groups * random.between(1, 6), p.in_channels = p.groups * random.between(20, 300);
     p.batch = random.once_in(2) ? 1 : random.between(1, 70);
     p.kernel_h = pointwise ? 1 : random.between(1, random.once_in(9) ? 30 : 5);
     p.kernel_w = pointwise ? 1 : random.between(1, random.once_in(9) ? 30 : 5);
-    p.stride_h = pointwise ? 1 : random.between(1, 3);
-    p.stride_w = pointwise ? 1 : random.between(1, 3);
+    const bool steps = !pointwise || random.once_in(3);
+    p.stride_h = steps ? random.between(1, 3) : 1;
+    p.stride_w = steps ? random.between(1, 3) : 1;
     p.dilation_h = random.once_in(5) ? random.between(1, 9) : 1;
     p.dilation_w = random.once_in(5) ? random.between(1, 9) : 1;
     const bool winograd = !pointwise && !depthwise && random.once_in(6);

@@ -322,7 +322,7 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
     case Driver::kPixels: {
       const KBlocking k = block_k(*task.gemm, vector.limits);
       const PixelTiling t = tile_pixel_conv(*task.gemm, k, vector, size_of(d.dtype), d.threads);
-      return check_scratch("pixels", lay_out_scratch(t, k, vector).bytes);
+      return check_scratch(t.by_columns ? "pixels, by columns" : "pixels", lay_out_scratch(t, k, vector).bytes);
     }
     case Driver::kGemm:
       return plan_gemm("conv", *task.gemm, false, d, vector);

@@ -214,7 +214,7 @@ struct PixelCall {
   WeightRows weight_rows(const Item& item, const KBlock& segment) const {
     const S* const weight = item.weight + segment.weight_offset(gemm);
     if constexpr (sizeof(S) == sizeof(T)) {
-      if (tiling.weight_depth == 0) return {weight, gemm.weight_m};
+      if (tiling.weight_in_place()) return {weight, gemm.weight_m};
     }
     T* const scratch = item.weight_scratch;
     const int64_t channels = segment.channels, depth = channels * segment.taps(), pitch = round_up(depth, L);
@@ -239,7 +239,8 @@ struct PixelCall {
   // What lies in scratch: the rest of each run, or all rows of it.
   void store(const Item& item) const {
     if (k.has_chunks()) item.c.finish(item.sums());
-    if (k.has_chunks() || tiling.by_columns) {
+    const bool lacks_bias = k.has_chunks() || tiling.by_columns;  // else the micro-kernel has added it
+    if (lacks_bias) {
       for (int64_t row = 0; row < item.runs * item.channels_m; ++row) {
         T* const c = item.c.sums + row * item.c_pitch;
         store_row(c, Vec<T>::broadcast(item.bias + row % item.channels_m), item.c_pitch, c);
@@ -282,6 +283,11 @@ struct PixelCall {
     int64_t x = 0;
     if (step == 1) {
       for (; x + L <= n; x += L) store_as(to + x, Vec<T>::load(from + x));
+    } else if constexpr (sizeof(S) != sizeof(T)) {
+      for (S narrowed[L]; x + L <= n; x += L) {
+        store_as(narrowed, Vec<T>::load(from + x));
+        for (int i = 0; i < L; ++i) to[(x + i) * step] = narrowed[i];
+      }
     }
     for (; x < n; ++x) to[x * step] = Narrow<S>::from(from[x]);
   }

@@ -17,21 +17,20 @@ CONV2D_INLINE uint32_t float_to_bits(float value) {
   return bits;
 }
 
-// Long enough to be functions: inlined for each lane they would be a third of the portable engine, which has no
-// instructions for float16.
-#if defined(CONV2D_NATIVE_VEC)
-#define CONV2D_HALF_FUNCTION CONV2D_INLINE
-#else
-#define CONV2D_HALF_FUNCTION inline __attribute__((noinline))
-#endif
-
 template <class T>
 CONV2D_INLINE T widen_scalar(T value) {
   return value;
 }
 CONV2D_INLINE uint16_t widen_scalar(uint8_t value) { return value; }
 CONV2D_INLINE float widen_scalar(BFloat16 value) { return bits_to_float(uint32_t(value.bits) << 16); }
-CONV2D_HALF_FUNCTION float widen_scalar(Float16 value) {
+#if defined(CONV2D_NATIVE_VEC)
+CONV2D_INLINE float widen_scalar(Float16 value) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(value.bits))); }
+CONV2D_INLINE Float16 narrow_scalar(float value) {
+  return {uint16_t(_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT)))};
+}
+#else
+// Not inlined: for each lane they would be a third of the portable engine.
+inline __attribute__((noinline)) float widen_scalar(Float16 value) {
   const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
   const uint32_t exponent = (value.bits >> 10) & 0x1fu, fraction = value.bits & 0x3ffu;
   if (exponent == 0x1f) {  // infinity, or a NaN made quiet
@@ -44,6 +43,20 @@ CONV2D_HALF_FUNCTION float widen_scalar(Float16 value) {
   const int shift = __builtin_clz(fraction) - 21;
   return bits_to_float(sign | (uint32_t(113 - shift) << 23) | ((fraction << (13 + shift)) & 0x7fffffu));
 }
+inline __attribute__((noinline)) Float16 narrow_scalar(float value) {
+  const uint32_t bits = float_to_bits(value), magnitude = bits & 0x7fffffffu;
+  const uint16_t sign = uint16_t((bits >> 16) & 0x8000u);
+  if (magnitude > 0x7f800000u) return {uint16_t(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu))};
+  if (magnitude >= 0x477ff000u) return {uint16_t(sign | 0x7c00u)};  // rounds beyond 65504
+  if (magnitude < 0x33000001u) return {sign};                       // at most half the smallest subnormal
+  const uint32_t exponent = magnitude >> 23;
+  // Bits to drop: 13 for a normal result, more for a subnormal one.
+  const uint32_t drop = exponent >= 113 ? 13 : 126 - exponent;
+  const uint32_t significand = exponent >= 113 ? magnitude - (112u << 23) : (magnitude & 0x7fffffu) | 0x800000u;
+  const uint32_t kept = significand >> drop, rest = significand & ((1u << drop) - 1), half = 1u << (drop - 1);
+  return {uint16_t(sign | (kept + (rest > half || (rest == half && (kept & 1u)))))};
+}
+#endif
 
 template <class S>
 struct Narrow {
@@ -59,19 +72,7 @@ struct Narrow<BFloat16> {
 };
 template <>
 struct Narrow<Float16> {
-  static CONV2D_HALF_FUNCTION Float16 from(float value) {
-    const uint32_t bits = float_to_bits(value), magnitude = bits & 0x7fffffffu;
-    const uint16_t sign = uint16_t((bits >> 16) & 0x8000u);
-    if (magnitude > 0x7f800000u) return {uint16_t(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu))};
-    if (magnitude >= 0x477ff000u) return {uint16_t(sign | 0x7c00u)};  // rounds beyond 65504
-    if (magnitude < 0x33000001u) return {sign};                       // at most half the smallest subnormal
-    const uint32_t exponent = magnitude >> 23;
-    // Bits to drop: 13 for a normal result, more for a subnormal one.
-    const uint32_t drop = exponent >= 113 ? 13 : 126 - exponent;
-    const uint32_t significand = exponent >= 113 ? magnitude - (112u << 23) : (magnitude & 0x7fffffu) | 0x800000u;
-    const uint32_t kept = significand >> drop, rest = significand & ((1u << drop) - 1), half = 1u << (drop - 1);
-    return {uint16_t(sign | (kept + (rest > half || (rest == half && (kept & 1u)))))};
-  }
+  static CONV2D_INLINE Float16 from(float value) { return narrow_scalar(value); }
 };
 
 template <class T>
@@ -125,43 +126,34 @@ template <class T>
 CONV2D_INLINE typename Vec<T>::reg load_as(const T* p) {
   return Vec<T>::load(p);
 }
-#if defined(CONV2D_NATIVE_VEC)
-CONV2D_INLINE Vec<float>::reg load_as(const BFloat16* p) { return widen(p); }
-CONV2D_INLINE Vec<float>::reg load_as(const Float16* p) { return widen(p); }
-#else
-template <class S>
-CONV2D_INLINE Vec<float>::reg load_widened(const S* p) {
-  float values[Vec<float>::kLanes];
-  for (int i = 0; i < Vec<float>::kLanes; ++i) values[i] = widen_scalar(p[i]);
-  return Vec<float>::load(values);
-}
-CONV2D_INLINE Vec<float>::reg load_as(const BFloat16* p) { return load_widened(p); }
-CONV2D_INLINE Vec<float>::reg load_as(const Float16* p) { return load_widened(p); }
-#endif
-
 template <class T>
 CONV2D_INLINE typename Vec<T>::reg load_as_partial(const T* p, int n) {
   return Vec<T>::load_partial(p, n);
 }
+#if defined(CONV2D_NATIVE_VEC)
+CONV2D_INLINE Vec<float>::reg load_as(const BFloat16* p) { return widen(p); }
+CONV2D_INLINE Vec<float>::reg load_as(const Float16* p) { return widen(p); }
+CONV2D_INLINE Vec<float>::reg load_as_partial(const BFloat16* p, int n) { return widen_partial(p, n); }
+CONV2D_INLINE Vec<float>::reg load_as_partial(const Float16* p, int n) { return widen_partial(p, n); }
+#else
+template <class S>
+CONV2D_INLINE Vec<float>::reg load_widened(const S* p, int n) {
+  float values[Vec<float>::kLanes] = {};
+  for (int i = 0; i < n; ++i) values[i] = widen_scalar(p[i]);
+  return Vec<float>::load(values);
+}
+CONV2D_INLINE Vec<float>::reg load_as(const BFloat16* p) { return load_widened(p, Vec<float>::kLanes); }
+CONV2D_INLINE Vec<float>::reg load_as(const Float16* p) { return load_widened(p, Vec<float>::kLanes); }
+CONV2D_INLINE Vec<float>::reg load_as_partial(const BFloat16* p, int n) { return load_widened(p, n); }
+CONV2D_INLINE Vec<float>::reg load_as_partial(const Float16* p, int n) { return load_widened(p, n); }
+#endif
+
 // Whether some lanes of a vector are loaded and stored as fast as all of them: by masks.
 #if defined(CONV2D_NATIVE_VEC)
 constexpr bool kHasMasks = Vec<float>::kLanes == 16;
 #else
 constexpr bool kHasMasks = false;
 #endif
-template <class S>
-CONV2D_INLINE Vec<float>::reg load_partial_widened(const S* p, int n) {
-  if constexpr (kHasMasks) {
-    return widen_partial(p, n);
-  } else {
-    float values[Vec<float>::kLanes] = {};
-    for (int i = 0; i < n; ++i) values[i] = widen_scalar(p[i]);
-    return Vec<float>::load(values);
-  }
-}
-CONV2D_INLINE Vec<float>::reg load_as_partial(const BFloat16* p, int n) { return load_partial_widened(p, n); }
-CONV2D_INLINE Vec<float>::reg load_as_partial(const Float16* p, int n) { return load_partial_widened(p, n); }
-
 // Keeps the compiler from loading a vector anew for each of its uses.
 template <class Reg>
 CONV2D_INLINE void load_once([[maybe_unused]] Reg& v) {

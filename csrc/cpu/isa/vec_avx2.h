@@ -140,12 +140,30 @@ struct Vec<double> {
 
 CONV2D_INLINE __m256d widen(const float* p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
 // 16-bit storage, widened and rounded a vector at a time. Rounding is to nearest even; NaNs stay NaNs.
-CONV2D_INLINE __m256 widen(const BFloat16* p) {
-  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+template <class S>
+CONV2D_INLINE __m256 widen_bits(__m128i bits) {
+  if constexpr (std::is_same_v<S, Float16>) return _mm256_cvtph_ps(bits);
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
-CONV2D_INLINE __m256 widen(const Float16* p) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+template <class S>
+CONV2D_INLINE __m256 widen(const S* p) {
+  return widen_bits<S>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// n of four elements of 16 bits, n < 4, and zeros.
+template <class S>
+CONV2D_INLINE int64_t bits_of_some(const S* p, int n) {
+  uint32_t pair = 0;
+  if (n & 2) __builtin_memcpy(&pair, p, sizeof(pair));
+  return n & 1 ? int64_t(pair) | int64_t(p[n - 1].bits) << (16 * (n - 1)) : int64_t(pair);
+}
+// The first n lanes, and zeros. There are no masks of 16 bits.
+template <class S>
+CONV2D_INLINE __m256 widen_partial(const S* p, int n) {
+  if (n == 8) return widen(p);
+  int64_t low;
+  if (n < 4) return widen_bits<S>(_mm_cvtsi64_si128(bits_of_some(p, n)));
+  __builtin_memcpy(&low, p, sizeof(low));
+  return widen_bits<S>(_mm_set_epi64x(bits_of_some(p + 4, n - 4), low));
 }
 CONV2D_INLINE void narrow(Float16* p, __m256 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));

@@ -1,5 +1,5 @@
-// The micro-kernels of products with few rows, where the other factor's elements lie along k: products of matrices, and
-// 1x1 kernels to few channels on pixels whose channels lie side by side.
+// The micro-kernels of few results, where the other factor's elements lie along k: of matmul's, and of 1x1 kernels
+// whose pixels have their channels side by side.
 #pragma once
 
 #include "../isa/convert.h"
@@ -21,10 +21,13 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 //
 // Registers: MR accumulators, MR sums, a block.
 
-// What a micro-kernel prefetches. From caches lanes come faster without. From memory hardware prefetchers follow
-// fewer streams than there are lanes, so that each lane is prefetched; where lanes continue one another, as pixels do,
-// a block prefetches as many bytes as it has, in ascending order, which the hardware prefetchers then follow.
-enum class ColumnsAhead { kNothing, kOfEachLane, kOfTheRun };
+// What a micro-kernel prefetches. Hardware prefetchers follow fewer streams than there are lanes.
+enum class ColumnsAhead {
+  kNothing,
+  kOfEachLane,  // lanes apart in memory; from caches they come faster without
+  kOfTheRun  // lanes that continue one another, as pixels do: as many bytes as a block has, in ascending order, which
+             // the hardware prefetchers then follow. From caches it costs nothing that was measured.
+};
 
 template <class S, class T>
 struct ColumnOperands {
@@ -37,7 +40,7 @@ struct ColumnOperands {
   int64_t sum_pitch;
 };
 
-// How far ahead elements are prefetched.
+// How far ahead elements of each lane and of a run are prefetched.
 constexpr int64_t kColumnBytesAhead = 512, kRunBytesAhead = 8192;
 
 template <class S, class T, int MR, bool kPartial, ColumnsAhead kAhead>
@@ -115,13 +118,13 @@ struct ColumnUkernel {
   }
 };
 
-// A whole vector of lanes. Runs are prefetched for as few results as drivers/pixels.h has.
+// A whole vector of lanes.
 template <class S, class T, int MR>
 CONV2D_INLINE void column_panel(const ColumnOperands<S, T>& operands) {
   if (operands.ahead == ColumnsAhead::kOfEachLane) {
     return ColumnUkernel<S, T, MR, false, ColumnsAhead::kOfEachLane>::run(operands);
   }
-  if constexpr (MR <= kMostRunResults) {
+  if constexpr (MR <= kMostPixelColumnResults) {
     if (operands.ahead == ColumnsAhead::kOfTheRun) {
       return ColumnUkernel<S, T, MR, false, ColumnsAhead::kOfTheRun>::run(operands);
     }

@@ -54,10 +54,12 @@ bool reads_pixels_in_place(const ConvGemm& gemm, const KBlocking& k, const Vecto
 bool goes_by_columns(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size) {
   if (!vector.interleaves || gemm.taps() != 1 || gemm.source_c != 1 || gemm.channels < vector.lanes) return false;
   // Of other types than float32 five and six results are faster with vectors over them.
-  const bool is_float = storage_size == 4 && vector.element_size == 4;
-  if (gemm.m > (is_float ? kMostRunResults : 4)) return false;
-  // A run ends with a part of a vector.
-  if (gemm.cols < vector.lanes * (gemm.rows == 1 ? 1 : 4)) return false;
+  constexpr int64_t kMostOfOtherTypes = 4;
+  const bool is_float32 = storage_size == 4 && vector.element_size == 4;
+  if (gemm.m > (is_float32 ? kMostPixelColumnResults : kMostOfOtherTypes)) return false;
+  // The last vector of each row is filled in part: short rows would waste too many lanes.
+  constexpr int64_t kLeastVectorsOfRow = 4;
+  if (gemm.cols < vector.lanes * (gemm.rows == 1 ? 1 : kLeastVectorsOfRow)) return false;
   return meets_no_padding(gemm) && !k.has_chunks() && !gemm.starts_from_bias();
 }
 
@@ -72,7 +74,8 @@ int64_t panels_for_threads(const ConvGemm& gemm, const VectorShape& vector, int 
 }
 
 // By columns there is no patch, and an item computes all result channels.
-PixelTiling tile_columns(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads) {
+PixelTiling tile_columns(const ConvGemm& gemm, [[maybe_unused]] const KBlocking& k, const VectorShape& vector,
+                         int64_t storage_size, int num_threads) {
   PixelTiling t{};
   t.by_columns = true;
   t.tile_images = 1;
@@ -84,9 +87,10 @@ PixelTiling tile_columns(const ConvGemm& gemm, const VectorShape& vector, int64_
   t.chunk_m = gemm.m;
   t.chunks_m = 1;
   t.weight_depth = storage_size == vector.element_size && gemm.weight_c == 1 ? 0 : gemm.channels;
-  // Three results are computed as four, five as six.
+  // Of the last row some results are computed twice (multiply_columns).
   const int64_t run = round_up(t.tile_cols, vector.lanes), surplus = row_results(gemm.m, Along::kK) - gemm.m;
   t.c_elements = (t.tile_rows * gemm.m + surplus) * run;
+  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   return t;
 }
 
@@ -94,13 +98,11 @@ PixelTiling tile_columns(const ConvGemm& gemm, const VectorShape& vector, int64_
 
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads) {
+  if (goes_by_columns(gemm, k, vector, storage_size)) return tile_columns(gemm, k, vector, storage_size, num_threads);
   PixelTiling t{};
   t.tile_images = 1;
   const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
   t.source_in_place = reads_pixels_in_place(gemm, k, vector, storage_size);
-  if (!t.source_in_place && goes_by_columns(gemm, k, vector, storage_size)) {
-    return tile_columns(gemm, vector, storage_size, num_threads);
-  }
   const auto plane_of = [&](int64_t rows, int64_t cols) {
     return odd_lines(
         saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),

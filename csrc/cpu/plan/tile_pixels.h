@@ -24,14 +24,14 @@ constexpr int64_t pixel_panel_vectors(int64_t rows, const VectorShape& vector) {
   return vector.max_vectors >= kMaxPanelVectors || rows <= 2 ? kMaxPanelVectors : 3;
 }
 
-// The most result channels of a GEMM that goes by columns.
-constexpr int64_t kMostRunResults = 6;
+// The most result channels of a 1x1 kernel that goes by columns.
+constexpr int64_t kMostPixelColumnResults = 6;
 
 // Whether the pixels of a 1x1 kernel are read where they lie, full panels of them.
 bool reads_pixels_in_place(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size);
 
-// Whether a 1x1 kernel to few channels goes by columns: where pixels have their channels side by side. Chunks and a
-// bias that is added first are left to the pixels' own micro-kernel.
+// Whether a 1x1 kernel to few channels goes by columns: where pixels have their channels side by side. Chunks, padding
+// and a bias that is added first are left to the other micro-kernels.
 bool goes_by_columns(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size);
 
 // Tiles of the driver with vectors over pixels: of one image each.
@@ -42,8 +42,10 @@ struct PixelTiling : TileGrid {
   bool join_rows;        // the tile's rows continue one another in the patch
   bool source_in_place;  // full panels are read from the source tensor
   bool by_columns;       // pixels are transposed in registers (kernels/columns.h): there is no patch
-  int64_t weight_depth;  // of a result channel's weights in scratch; 0: they are read from the weight tensor
+  int64_t weight_depth;  // of a result channel's weights in scratch
   bool direct;           // full panels are summed in the result tensor
+
+  bool weight_in_place() const { return weight_depth == 0; }
 };
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads);
