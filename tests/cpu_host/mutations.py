@@ -749,8 +749,8 @@ MUTATIONS = (
     M(
         "drivers/dot.h",
         "the last images of several are taken as few",
-        "images - n <= Shape::kFewColumns",
-        "images - n <= Shape::kColumns",
+        "block.images - n <= Shape::kFewColumns",
+        "block.images - n <= Shape::kColumns",
         isas=("avx512",),
     ),
     M(
@@ -1026,19 +1026,38 @@ MUTATIONS = (
     M(
         "drivers/dot.h",
         "every row of a packed weight is the first",
-        "gather_row(weight + (r + i) * gemm.weight_m, k0",
-        "gather_row(weight + r * gemm.weight_m, k0",
+        "gather(row_at(weight + (r + i) * gemm.weight_m)",
+        "gather(row_at(weight + r * gemm.weight_m)",
     ),
     M(
         "drivers/dot.h",
         "one column beyond the image counts as inside",
-        "col < gemm.source_w ?",
-        "col <= gemm.source_w ?",
+        "indices_inside(w.origin, w.tap, gemm.taps_w, gemm.source_w)",
+        "indices_inside(w.origin, w.tap, gemm.taps_w, gemm.source_w + 1)",
+    ),
+    M(
+        "drivers/dot.h",
+        "a channel that a block has a part of is transposed in whole",
+        "channels = end / taps - first;",
+        "channels = div_up(end, taps) - first;",
+        sanitizer="address",
+    ),
+    M(
+        "drivers/dot.h",
+        "transposed taps begin at the first one, not at the first inside",
+        "to + (from.rows.begin + i) * gemm.taps_w + from.cols.begin, taps);",
+        "to + i * gemm.taps_w, taps);",
+    ),
+    M(
+        "drivers/dot.h",
+        "rows of taps continue one another, whatever lies between them",
+        "from.row == gemm.taps_w * from.col);",
+        "true);",
     ),
     M(
         "drivers/dot.h",
         "a block of K overwrites the one before it",
-        "operands.accumulate = k0 != 0;",
+        "operands.accumulate = block.k0 != 0;",
         "operands.accumulate = false;",
     ),
     M(

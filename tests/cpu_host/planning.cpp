@@ -66,8 +66,7 @@ IsaShape shapes_of(DType dtype, const Isa& isa) {
   const int64_t single = vector_bytes == 64 ? 8 : vector_bytes == 32 ? 6 : 3, rows = vector_bytes == 64 ? 6 : 3;
   IsaShape shape{};
   shape.vector = vector;
-  shape.dot = {
-      vector.lanes, 64 / element, element, storage, single, rows, vector_bytes == 64 ? 4 : vector_bytes == 32 ? 2 : 1};
+  shape.dot = {vector.lanes, 64 / element, element, single, rows, vector_bytes == 64 ? 4 : vector_bytes == 32 ? 2 : 1};
   shape.has_pairs = dtype == DType::kBFloat16 && isa.has_pairs;
   shape.pairs = vector;
   shape.pairs.limits = pair_limits();

@@ -304,6 +304,7 @@ int64_t* const kLimits[] = {
     &t::kPanelPlanes,
     &t::kLeastTilesOfThread,
     &t::kGatheredTileBytes,
+    &o::kDotPackedBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

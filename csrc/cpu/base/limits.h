@@ -195,6 +195,8 @@ CONV2D_LIMIT kDotImages = 64;
 // A block of K: long runs where weights are read once, short ones where their rows should stay in L1.
 CONV2D_LIMIT kDotStreamBytes = 64 * 1024;
 CONV2D_LIMIT kDotBlockBytes = 4 * 1024;
+// A block of weights that are packed: of each of 49 taps some cache lines at a time, and few rows fit L2.
+CONV2D_LIMIT kDotPackedBytes = 32 * 1024;
 // Products that are worth a thread.
 CONV2D_LIMIT kThreadProducts = 64 * 1024;
 // Products of a whole problem that take less time than waking a thread.

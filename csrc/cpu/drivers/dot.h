@@ -1,5 +1,6 @@
 // The forward of convolutions with one result pixel: the product of a matrix and a few vectors. At small batches it is
-// bound by reading the weight once, so nothing of it is packed; vectors lie along its rows.
+// bound by reading the weight once, so nothing of it is packed where its rows lie in the order of k; vectors lie along
+// them. Of channels_last weights blocks of a few rows are transposed into that order.
 //
 //   output[n, m] = bias[m] + sum over k of weight[m, k] * patch[n, k]      k = (c, i, j)
 //
@@ -10,6 +11,7 @@
 
 #include "../kernels/dot.h"
 #include "../kernels/vector_shape.h"
+#include "../pack/lanes.h"
 #include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -53,54 +55,29 @@ struct DotCall {
     T* const bias = part<T>(memory, layout.bias);
     T* const lanes = part<T>(memory, layout.lanes);
     T* const patches = part<T>(memory, layout.patches);
-    S* const packed_rows = part<S>(memory, layout.rows);
+    T* const packed_rows = part<T>(memory, layout.rows);
     const int64_t lane_pitch = tiling.padded_rows * W;
 
     for (int64_t k0 = 0; k0 < k.products; k0 += tiling.depth) {
       const int64_t depth = min64(tiling.depth, k.products - k0);
-      DotOperands<S, T> operands{};
-      operands.steps = div_up(depth, W);
-      operands.tail = depth % W;
-      operands.chain = k.chain;
-      operands.lane_pitch = lane_pitch;
-      operands.accumulate = k0 != 0;
-      const T* first_source = patches;
-      operands.source_pitch = depth;
+      Block block{patches, depth, images, k0, depth, lanes, lane_pitch};
       if (!source_is_dense) {
-        for (int64_t n = 0; n < images; ++n) gather_source(source + n * gemm.source_n, k0, depth, patches + n * depth);
+        for (int64_t n = 0; n < images; ++n)
+          gather(patch_at(source + n * gemm.source_n), k0, depth, patches + n * depth);
       } else if constexpr (sizeof(S) == sizeof(T)) {
-        first_source = source + gemm.axis_h.origin * gemm.source_row + gemm.axis_w.origin * gemm.source_col + k0;
-        operands.source_pitch = gemm.source_n;
+        block.source = source + gemm.axis_h.origin * gemm.source_row + gemm.axis_w.origin * gemm.source_col + k0;
+        block.source_pitch = gemm.source_n;
       }
       const int64_t step = images == 1 ? Shape::kSingleRows : Shape::kRows;
-      for (int64_t r = 0; r < rows; r += step) {
-        operands.valid_rows = min64(step, rows - r);
+      for (int64_t r = 0; r < rows; r += step, block.lanes += step * W) {
+        const int64_t valid = min64(step, rows - r);
         if (weight_is_dense) {
-          operands.rows = weight + r * gemm.weight_m + k0;
-          operands.row_pitch = gemm.weight_m;
+          multiply(block, weight + r * gemm.weight_m + k0, gemm.weight_m, valid);
         } else {
-          for (int64_t i = 0; i < operands.valid_rows; ++i) {
-            gather_row(weight + (r + i) * gemm.weight_m, k0, depth, packed_rows + i * depth);
+          for (int64_t i = 0; i < valid; ++i) {
+            gather(row_at(weight + (r + i) * gemm.weight_m), k0, depth, packed_rows + i * depth);
           }
-          operands.rows = packed_rows;
-          operands.row_pitch = depth;
-        }
-        if (images == 1) {
-          operands.source = first_source;
-          operands.valid_sources = 1;
-          operands.lanes = lanes + r * W;
-          dot_ukernel<S, T, Shape::kSingleRows, 1>(operands);
-          continue;
-        }
-        for (int64_t n = 0; n < images; n += Shape::kColumns) {
-          operands.source = first_source + n * operands.source_pitch;
-          operands.valid_sources = min64(Shape::kColumns, images - n);
-          operands.lanes = lanes + n * lane_pitch + r * W;
-          if (images - n <= Shape::kFewColumns) {
-            dot_ukernel<S, T, Shape::kRows, Shape::kFewColumns>(operands);
-          } else {
-            dot_ukernel<S, T, Shape::kRows, Shape::kColumns>(operands);
-          }
+          multiply(block, packed_rows, depth, valid);
         }
       }
     }
@@ -132,36 +109,117 @@ struct DotCall {
     for (int i = 0; i < n; ++i) destination[i * gemm.destination_m] = Narrow<S>::from(values[i]);
   }
 
-  // Products [k0, k0 + depth) of one row of a weight that doesn't lie as (c, i, j).
-  void gather_row(const S* weight, int64_t k0, int64_t depth, S* row) const {
-    int64_t j = k0 % gemm.taps_w, i = k0 / gemm.taps_w % gemm.taps_h, c = k0 / gemm.taps();
-    for (int64_t at = 0; at < depth;) {
-      const int64_t run = min64(gemm.taps_w - j, depth - at);
-      const S* const from = weight + c * gemm.weight_c + i * gemm.weight_i;
-      for (int64_t end = j + run; j < end; ++j) row[at++] = from[j * gemm.weight_j];
-      next_row(c, i, j);
+  // A block of K: the images' patches, and the lanes of the first row's results.
+  struct Block {
+    const T* source;
+    int64_t source_pitch, images;
+    int64_t k0, depth;
+    T* lanes;
+    int64_t lane_pitch;
+  };
+  // Rows of the weight, as they lie or packed, times all images.
+  template <class R>
+  CONV2D_INLINE void multiply(const Block& block, const R* rows, int64_t row_pitch, int64_t valid_rows) const {
+    DotOperands<R, T> operands{};
+    operands.steps = div_up(block.depth, W);
+    operands.tail = block.depth % W;
+    operands.chain = k.chain;
+    operands.rows = rows;
+    operands.row_pitch = row_pitch;
+    operands.valid_rows = valid_rows;
+    operands.source_pitch = block.source_pitch;
+    operands.lane_pitch = block.lane_pitch;
+    operands.accumulate = block.k0 != 0;
+    if (block.images == 1) {
+      operands.source = block.source;
+      operands.valid_sources = 1;
+      operands.lanes = block.lanes;
+      return dot_ukernel<R, T, Shape::kSingleRows, 1>(operands);
     }
-  }
-  // The same of an image's patch, zeros where it lies in the padding.
-  void gather_source(const S* source, int64_t k0, int64_t depth, T* patch) const {
-    int64_t j = k0 % gemm.taps_w, i = k0 / gemm.taps_w % gemm.taps_h, c = k0 / gemm.taps();
-    for (int64_t at = 0; at < depth;) {
-      const int64_t run = min64(gemm.taps_w - j, depth - at);
-      const int64_t row = gemm.axis_h.source(0, i);
-      const bool inside = row >= 0 && row < gemm.source_h;
-      const S* const from = source + c * gemm.source_c + (inside ? row * gemm.source_row : 0);
-      for (int64_t end = j + run; j < end; ++j) {
-        const int64_t col = gemm.axis_w.source(0, j);
-        patch[at++] = inside && col >= 0 && col < gemm.source_w ? widen_scalar(from[col * gemm.source_col]) : T{};
+    for (int64_t n = 0; n < block.images; n += Shape::kColumns) {
+      operands.source = block.source + n * block.source_pitch;
+      operands.valid_sources = min64(Shape::kColumns, block.images - n);
+      operands.lanes = block.lanes + n * block.lane_pitch;
+      if (block.images - n <= Shape::kFewColumns) {
+        dot_ukernel<R, T, Shape::kRows, Shape::kFewColumns>(operands);
+      } else {
+        dot_ukernel<R, T, Shape::kRows, Shape::kColumns>(operands);
       }
-      next_row(c, i, j);
     }
   }
-  void next_row(int64_t& c, int64_t& i, int64_t& j) const {
-    j = 0;
-    if (++i == gemm.taps_h) {
-      i = 0;
-      ++c;
+
+  // Channels times taps, in memory: element (c, i, j) of the taps inside, zeros of the others.
+  struct TapElements {
+    const S* data;  // of channel 0 and the first tap inside
+    int64_t channel, row, col;
+    Interval rows, cols;  // the taps inside
+
+    S at(int64_t c, int64_t i, int64_t j) const {
+      return data[c * channel + (i - rows.begin) * row + (j - cols.begin) * col];
+    }
+  };
+  TapElements row_at(const S* weight) const {
+    return {weight, gemm.weight_c, gemm.weight_i, gemm.weight_j, {0, gemm.taps_h}, {0, gemm.taps_w}};
+  }
+  TapElements patch_at(const S* source) const {
+    const GatherAxis &h = gemm.axis_h, &w = gemm.axis_w;
+    TapElements e{source,
+                  gemm.source_c,
+                  0,
+                  0,
+                  indices_inside(h.origin, h.tap, gemm.taps_h, gemm.source_h),
+                  indices_inside(w.origin, w.tap, gemm.taps_w, gemm.source_w)};
+    if (e.rows.count() == 0 || e.cols.count() == 0) e.rows = {0, 0};
+    // Steps that nothing takes may be huge.
+    if (e.rows.count() > 0)
+      e.data += h.source(0, e.rows.begin) * gemm.source_row + w.source(0, e.cols.begin) * gemm.source_col;
+    if (e.rows.count() > 1) e.row = h.tap * gemm.source_row;
+    if (e.cols.count() > 1) e.col = w.tap * gemm.source_col;
+    return e;
+  }
+
+  // Products [k0, k0 + depth), in the order of k, widened.
+  void gather(const TapElements& from, int64_t k0, int64_t depth, T* to) const {
+    const int64_t taps = gemm.taps(), end = k0 + depth;
+    int64_t next = k0;
+    if constexpr (kHasTranspose<T>) {
+      // Channels that lie together are transposed with the taps, whole channels of them.
+      const int64_t first = div_up(k0, taps), channels = end / taps - first;
+      if (from.channel == 1 && taps > 1 && channels > 0) {
+        gather_elements(from, k0, first * taps, to);
+        gather_channels(from, first, channels, to + first * taps - k0);
+        next = (first + channels) * taps;
+      }
+    }
+    gather_elements(from, next, end, to + next - k0);
+  }
+  // Products [k0, end), one by one.
+  void gather_elements(const TapElements& from, int64_t k0, int64_t end, T* to) const {
+    int64_t j = k0 % gemm.taps_w, i = k0 / gemm.taps_w % gemm.taps_h, c = k0 / gemm.taps();
+    for (int64_t k = k0; k < end;) {
+      const bool inside = i >= from.rows.begin && i < from.rows.end;
+      for (; j < gemm.taps_w && k < end; ++j, ++k) {
+        *to++ = inside && j >= from.cols.begin && j < from.cols.end ? widen_scalar(from.at(c, i, j)) : T{};
+      }
+      j = 0;
+      if (++i == gemm.taps_h) {
+        i = 0;
+        ++c;
+      }
+    }
+  }
+  // All taps of `channels` neighbouring ones.
+  void gather_channels(const TapElements& from, int64_t first, int64_t channels, T* to) const {
+    const int64_t taps = gemm.taps();
+    const bool all = from.rows.count() == gemm.taps_h && from.cols.count() == gemm.taps_w;
+    if (!all) fill_zero(to, channels * taps);
+    // Rows of taps that continue one another are one.
+    const bool joined = all && (gemm.taps_w == 1 || gemm.taps_h == 1 || from.row == gemm.taps_w * from.col);
+    const int64_t rows = joined ? 1 : from.rows.count(), count = joined ? taps : from.cols.count();
+    const int64_t step = joined && gemm.taps_w == 1 ? from.row : from.col;
+    for (int64_t i = 0; i < rows; ++i) {
+      pack_planes(from.data + i * from.row + first, step, count, channels,
+                  to + (from.rows.begin + i) * gemm.taps_w + from.cols.begin, taps);
     }
   }
 };

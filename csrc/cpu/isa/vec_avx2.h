@@ -51,24 +51,30 @@ struct Vec<float> {
     a = _mm256_permute2f128_ps(lo, hi, 0x20);
     b = _mm256_permute2f128_ps(lo, hi, 0x31);
   }
+  // 4 x 4 blocks within each 128-bit lane.
+  static CONV2D_INLINE void transpose_quads(reg* r) {
+    const reg a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
+    const reg c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
+    r[0] = _mm256_shuffle_ps(a, c, 0x44);
+    r[1] = _mm256_shuffle_ps(a, c, 0xee);
+    r[2] = _mm256_shuffle_ps(b, d, 0x44);
+    r[3] = _mm256_shuffle_ps(b, d, 0xee);
+  }
+  static CONV2D_INLINE void store_quads(const reg* r, float* p, int64_t pitch) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      _mm_storeu_ps(p + i * pitch, _mm256_castps256_ps128(r[i]));
+      _mm_storeu_ps(p + (i + 4) * pitch, _mm256_extractf128_ps(r[i], 1));
+    }
+  }
   static CONV2D_INLINE void transpose(reg (&r)[8]) {
-    reg t[8], u[8];
+    transpose_quads(r);
+    transpose_quads(r + 4);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-      t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 8; i += 4) {
-      u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-      u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-      u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-      u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
-      r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+      const reg low = r[i], high = r[i + 4];
+      r[i] = _mm256_permute2f128_ps(low, high, 0x20);
+      r[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
     }
   }
   static CONV2D_INLINE reg sum_each(reg (&r)[8]) {

@@ -77,24 +77,33 @@ struct Vec<float> {
     a = _mm512_permutex2var_ps(even, first, odd);
     b = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
   }
-  static CONV2D_INLINE void transpose(reg (&r)[16]) {
-    reg t[16];
-    // 4 x 4 blocks within each 128-bit lane ...
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-      const reg a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
-      const reg c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
-      t[i] = _mm512_shuffle_ps(a, c, 0x44);
-      t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
-      t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
-      t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
-    }
-    // ... then the 128-bit lanes as a 4 x 4 block.
+  // 4 x 4 blocks within each 128-bit lane.
+  static CONV2D_INLINE void transpose_quads(reg* r) {
+    const reg a = _mm512_unpacklo_ps(r[0], r[1]), b = _mm512_unpackhi_ps(r[0], r[1]);
+    const reg c = _mm512_unpacklo_ps(r[2], r[3]), d = _mm512_unpackhi_ps(r[2], r[3]);
+    r[0] = _mm512_shuffle_ps(a, c, 0x44);
+    r[1] = _mm512_shuffle_ps(a, c, 0xee);
+    r[2] = _mm512_shuffle_ps(b, d, 0x44);
+    r[3] = _mm512_shuffle_ps(b, d, 0xee);
+  }
+  static CONV2D_INLINE void store_quads(const reg* r, float* p, int64_t pitch) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const reg a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
-      const reg c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88),
-                d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+      _mm_storeu_ps(p + i * pitch, _mm512_castps512_ps128(r[i]));
+      _mm_storeu_ps(p + (i + 4) * pitch, _mm512_extractf32x4_ps(r[i], 1));
+      _mm_storeu_ps(p + (i + 8) * pitch, _mm512_extractf32x4_ps(r[i], 2));
+      _mm_storeu_ps(p + (i + 12) * pitch, _mm512_extractf32x4_ps(r[i], 3));
+    }
+  }
+  static CONV2D_INLINE void transpose(reg (&r)[16]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) transpose_quads(r + i);
+    // Then the 128-bit lanes as a 4 x 4 block.
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const reg a = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88), b = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+      const reg c = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88),
+                d = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
       r[i] = _mm512_shuffle_f32x4(a, c, 0x88);
       r[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
       r[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);

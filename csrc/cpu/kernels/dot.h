@@ -119,8 +119,8 @@ template <class S>
 constexpr DotKernelShape dot_shape() {
   using T = ComputeType<S>;
   using Shape = DotShape<T>;
-  return {Vec<T>::kLanes,     kDotWidth<T>, int64_t(sizeof(T)), int64_t(sizeof(S)),
-          Shape::kSingleRows, Shape::kRows, Shape::kColumns,    Shape::kFewColumns};
+  return {Vec<T>::kLanes, kDotWidth<T>,    int64_t(sizeof(T)), Shape::kSingleRows,
+          Shape::kRows,   Shape::kColumns, Shape::kFewColumns};
 }
 
 // The sums of L results' lanes, each in its place: lane l is added to lane l + W/2, then W/4 of these, and so on.

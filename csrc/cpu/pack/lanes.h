@@ -173,6 +173,34 @@ CONV2D_INLINE void pack_lanes(const LaneSource<S>& from, const Panel<T>& to, boo
 // How far ahead pack_planes asks for source memory.
 constexpr int64_t kPrefetchedBytes = 8192;
 
+// pack_planes of fewer pixels than a vector has lanes, and at least as many channels (float).
+template <class S, class T>
+CONV2D_INLINE void pack_few_pixels(const S* src, int64_t step, int64_t count, int64_t channels, T* dst,
+                                   int64_t dst_pitch) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  for (int64_t c0 = 0; c0 < channels; c0 += L) {
+    const int64_t c = min64(c0, channels - L);
+    const S* const s = src + c;
+    T* const d = dst + c * dst_pitch;
+    if (count < 4) {
+      for (int64_t x = 0; x < count; ++x) {
+        for (int i = 0; i < L; ++i) d[i * dst_pitch + x] = widen_scalar(s[x * step + i]);
+      }
+      continue;
+    }
+    // Four at a time, of which the last ones overlap those before.
+    for (int64_t x0 = 0; x0 < count; x0 += 4) {
+      const int64_t x = min64(x0, count - 4);
+      typename V::reg r[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) r[i] = load_as(s + (x + i) * step);
+      V::transpose_quads(r);
+      V::store_quads(r, d + x, dst_pitch);
+    }
+  }
+}
+
 // dst[c * dst_pitch + x] = src[x * step + c] for x < count and `channels` contiguous c: pixels whose channels lie
 // together become planes. Nothing but these elements is written: at the end of a plane the next row or plane follows.
 template <class S, class T>
@@ -201,6 +229,10 @@ CONV2D_INLINE void pack_planes(const S* src, int64_t step, int64_t count, int64_
       }
     }
     return;
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    // Whole blocks would be partly empty.
+    if (channels >= L) return pack_few_pixels(src, step, count, channels, dst, dst_pitch);
   }
   const int pixels = int(min64(count, L)), planes = int(min64(channels, L));
   for (int64_t x0 = 0; x0 < count; x0 += L) {

@@ -324,6 +324,8 @@ const char* refuse_weight_transposed(const Call& call, const VectorShape& vector
   }
   if (call.result.stride[1] != 1) return "the weight's input channels don't lie side by side";
   if (2 * channels < vector.max_vectors * vector.lanes) return "too few input channels for vectors";
+  // Vectors over few result channels have more lanes idle than packing the input costs, most of all where it is planes.
+  if (saturating_mul(m, channels_are_neighbours(call) ? 2 : 8) <= vector.lanes) return nullptr;
   // Of each pixel m - channels elements less are packed. A row of the weight, on the other hand, is stored in pieces,
   // and planes are dearer to transpose where each belongs to another pixel.
   const int64_t pixels = saturating_mul(p.batch, p.out_pixels()), least = channels_are_neighbours(call) ? 1 : 8;

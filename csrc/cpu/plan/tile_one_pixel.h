@@ -15,7 +15,7 @@ bool is_small(const Conv2dProblem& problem);
 
 // What a compiled dot micro-kernel takes at once.
 struct DotKernelShape {
-  int64_t lanes, width, element_size, storage_size;
+  int64_t lanes, width, element_size;
   int64_t single_rows;    // rows times one source vector
   int64_t rows, columns;  // rows times several
   int64_t few_columns;    // the same of so many, where no more are left
