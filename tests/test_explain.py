@@ -722,3 +722,20 @@ def test_arguments_are_those_of_conv2d(arguments):
             conv2d_ext.explain(x, w, **arguments)
     else:
         assert conv2d_ext.explain(x, w, **arguments).output_size == tuple(output.shape)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("memory_format", (torch.contiguous_format, torch.channels_last), ids=str)
+def test_weight_gradients_of_one_channel(memory_format, dtype):
+    """A vector over result channels would have one lane at work."""
+    isa = conv2d_ext.build_config()["isa"]
+    if isa.startswith("portable"):
+        pytest.skip("compiles no vectors over input channels")
+    problem = Problem("1x1", 2, 64, (9, 14), 1, (1, 1))
+    tensors = make_tensors(problem, dtype)
+    input, weight = (t.to(memory_format=memory_format) for t in tensors[:2])
+    plan = conv2d_ext.explain(input, weight, None, **problem.call_args()).grad_weight
+    # Planes are dearer to transpose: four lanes are too few for that.
+    planes = memory_format == torch.contiguous_format
+    over = "result" if planes and isa == "avx2" and dtype == torch.float64 else "input"
+    assert plan.engine == f"implicit GEMM, vectors over {over} channels"

@@ -318,17 +318,19 @@ const char* refuse_weight_groups(const Call& call, const VectorShape& vector) {
 const char* refuse_weight_transposed(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
   const int64_t m = p.out_channels_per_group(), channels = p.in_channels_per_group();
-  if (!vector.interleaves || (call.dtype != DType::kFloat32 && call.dtype != DType::kFloat64)) return kNotCompiled;
+  if (!vector.interleaves || !is_floating(call.dtype)) return kNotCompiled;
   if (p.groups != 1 || p.taps() != 1 || p.pad_top != 0 || p.pad_bottom != 0 || p.pad_left != 0 || p.pad_right != 0) {
     return "several groups or taps, or padding";
   }
   if (call.result.stride[1] != 1) return "the weight's input channels don't lie side by side";
-  if (2 * channels < vector.max_vectors * vector.lanes) return "too few input channels for vectors";
   // Vectors over few result channels have more lanes idle than packing the input costs, most of all where it is planes.
-  if (saturating_mul(m, channels_are_neighbours(call) ? 2 : 8) <= vector.lanes) return nullptr;
+  const bool inner = channels_are_neighbours(call), enough = 2 * channels >= vector.max_vectors * vector.lanes;
+  const bool fills = enough || (inner ? channels % vector.lanes == 0 : 2 * channels >= vector.lanes);
+  if (fills && saturating_mul(m, inner ? 2 : 8) <= vector.lanes) return nullptr;
+  if (!enough) return "too few input channels for vectors";
   // Of each pixel m - channels elements less are packed. A row of the weight, on the other hand, is stored in pieces,
   // and planes are dearer to transpose where each belongs to another pixel.
-  const int64_t pixels = saturating_mul(p.batch, p.out_pixels()), least = channels_are_neighbours(call) ? 1 : 8;
+  const int64_t pixels = saturating_mul(p.batch, p.out_pixels()), least = inner ? 1 : 8;
   const bool pays = m > channels && saturating_mul(pixels, m - channels) >= saturating_mul(least, channels, m);
   return pays ? nullptr : "packing the gradient's channels costs no more than packing the input's";
 }
