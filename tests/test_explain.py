@@ -272,7 +272,7 @@ def test_few_planes(problem):
             assert direction.workspace_bytes_per_thread <= 2**18
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("results", range(1, 8))
 def test_few_channels_by_columns(results, dtype):
     """Pixels whose channels lie side by side; 3, 5 results are computed as 4, 6."""
@@ -294,6 +294,7 @@ def test_few_channels_by_columns(results, dtype):
     assert takes_columns() == (results <= most)
     assert not takes_columns(padding=1)
     assert not takes_columns(stride=(1, 6))  # rows of 12 pixels: fewer than four vectors
+
 
 @pytest.mark.parametrize("problem", testing.STRIDED, ids=str)
 def test_phases_of_the_stride(problem):
@@ -724,8 +725,8 @@ def test_arguments_are_those_of_conv2d(arguments):
         assert conv2d_ext.explain(x, w, **arguments).output_size == tuple(output.shape)
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("memory_format", (torch.contiguous_format, torch.channels_last), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_weight_gradients_of_one_channel(memory_format, dtype):
     """A vector over result channels would have one lane at work."""
     isa = conv2d_ext.build_config()["isa"]
