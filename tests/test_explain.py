@@ -740,3 +740,15 @@ def test_weight_gradients_of_one_channel(memory_format, dtype):
     planes = memory_format == torch.contiguous_format
     over = "result" if planes and isa == "avx2" and dtype == torch.float64 else "input"
     assert plan.engine == f"implicit GEMM, vectors over {over} channels"
+
+
+def test_gradients_of_one_pixel_over_groups():
+    """In channels_last groups are lanes, where taps would be a few channels of each group."""
+    if conv2d_ext.build_config()["isa"].startswith("portable"):
+        pytest.skip("not compiled")
+    problem = Problem("one pixel", 2, 96, (2, 2), 96, (3, 3), (2, 2), (1, 1), groups=96)
+    tensors = make_tensors(problem, torch.float32)
+    input, weight = (t.to(memory_format=torch.channels_last) for t in tensors[:2])
+    plan = conv2d_ext.explain(input, weight, None, **problem.call_args()).grad_input
+    assert plan.engine == "depthwise, vectors over groups as they lie in memory"
+    assert (plan.gemm_m, plan.gemm_k) == (1, 1)

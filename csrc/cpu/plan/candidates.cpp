@@ -55,6 +55,7 @@ const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vecto
   if (!g.is_gradient || g.taps() != 1 || g.rows != 1 || g.cols != 1 || g.source_h != 1 || g.source_w != 1) {
     return "neither the gradient of one output pixel nor a product of matrices";
   }
+  if (g.m == 1 && g.channels == 1 && g.groups > 1) return "groups of one product";
   if (g.weight_m != 1 || g.destination_m != 1 || g.channels == 0) return kRowsApart;
   const bool far = g.channels * g.m >= kFarWeights;
   return g.batch <= (far ? kMaxRowImagesFar : kMaxRowImages) ? nullptr : "from this batch on packing the weight pays";

@@ -263,9 +263,12 @@ void visit_one_pixel_gemms(const Call& call, const GemmVisitor& visit) {
   if (taps < p.in_h * p.in_w) visit_zeros(call, visit);
   if (taps == 0) return;
   ConvGemm g = grad_input_gemm(call);
+  const SharedDimension channels{g.m, w[1], gi[1]}, tap_rows{taps_h.count(), w[2], saturating_mul(gi[2], p.dilation_h)},
+      tap_cols{taps_w.count(), w[3], saturating_mul(gi[3], p.dilation_w)};
+  // Groups of one channel that lie side by side are lanes themselves.
+  const bool over_groups = g.m == 1 && g.channels == 1 && g.groups > 1 && gi[1] == 1;
   const SharedDimensions lanes =
-      join_dimensions({g.m, w[1], gi[1]}, {taps_h.count(), w[2], saturating_mul(gi[2], p.dilation_h)},
-                      {taps_w.count(), w[3], saturating_mul(gi[3], p.dilation_w)});
+      over_groups ? SharedDimensions{{channels, tap_cols, tap_rows}, 3} : join_dimensions(channels, tap_rows, tap_cols);
   const SharedDimension &inner = lanes.dimension[0], &middle = lanes.dimension[1], &outer = lanes.dimension[2];
   const int64_t group_destination = g.m * gi[1];
   const int64_t first_weight = taps_h.begin * w[2] + taps_w.begin * w[3];
