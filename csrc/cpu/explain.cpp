@@ -334,8 +334,7 @@ class TaskExplainer {
 
   void explain_weight(WeightLanes lanes) {
     const PixelBlocking pixels = pixel_blocking();
-    const bool neighbours = weight_groups_are_neighbours(*task_.call, vector_.element_size);
-    const WeightTiling t = tile_grad_weight(problem_, pixels, vector_, lanes, neighbours, threads_);
+    const WeightTiling t = tile_grad_weight(*task_.call, pixels, vector_, lanes, threads_);
     name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding_permille);
     if (lanes == WeightLanes::kInnerGroups) {
       const int64_t cols = depthwise_weight_cols(t.tap_cols);

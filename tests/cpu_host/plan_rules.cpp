@@ -430,9 +430,8 @@ void check_amx_tiling(const ConvGemm& g, const VectorShape& vector, int threads)
 }
 void check_weight_tiling(const Call& call, const VectorShape& vector, WeightLanes lanes, int threads) {
   const Conv2dProblem& p = call.problem;
-  const bool neighbours = weight_groups_are_neighbours(call, vector.element_size);
   const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
-  const WeightTiling t = tile_grad_weight(p, pixels, vector, lanes, neighbours, threads);
+  const WeightTiling t = tile_grad_weight(call, pixels, vector, lanes, threads);
   const bool groups = lanes != WeightLanes::kChannels;
   expect_cut(div_up(p.out_channels_per_group(), groups ? 1 : vector.lanes), t.chunk_vectors, t.chunks_m, "outputs");
   expect_cut(p.in_channels_per_group(), t.block_channels, t.blocks_c, "input channels");
@@ -442,7 +441,8 @@ void check_weight_tiling(const Call& call, const VectorShape& vector, WeightLane
     expect_cut(p.groups / vector.lanes, t.group_vectors, t.group_blocks, "vectors of groups");
   } else {
     expect_cut(p.groups, groups ? vector.lanes : t.groups_in_turn, t.group_blocks, "groups");
-    expect(t.groups_in_turn == 1 || (neighbours && !groups), "groups in turn");
+    expect(t.groups_in_turn == 1 || (weight_groups_are_neighbours(call, vector.element_size) && !groups),
+           "groups in turn");
     const int64_t rounds = div_up(t.group_blocks, threads);
     expect(rounds * t.groups_in_turn < div_up(p.groups, threads) + rounds, "groups of the thread that has most");
   }

@@ -305,6 +305,7 @@ int64_t* const kLimits[] = {
     &t::kLeastTilesOfThread,
     &t::kGatheredTileBytes,
     &o::kDotPackedBytes,
+    &t::kTapWeightTileColumns,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -70,6 +70,7 @@ CONV2D_LIMIT kSumBytes = 384 * 1024;
 // thread's share of the partials that are in flight.
 CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 288;
+CONV2D_LIMIT kTapWeightTileColumns = 1024;
 CONV2D_LIMIT kLeastWeightTileColumns = 64;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
 // Of grad_weight of depthwise problems in channels_last, in bytes: neighbouring groups of a work item, those that take

@@ -116,8 +116,7 @@ struct WeightChunks {
         input(call.b),
         grad_weight(call.result),
         pixels(block_pixels(problem.batch, problem.out_h, problem.out_w, vector_shape<T>().limits)),
-        tiling(tile_grad_weight(problem, pixels, vector_shape<T>(), lanes,
-                                weight_groups_are_neighbours(call, vector_shape<T>().element_size), num_threads)),
+        tiling(tile_grad_weight(call, pixels, vector_shape<T>(), lanes, num_threads)),
         layout(lay_out_scratch(tiling, pixels, vector_shape<T>())) {}
 };
 

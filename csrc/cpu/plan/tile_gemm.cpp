@@ -308,16 +308,20 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   return t;
 }
 
-WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
-                              WeightLanes lanes, bool groups_are_neighbours, int num_threads) {
-  const WeightTiler tiler{problem, pixels, vector, lanes, groups_are_neighbours, num_threads};
+WeightTiling tile_grad_weight(const Call& call, const PixelBlocking& pixels, const VectorShape& vector,
+                              WeightLanes lanes, int num_threads) {
+  const bool groups_are_neighbours = weight_groups_are_neighbours(call, vector.element_size);
+  const WeightTiler tiler{call.problem, pixels, vector, lanes, groups_are_neighbours, num_threads};
   WeightTiling t{};
   tiler.cut_groups(t);
   tiler.cut_kernel(t);
   if (tiler.in_tiles()) tiler.cut_channels(t, limits::amx::kWeightTileBytes, limits::amx::kWeightTileColumns);
   // Tiles that have partials are small enough for the workspace.
   if (!tiler.in_tiles() || t.items() < num_threads) {
-    tiler.cut_channels(t, limit::kWeightTileBytes, limit::kWeightTileColumns);
+    // In channels_last a row of the weight is stored tap by tap: channels make long runs, not columns.
+    const int64_t* const to = call.result.stride;
+    const bool by_taps = lanes == WeightLanes::kChannels && to[1] == 1 && to[3] != 1;
+    tiler.cut_channels(t, limit::kWeightTileBytes, by_taps ? limit::kTapWeightTileColumns : limit::kWeightTileColumns);
   }
   tiler.cut_pixels(t);
   tiler.leave_out_padding(t, t.chunk_vectors);

@@ -50,8 +50,8 @@ struct WeightTiling {
   }
 };
 enum class WeightLanes { kChannels, kGroups, kInnerGroups };  // the last: Driver::kWeightDepthwise
-WeightTiling tile_grad_weight(const Conv2dProblem& problem, const PixelBlocking& pixels, const VectorShape& vector,
-                              WeightLanes lanes, bool groups_are_neighbours, int num_threads);
+WeightTiling tile_grad_weight(const Call& call, const PixelBlocking& pixels, const VectorShape& vector,
+                              WeightLanes lanes, int num_threads);
 
 // Bytes of the call's workspace, where chunks of pixels are summed in parallel: a partial of each tile in each slot,
 // its total, and what that lost. At most limits::tiling::kPartialBytes a thread.
