@@ -305,7 +305,8 @@ int64_t* const kLimits[] = {
     &t::kLeastTilesOfThread,
     &t::kGatheredTileBytes,
     &o::kDotPackedBytes,
-    &t::kTapWeightTileColumns,
+    &t::kWeightTileColumnsByTap,
+    &o::kDotPackedImages,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

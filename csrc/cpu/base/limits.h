@@ -70,9 +70,10 @@ CONV2D_LIMIT kSumBytes = 384 * 1024;
 // thread's share of the partials that are in flight.
 CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 288;
-CONV2D_LIMIT kTapWeightTileColumns = 1024;
 CONV2D_LIMIT kLeastWeightTileColumns = 64;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
+// The columns where the weight is in channels_last: each tap's channels are a run.
+CONV2D_LIMIT kWeightTileColumnsByTap = 1024;
 // Of grad_weight of depthwise problems in channels_last, in bytes: neighbouring groups of a work item, those that take
 // a segment together, and the patch that segments share.
 CONV2D_LIMIT kInnerGroupsBytes = 512;
@@ -196,8 +197,10 @@ CONV2D_LIMIT kDotImages = 64;
 // A block of K: long runs where weights are read once, short ones where their rows should stay in L1.
 CONV2D_LIMIT kDotStreamBytes = 64 * 1024;
 CONV2D_LIMIT kDotBlockBytes = 4 * 1024;
-// A block of weights that are packed: of each of 49 taps some cache lines at a time, and few rows fit L2.
+// The same of rows that are packed: long enough for whole cache lines of each of 49 taps, short enough that the rows of
+// a micro-kernel stay in L2; and images whose patches together do.
 CONV2D_LIMIT kDotPackedBytes = 32 * 1024;
+CONV2D_LIMIT kDotPackedImages = 8;
 // Products that are worth a thread.
 CONV2D_LIMIT kThreadProducts = 64 * 1024;
 // Products of a whole problem that take less time than waking a thread.

@@ -27,14 +27,13 @@ struct DotCall {
   const DotBlocking k;
   const DotTiling tiling;
   const DotScratch layout;
-  const bool weight_is_dense, source_is_dense;
+  const bool source_is_dense;
 
   DotCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         k(block_dot(g, W, vector_shape<T>().limits)),
         tiling(tile_dot(g, k, dot_shape<S>(), num_threads)),
         layout(lay_out_scratch(tiling, dot_shape<S>())),
-        weight_is_dense(dot_is_dense(g, g.weight_c, g.weight_i, g.weight_j)),
         source_is_dense(sizeof(S) == sizeof(T) && meets_no_padding(g) &&
                         dot_is_dense(g, g.source_c, g.source_row * g.axis_h.tap, g.source_col * g.axis_w.tap)) {}
 
@@ -71,7 +70,7 @@ struct DotCall {
       const int64_t step = images == 1 ? Shape::kSingleRows : Shape::kRows;
       for (int64_t r = 0; r < rows; r += step, block.lanes += step * W) {
         const int64_t valid = min64(step, rows - r);
-        if (weight_is_dense) {
+        if (!tiling.packs_rows) {
           multiply(block, weight + r * gemm.weight_m + k0, gemm.weight_m, valid);
         } else {
           for (int64_t i = 0; i < valid; ++i) {
@@ -183,7 +182,8 @@ struct DotCall {
     const int64_t taps = gemm.taps(), end = k0 + depth;
     int64_t next = k0;
     if constexpr (kHasTranspose<T>) {
-      // Channels that lie together are transposed with the taps, whole channels of them.
+      // Of channels that lie side by side all taps of whole channels are transposed at once; the parts of channels at
+      // either end are copied.
       const int64_t first = div_up(k0, taps), channels = end / taps - first;
       if (from.channel == 1 && taps > 1 && channels > 0) {
         gather_elements(from, k0, first * taps, to);
@@ -208,12 +208,12 @@ struct DotCall {
       }
     }
   }
-  // All taps of `channels` neighbouring ones.
+  // All taps of channels [first, first + channels).
   void gather_channels(const TapElements& from, int64_t first, int64_t channels, T* to) const {
     const int64_t taps = gemm.taps();
     const bool all = from.rows.count() == gemm.taps_h && from.cols.count() == gemm.taps_w;
     if (!all) fill_zero(to, channels * taps);
-    // Rows of taps that continue one another are one.
+    // Where rows of taps continue one another, all taps are one run.
     const bool joined = all && (gemm.taps_w == 1 || gemm.taps_h == 1 || from.row == gemm.taps_w * from.col);
     const int64_t rows = joined ? 1 : from.rows.count(), count = joined ? taps : from.cols.count();
     const int64_t step = joined && gemm.taps_w == 1 ? from.row : from.col;

@@ -10,7 +10,7 @@
 // What needs converting or has other strides goes through scratch, and so does the last panel of a run where pixels
 // don't fill it: nothing is read or written beyond a tensor's end.
 //
-// Of 1x1 kernels to few channels nothing is packed where pixels have their channels side by side: they are transposed
+// Of 1x1 kernels to few channels no pixel is packed where pixels have their channels side by side: they are transposed
 // in registers (kernels/columns.h), and read once. Each is multiplied a few times: reading them is the bound.
 //
 // It computes what drivers/gemm.h does, in the same order, bit for bit; plan/candidates.cpp chooses.
@@ -284,7 +284,8 @@ struct PixelCall {
     if (step == 1) {
       for (; x + L <= n; x += L) store_as(to + x, Vec<T>::load(from + x));
     } else if constexpr (sizeof(S) != sizeof(T)) {
-      for (S narrowed[L]; x + L <= n; x += L) {
+      S narrowed[L];
+      for (; x + L <= n; x += L) {
         store_as(narrowed, Vec<T>::load(from + x));
         for (int i = 0; i < L; ++i) to[(x + i) * step] = narrowed[i];
       }

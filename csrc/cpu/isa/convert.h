@@ -29,7 +29,7 @@ CONV2D_INLINE Float16 narrow_scalar(float value) {
   return {uint16_t(_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT)))};
 }
 #else
-// Not inlined: for each lane they would be a third of the portable engine.
+// Not inlined: a copy for each lane would make a third of the portable engine.
 inline __attribute__((noinline)) float widen_scalar(Float16 value) {
   const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
   const uint32_t exponent = (value.bits >> 10) & 0x1fu, fraction = value.bits & 0x3ffu;
@@ -154,6 +154,7 @@ constexpr bool kHasMasks = Vec<float>::kLanes == 16;
 #else
 constexpr bool kHasMasks = false;
 #endif
+
 // Keeps the compiler from loading a vector anew for each of its uses.
 template <class Reg>
 CONV2D_INLINE void load_once([[maybe_unused]] Reg& v) {

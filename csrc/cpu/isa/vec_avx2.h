@@ -148,6 +148,7 @@ CONV2D_INLINE __m256d widen(const float* p) { return _mm256_cvtps_pd(_mm_loadu_p
 // 16-bit storage, widened and rounded a vector at a time. Rounding is to nearest even; NaNs stay NaNs.
 template <class S>
 CONV2D_INLINE __m256 widen_bits(__m128i bits) {
+  static_assert(sizeof(S) == 2);
   if constexpr (std::is_same_v<S, Float16>) return _mm256_cvtph_ps(bits);
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
@@ -155,7 +156,7 @@ template <class S>
 CONV2D_INLINE __m256 widen(const S* p) {
   return widen_bits<S>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-// n of four elements of 16 bits, n < 4, and zeros.
+// The first n < 4 elements as the low bits of four, zeros above.
 template <class S>
 CONV2D_INLINE int64_t bits_of_some(const S* p, int n) {
   uint32_t pair = 0;

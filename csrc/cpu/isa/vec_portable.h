@@ -10,8 +10,8 @@
 //   load_partial, store_partial   the first n lanes, 0 <= n <= kLanes; nothing else is touched
 //   load_lanes, store_lanes       those whose bits are set; others load as zero (AVX-512's float and double)
 //   transpose                     of kLanes vectors, in registers (float and double)
-//   transpose_quads, store_quads  of four vectors, as 4 x 4 blocks within 128-bit lanes; each lane's four elements,
-//                                 `pitch` from the ones before (AVX2's and AVX-512's float)
+//   transpose_quads               of four vectors, the 4 x 4 blocks in each 128-bit lane (AVX2's and AVX-512's float)
+//   store_quads                   lane l of vector i to p + (4 * l + i) * pitch (the same)
 //   load_transposed               transpose of 32-bit elements in memory (float where kLoadsTransposed)
 //   unzip, zip                    the elements of two vectors in a row, those of even and of odd number; the inverse
 //   sum_each(r)                   element i: the sum of r[i]'s lanes, where lane l is added to lane l + kLanes / 2, of

@@ -6,6 +6,16 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
+// What a micro-kernel prefetches. Hardware prefetchers follow fewer streams than there are lanes.
+enum class ColumnsAhead {
+  kNothing,
+  // Lanes that lie apart in memory. From caches they come faster without.
+  kOfEachLane,
+  // Lanes that continue one another, as pixels do: as many bytes as a block has, in ascending order, which the hardware
+  // prefetchers then follow.
+  kOfTheRun
+};
+
 // column_ukernel_<dtype>_<MR>x<NR>__<isa>
 //
 //   sums[r][0:NR]  =  sum over k of factors[r][k] * lanes[0:NR][k]
@@ -20,14 +30,6 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 // With kPartial `valid_lanes` lanes exist; the others repeat the last one.
 //
 // Registers: MR accumulators, MR sums, a block.
-
-// What a micro-kernel prefetches. Hardware prefetchers follow fewer streams than there are lanes.
-enum class ColumnsAhead {
-  kNothing,
-  kOfEachLane,  // lanes apart in memory; from caches they come faster without
-  kOfTheRun  // lanes that continue one another, as pixels do: as many bytes as a block has, in ascending order, which
-             // the hardware prefetchers then follow. From caches it costs nothing that was measured.
-};
 
 template <class S, class T>
 struct ColumnOperands {

@@ -173,7 +173,7 @@ CONV2D_INLINE void pack_lanes(const LaneSource<S>& from, const Panel<T>& to, boo
 // How far ahead pack_planes asks for source memory.
 constexpr int64_t kPrefetchedBytes = 8192;
 
-// pack_planes of fewer pixels than a vector has lanes, and at least as many channels (float).
+// pack_planes where count < kLanes <= channels (float).
 template <class S, class T>
 CONV2D_INLINE void pack_few_pixels(const S* src, int64_t step, int64_t count, int64_t channels, T* dst,
                                    int64_t dst_pitch) {

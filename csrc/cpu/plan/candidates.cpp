@@ -55,7 +55,7 @@ const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vecto
   if (!g.is_gradient || g.taps() != 1 || g.rows != 1 || g.cols != 1 || g.source_h != 1 || g.source_w != 1) {
     return "neither the gradient of one output pixel nor a product of matrices";
   }
-  if (g.m == 1 && g.channels == 1 && g.groups > 1) return "groups of one product";
+  if (g.m == 1 && g.channels == 1 && g.groups > 1) return "one product a result: vectors over groups";
   if (g.weight_m != 1 || g.destination_m != 1 || g.channels == 0) return kRowsApart;
   const bool far = g.channels * g.m >= kFarWeights;
   return g.batch <= (far ? kMaxRowImagesFar : kMaxRowImages) ? nullptr : "from this batch on packing the weight pays";
@@ -324,7 +324,8 @@ const char* refuse_weight_transposed(const Call& call, const VectorShape& vector
     return "several groups or taps, or padding";
   }
   if (call.result.stride[1] != 1) return "the weight's input channels don't lie side by side";
-  // Vectors over few result channels have more lanes idle than packing the input costs, most of all where it is planes.
+  // Over few result channels most lanes are idle. With half a vector of them that costs more than packing the input;
+  // with an eighth more than transposing its planes. Input channels have to fill vectors; those of planes half a one.
   const bool inner = channels_are_neighbours(call), enough = 2 * channels >= vector.max_vectors * vector.lanes;
   const bool fills = enough || (inner ? channels % vector.lanes == 0 : 2 * channels >= vector.lanes);
   if (fills && saturating_mul(m, inner ? 2 : 8) <= vector.lanes) return nullptr;

@@ -265,8 +265,8 @@ void visit_one_pixel_gemms(const Call& call, const GemmVisitor& visit) {
   ConvGemm g = grad_input_gemm(call);
   const SharedDimension channels{g.m, w[1], gi[1]}, tap_rows{taps_h.count(), w[2], saturating_mul(gi[2], p.dilation_h)},
       tap_cols{taps_w.count(), w[3], saturating_mul(gi[3], p.dilation_w)};
-  // Groups of one channel that lie side by side are lanes themselves.
-  const bool over_groups = g.m == 1 && g.channels == 1 && g.groups > 1 && gi[1] == 1;
+  // Groups of one channel that lie side by side are lanes themselves, where there are more of them than taps.
+  const bool over_groups = g.m == 1 && g.channels == 1 && g.groups > taps && gi[1] == 1;
   const SharedDimensions lanes =
       over_groups ? SharedDimensions{{channels, tap_cols, tap_rows}, 3} : join_dimensions(channels, tap_rows, tap_cols);
   const SharedDimension &inner = lanes.dimension[0], &middle = lanes.dimension[1], &outer = lanes.dimension[2];

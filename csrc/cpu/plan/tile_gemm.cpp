@@ -320,8 +320,9 @@ WeightTiling tile_grad_weight(const Call& call, const PixelBlocking& pixels, con
   if (!tiler.in_tiles() || t.items() < num_threads) {
     // In channels_last a row of the weight is stored tap by tap: channels make long runs, not columns.
     const int64_t* const to = call.result.stride;
-    const bool by_taps = lanes == WeightLanes::kChannels && to[1] == 1 && to[3] != 1;
-    tiler.cut_channels(t, limit::kWeightTileBytes, by_taps ? limit::kTapWeightTileColumns : limit::kWeightTileColumns);
+    const bool by_taps = lanes == WeightLanes::kChannels && call.problem.taps() > 1 && to[1] == 1 && to[3] != 1;
+    tiler.cut_channels(t, limit::kWeightTileBytes,
+                       by_taps ? limit::kWeightTileColumnsByTap : limit::kWeightTileColumns);
   }
   tiler.cut_pixels(t);
   tiler.leave_out_padding(t, t.chunk_vectors);

@@ -42,8 +42,9 @@ DotTiling tile_dot(const ConvGemm& gemm, const DotBlocking& k, const DotKernelSh
   t.padded_rows = t.rows + max64(shape.single_rows, shape.lanes);
 
   const int64_t chain = k.chain * shape.width;
-  const bool packs = !dot_is_dense(gemm, gemm.weight_c, gemm.weight_i, gemm.weight_j);
-  const int64_t bytes = packs                       ? limit::kDotPackedBytes
+  t.packs_rows = !dot_is_dense(gemm, gemm.weight_c, gemm.weight_i, gemm.weight_j);
+  const int64_t packed = limit::kDotPackedBytes / div_up(t.images, limit::kDotPackedImages);
+  const int64_t bytes = t.packs_rows                ? max64(packed, limit::kDotBlockBytes)
                         : t.images <= shape.columns ? limit::kDotStreamBytes
                                                     : limit::kDotBlockBytes;
   t.depth = min64(chain * max64(1, bytes / (chain * shape.element_size)), round_up(k.products, shape.width));
@@ -58,7 +59,7 @@ DotScratch lay_out_scratch(const DotTiling& t, const DotKernelShape& shape) {
   s.bias = layout.take(t.padded_rows * shape.element_size);
   s.lanes = layout.take(lane_columns * t.padded_rows * shape.width * shape.element_size);
   s.patches = layout.take(t.images * t.depth * shape.element_size);
-  s.rows = layout.take(max64(shape.single_rows, shape.rows) * t.depth * shape.element_size);
+  s.rows = layout.take(t.packs_rows ? max64(shape.single_rows, shape.rows) * t.depth * shape.element_size : 0);
   s.bytes = layout.bytes();
   CONV2D_EXT_ASSERT(fits_scratch(s));
   return s;

@@ -23,6 +23,7 @@ struct DotKernelShape {
 // A work item: `rows` weight rows times `images`, walking over K in blocks of `depth` (whole chains).
 struct DotTiling {
   int64_t images, rows, blocks_n, blocks_m, depth, padded_rows;
+  bool packs_rows;  // the weight's, which don't lie in the order of k
   int64_t items(int64_t groups) const { return groups * blocks_n * blocks_m; }
 };
 DotTiling tile_dot(const ConvGemm& gemm, const DotBlocking& k, const DotKernelShape& shape, int num_threads);

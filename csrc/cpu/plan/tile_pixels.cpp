@@ -67,7 +67,7 @@ namespace {
 
 int64_t pixels_of_panel(const VectorShape& vector) { return max64(limit::kPanelBytes / vector.element_size, 1); }
 
-// Panels of so many pixels that a tile may have while all threads have some.
+// Panels that a tile may have so that each thread still gets kLeastTilesOfThread tiles.
 int64_t panels_for_threads(const ConvGemm& gemm, const VectorShape& vector, int num_threads) {
   return saturating_mul(gemm.groups, gemm.batch, gemm.pixels()) /
          (limit::kLeastTilesOfThread * num_threads * pixels_of_panel(vector));
