@@ -114,7 +114,7 @@ _NATIVE = (
     | {f"{part}, in rows" for part in _parts("pack_transposed", "float32, float64, bfloat16")}
     | _parts(
         "plane_ukernel, row_ukernel, column_ukernel, strided_ukernel, pack_transposed, "
-        "pack_planes, load_interleaved, store_interleaved, store_row, store_columns_in_turn",
+        "pack_planes, load_interleaved, store_interleaved, store_row, store_planes of placed sums",
         "float32, float64, bfloat16",
     )
 )

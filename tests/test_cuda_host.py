@@ -5,7 +5,7 @@ is promised here: results within the error bounds for every branch, dtype and la
 AddressSanitizer and UBSan; no bit that depends on batch, formats, alignment, machine or the order
 of threads; few bank conflicts, by number; and that the checks would notice a bug: seeded ones, in
 cuda_host/mutations.py, of which each state of csrc/cuda and cuda_host takes four or five
-(CONV2D_EXT_TEST_MUTANTS=all takes all).
+(CONV2D_EXT_TEST_MUTANTS=all takes all, and all cases of all types).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import functools
 import itertools
 import os
 import signal
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -54,17 +55,21 @@ from conv2d_ext.testing import Problem, float64_oracle, make_tensors, unit_round
 
 over_maths = pytest.mark.parametrize("math", MATHS, ids=str)
 # One for each template of kernels; the others are compiled from these for other types.
-over_families = pytest.mark.parametrize(
-    "math",
-    [m for m in MATHS if m.dtype in (torch.float32, torch.bfloat16, torch.complex64)],
-    ids=str,
-)
+FAMILIES = [m for m in MATHS if m.dtype in (torch.float32, torch.bfloat16, torch.complex64)]
+over_families = pytest.mark.parametrize("math", FAMILIES, ids=str)
+TAKE_ALL = os.environ.get("CONV2D_EXT_TEST_MUTANTS") == "all"
 # Of the bugs put into the kernels: compiling each takes seconds.
-TAKEN = (
-    MUTATIONS
-    if os.environ.get("CONV2D_EXT_TEST_MUTANTS") == "all"
-    else MUTATIONS[turn("csrc/cuda", "tests/cuda_host") % 16 :: 16]
-)
+TAKEN = MUTATIONS if TAKE_ALL else MUTATIONS[turn("csrc/cuda", "tests/cuda_host") % 16 :: 16]
+
+
+def with_maths(cases: Sequence) -> list[tuple]:
+    """Every case in one math of each family; in the others every third, each another third."""
+    return [
+        (case, math)
+        for i, case in enumerate(cases)
+        for j, math in enumerate(MATHS)
+        if TAKE_ALL or math in FAMILIES or (i + j) % 3 == 0
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -95,13 +100,15 @@ def _start_background():
 # ---- matrix products
 
 
-@over_maths
-@pytest.mark.parametrize(
-    ("batch", "m", "n", "k"),
-    [(1, 5, 3, 20), (1, 1, 70, 130), (3, 33, 2, 64), (2, 9, 40, 700), (4, 3, 8, 16), (1, 40, 1, 9)],
-)
-def test_matrix_products(batch, m, n, k, math):
+PRODUCTS = [
+    (1, 5, 3, 20), (1, 1, 70, 130), (3, 33, 2, 64), (2, 9, 40, 700), (4, 3, 8, 16), (1, 40, 1, 9)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "math"), with_maths(PRODUCTS), ids=str)
+def test_matrix_products(sizes, math):
     """Values; and a row's bits alone, in a batch, transposed, in every kernel and however split."""
+    batch, m, n, k = sizes
     generator = torch.Generator().manual_seed(batch + m + n + k)
     real = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     wide = torch.float64 if math.dtype in real else torch.complex128
@@ -134,8 +141,7 @@ def test_matrix_products(batch, m, n, k, math):
 # ---- accuracy
 
 
-@over_maths
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize(("problem", "math"), with_maths(PROBLEMS), ids=str)
 def test_accuracy(problem, math):
     number = PROBLEMS.index(problem) * len(MATHS) + MATHS.index(math)
     variation = next(itertools.islice(variations(), number, None))

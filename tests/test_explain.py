@@ -169,7 +169,7 @@ def test_segments_follow_the_geometry_alone():
 def test_depthwise_follows_the_memory_format(kernel, stride):
     """Which engine runs may follow the layout, and the text says it; the order of summation not."""
     problem = Problem(
-        "depthwise", 2, 72, (20, 21), 72, (kernel, kernel), (stride, stride), groups=72
+        "depthwise", 2, 72, (20, 41), 72, (kernel, kernel), (stride, stride), groups=72
     )
     input, weight, bias, _ = make_tensors(problem, torch.float32)
     planar = conv2d_ext.explain(input, weight, bias, **problem.call_args())
@@ -194,6 +194,20 @@ def test_depthwise_follows_the_memory_format(kernel, stride):
     shared = stride if columns > stride else 0
     assert inner.grad_weight.micro_kernel.startswith("depthwise_weight_ukernel_f32_")
     assert f"x{columns}s{shared}__" in inner.grad_weight.micro_kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_depthwise_gradients_of_short_rows_run_over_groups(dtype):
+    """In planes of rows that leave vectors half empty; of fewer groups than lanes they do not."""
+    for groups, engine in (
+        (72, "implicit GEMM, the phases of the stride together"),
+        (2, "depthwise, vectors over the pixels of two phases"),
+    ):
+        problem = Problem("short", 2, groups, (20, 9), groups, (3, 3), (2, 2), groups=groups)
+        input, weight, bias, _ = make_tensors(problem, dtype)
+        plan = conv2d_ext.explain(input, weight, bias, **problem.call_args())
+        assert plan.grad_input.engine == engine
+        assert plan.grad_input.k_segments == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -4,7 +4,7 @@
 // wait for these lines once a phase. Here a work item is some images, or a band of rows, times a chunk of result
 // channels. It packs grad_output once for all phases. For each panel of result channels it packs all taps of all
 // channels once, phase by phase; the micro-kernel then runs over the pixels of one phase after the other. In planes,
-// the columns of two phases lie in turn, and are stored together.
+// the sums of all phases are kept, and whole rows of pixels are stored (JoinedPhases::whole_rows).
 //
 //   panel   [phase][channel][tap of the phase][NR]
 //
@@ -73,8 +73,8 @@ struct PhasesCall {
     int64_t group, groups;   // groups: a vector's, or 1
     int64_t m0, channels_m;  // result channels of a group
     Panels panels;
-    int64_t *position_offsets, *tap_offsets;
-    T *zeros, *taps, *panel, *patch, *c_tile, *second_tile, *total_tile, *lost_tile;
+    int64_t *position_offsets, *tap_offsets, *places;
+    T *zeros, *taps, *panel, *patch, *c_tile, *total_tile, *lost_tile;
     const S *source, *weight;
   };
   Item item_at(int64_t number) const {
@@ -92,12 +92,12 @@ struct PhasesCall {
     char* const memory = static_cast<char*>(thread_scratch(layout.bytes));
     item.position_offsets = part<int64_t>(memory, layout.position_offsets);
     item.tap_offsets = part<int64_t>(memory, layout.tap_offsets);
+    item.places = part<int64_t>(memory, layout.places);
     item.zeros = part<T>(memory, layout.zeros);
     item.taps = part<T>(memory, layout.taps);
     item.panel = part<T>(memory, layout.panel);
     item.patch = part<T>(memory, layout.patch);
     item.c_tile = part<T>(memory, layout.c_tile);
-    item.second_tile = part<T>(memory, layout.second_tile);
     item.total_tile = part<T>(memory, layout.total_tile);
     item.lost_tile = part<T>(memory, layout.lost_tile);
     item.source = static_cast<const S*>(any.source) + item.image0 * any.source_n + item.group * any.source_g();
@@ -115,6 +115,7 @@ struct PhasesCall {
     source.lanes = item.groups;
     pack_patch(tile, source, false, item.patch);
     fill_offsets(item);
+    if (phases.whole_rows) fill_places(item);
     if constexpr (G) {
       sum_groups(item);
     } else {
@@ -129,20 +130,19 @@ struct PhasesCall {
       const int64_t width = item.panels.size(at) * L, m = item.panels.start(at) * L;
       const int64_t lanes = min64(width, item.channels_m - m);
       pack_taps(item, {item.weight + m * any.weight_m, any.weight_m, lanes}, {item.panel, width, width});
-      const int64_t* positions = item.position_offsets;
+      int64_t before = 0;  // pixels of the phases before
       for (int f = 0; f < phases.count; ++f) {
         const ResultPiece piece = piece_of(item, f);
         const int64_t pixels = piece.tile.pixels();
         if (pixels == 0) continue;
-        const ChunkSums<T> c{tile_of(item, f), item.total_tile, item.lost_tile, k[f].has_chunks()};
-        sum_phase(item, f, {item.panel, width, lanes}, positions, c);
-        positions += pixels;
-        if (!phases.columns_in_turn) {
-          store_lanes<S, T>(phases.gemm[f], piece, 0, {c.sums, width, pixels, lanes, item.zeros}, item.m0 + m, 1);
-        } else if (f % 2 == 1) {
-          store_two_phases(item, f - 1, {nullptr, width, 0, lanes, item.zeros}, 0, 0, item.m0 + m);
-        }
+        T* const sums = item.c_tile + (phases.whole_rows ? before * width : 0);
+        sum_phase(item, f, {item.panel, width, lanes}, before,
+                  {sums, item.total_tile, item.lost_tile, k[f].has_chunks()});
+        before += pixels;
+        if (phases.whole_rows) continue;
+        store_lanes<S, T>(phases.gemm[f], piece, 0, {sums, width, pixels, lanes, item.zeros}, item.m0 + m, 1);
       }
+      if (phases.whole_rows) store_rows(item, {item.c_tile, width, 0, lanes, item.zeros}, item.m0 + m);
     }
   }
 
@@ -158,27 +158,24 @@ struct PhasesCall {
                   {panel + v * L, panels.size(at) * L, L});
       }
     }
-    const int64_t* positions = item.position_offsets;
+    const int64_t kept = item.images * result_rows(item) * phases.width;
+    int64_t before = 0;  // pixels of the phases before
     for (int f = 0; f < phases.count; ++f) {
       const ResultPiece piece = piece_of(item, f);
       const int64_t pixels = piece.tile.pixels();
       if (pixels == 0) continue;
-      T* const sums = tile_of(item, f);
       for (int64_t at = 0; at < panels.count; ++at) {
         const int64_t start = panels.start(at) * L, width = panels.size(at) * L;
-        sum_phase(item, f, {item.panel + depth * start, width, width}, positions,
-                  {sums + pixels * start, nullptr, nullptr, false});
+        T* const sums = item.c_tile + (phases.whole_rows ? kept * start + before * width : pixels * start);
+        sum_phase(item, f, {item.panel + depth * start, width, width}, before, {sums, nullptr, nullptr, false});
       }
-      positions += pixels;
-      if (!phases.columns_in_turn) {
-        store_groups<S>(phases.gemm[f], piece, sums, panels, item.zeros);
-      } else if (f % 2 == 1) {
-        for (int64_t at = 0; at < panels.count; ++at) {
-          const int64_t width = panels.size(at) * L, start = panels.start(at);
-          for (int64_t v = 0; v < panels.size(at); ++v) {
-            store_two_phases(item, f - 1, {nullptr, width, 0, item.groups, item.zeros}, start * L, v * L, start + v);
-          }
-        }
+      before += pixels;
+      if (!phases.whole_rows) store_groups<S>(phases.gemm[f], piece, item.c_tile, panels, item.zeros);
+    }
+    for (int64_t at = 0; phases.whole_rows && at < panels.count; ++at) {
+      const int64_t width = panels.size(at) * L, start = panels.start(at);
+      for (int64_t v = 0; v < panels.size(at); ++v) {
+        store_rows(item, {item.c_tile + kept * start * L + v * L, width, 0, item.groups, item.zeros}, start + v);
       }
     }
   }
@@ -190,8 +187,9 @@ struct PhasesCall {
   int64_t rows_of_band(const ConvGemm& g, int64_t row0) const {
     return max64(min64(tiling.tile_rows, g.rows - row0), 0);
   }
-  T* tile_of(const Item& item, int f) const {
-    return phases.columns_in_turn && f % 2 == 1 ? item.second_tile : item.c_tile;
+  // Rows of the result, in planes.
+  int64_t result_rows(const Item& item) const {
+    return min64(tiling.tile_rows * phases.step_i, phases.height - item.row0 * phases.step_i);
   }
 
   // All pixels of a phase times a panel, whose rows are `width` wide, `lanes` of them with a channel or group.
@@ -199,14 +197,14 @@ struct PhasesCall {
     const T* data;
     int64_t width, lanes;
   };
-  CONV2D_INLINE void sum_phase(const Item& item, int f, const TapPanel& panel, const int64_t* positions,
+  CONV2D_INLINE void sum_phase(const Item& item, int f, const TapPanel& panel, int64_t before,
                                const ChunkSums<T>& c) const {
     const ConvGemm& g = phases.gemm[f];
     const int64_t pixels = piece_of(item, f).tile.pixels(), width = panel.width;
     GemmOperands<T> operands{};
     operands.b = item.patch;
     operands.start = item.zeros;
-    operands.j_offset = positions;
+    operands.j_offset = item.position_offsets + before;
     operands.half = !G && ends_in_half<T>(panel.lanes);
     operands.chain = k[f].chain;
     operands.c = c.sums;
@@ -222,26 +220,31 @@ struct PhasesCall {
     c.finish(pixels * width);
   }
 
-  // Phases f and f + 1, of the same rows: all columns of these, from result channel m on. Which phase has column 0
-  // depends on the padding. `even`: its `data` and `pixels` are set here. The sums begin with a panel's lane number
-  // `lane`, and the tile with `before` lanes of other panels.
-  void store_two_phases(const Item& item, int f, TileSums<T> even, int64_t before, int64_t lane, int64_t m) const {
-    const bool in_order = std::less<>()(phases.gemm[f].destination, phases.gemm[f + 1].destination);
-    const int first = in_order ? f : f + 1, second = in_order ? f + 1 : f;
-    const ConvGemm& g = phases.gemm[first];
-    const ResultPiece piece = piece_of(item, first);
-    TileSums<T> odd = even;
-    even.data = tile_of(item, first) + piece.tile.pixels() * before + lane;
-    even.pixels = g.cols;
-    odd.data = tile_of(item, second) + piece_of(item, second).tile.pixels() * before + lane;
-    odd.pixels = phases.gemm[second].cols;
-    S* const destination = piece.template first_pixel<S>(g, m);
-    const int64_t step = (G ? g.m : 1) * g.destination_m;
-    for (int64_t n = 0; n < piece.tile.images; ++n) {
-      for (int64_t row = 0; row < piece.tile.rows; ++row) {
-        store_columns_in_turn(even, odd, destination + n * g.destination_n + row * g.destination_row, step);
-        even.data += even.pixels * even.pitch;
-        odd.data += odd.pixels * odd.pitch;
+  // Whole rows of planes, whose sums are those of all phases, one after the other. Lane 0 is result channel m.
+  void store_rows(const Item& item, const TileSums<T>& sums, int64_t m) const {
+    const int64_t pixels = result_rows(item) * phases.width;
+    S* const destination = static_cast<S*>(phases.result) + item.image0 * any.destination_n +
+                           (item.group * any.m + m) * any.destination_m + item.row0 * phases.step_i * phases.width;
+    const int64_t step = (G ? any.m : 1) * any.destination_m;
+    PlacedSums<T> run{sums, item.places};
+    run.pixels = pixels;
+    for (int64_t n = 0; n < item.images; ++n, run.places += pixels) {
+      store_planes<1>(run, TileTarget<S>{destination + n * any.destination_n, 1, step});
+    }
+  }
+
+  // Where the sums of the result's pixels are, image after image.
+  void fill_places(const Item& item) const {
+    const int64_t pixels = result_rows(item) * phases.width;
+    int64_t sum = 0;
+    for (int f = 0; f < phases.count; ++f) {
+      const ConvGemm& g = phases.gemm[f];
+      const int64_t rows = rows_of_band(g, item.row0);
+      for (int64_t n = 0; n < item.images; ++n) {
+        int64_t* row = item.places + n * pixels + phases.first_pixel[f];
+        for (int64_t r = 0; r < rows; ++r, row += phases.step_i * phases.width) {
+          for (int64_t q = 0; q < g.cols; ++q) row[q * phases.step_j] = sum++;
+        }
       }
     }
   }

@@ -95,6 +95,7 @@ void store_with_bias(const T* sums, const T* bias, int64_t n, S* dst) {
 // Finished sums of a tile: those of a pixel side by side, pixels `pitch` apart.
 template <class T>
 struct TileSums {
+  using Element = T;
   const T* data;
   int64_t pitch, pixels, channels;
   // Whole vectors, in the panel's form. nullptr stands for zeros, which are added as well: a sum that has underflowed
@@ -104,21 +105,33 @@ struct TileSums {
   CONV2D_INLINE typename Vec<T>::reg bias_from(int64_t m) const {
     return bias ? Vec<T>::load(bias + m) : Vec<T>::zero();
   }
-  // L pixels' sums of L channels, with the bias, as L vectors of pixels. Of the pixels n exist.
-  CONV2D_INLINE void load_planes(int64_t x, int64_t n, int64_t m, typename Vec<T>::reg (&r)[Vec<T>::kLanes]) const {
-    constexpr int L = Vec<T>::kLanes;
-    const typename Vec<T>::reg b = bias_from(m);
-    const T* const src = data + x * pitch + m;
-    if (n == L) {
-#pragma GCC unroll 16
-      for (int i = 0; i < L; ++i) r[i] = Vec<T>::add(Vec<T>::load(src + i * pitch), b);
-    } else {
-#pragma GCC unroll 16
-      for (int i = 0; i < L; ++i) r[i] = i < n ? Vec<T>::add(Vec<T>::load(src + i * pitch), b) : Vec<T>::zero();
-    }
-    Vec<T>::transpose(r);
-  }
+  CONV2D_INLINE const T* pixel(int64_t x) const { return data + x * pitch; }
 };
+
+// The same of pixels in any order: the sums of pixel x are number places[x].
+template <class T>
+struct PlacedSums : TileSums<T> {
+  const int64_t* places;
+  CONV2D_INLINE const T* pixel(int64_t x) const { return this->data + places[x] * this->pitch; }
+};
+
+// L pixels' sums of L channels, with the bias, as L vectors of pixels. Of the pixels n exist.
+template <class Sums, class T = typename Sums::Element>
+CONV2D_INLINE void load_planes(const Sums& sums, int64_t x, int64_t n, int64_t m,
+                               typename Vec<T>::reg (&r)[Vec<T>::kLanes]) {
+  constexpr int L = Vec<T>::kLanes;
+  const typename Vec<T>::reg b = sums.bias_from(m);
+  if (n == L) {
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) r[i] = Vec<T>::add(Vec<T>::load(sums.pixel(x + i) + m), b);
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) {
+      r[i] = i < n ? Vec<T>::add(Vec<T>::load(sums.pixel(x + i) + m), b) : Vec<T>::zero();
+    }
+  }
+  Vec<T>::transpose(r);
+}
 
 // Where they go: channel m of pixel x to data[x * x_step + m * m_step].
 template <class S>
@@ -241,15 +254,16 @@ CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to
 
 // Pixels side by side (x_step 1). Channel blocks outside, so that each destination plane is written as one stream.
 // 16-bit types: or every other pixel (2).
-template <int kStep, class S, class T>
-CONV2D_INLINE void store_planes(const TileSums<T>& sums, const TileTarget<S>& to) {
+template <int kStep, class S, class Sums>
+CONV2D_INLINE void store_planes(const Sums& sums, const TileTarget<S>& to) {
+  using T = typename Sums::Element;
   constexpr int L = Vec<T>::kLanes;
   for (int64_t m = 0; m < sums.channels; m += L) {
     const int64_t valid = min64(sums.channels - m, L);
     for (int64_t x = 0; x < sums.pixels; x += L) {
       const int64_t n = min64(sums.pixels - x, L);
       typename Vec<T>::reg r[L];
-      sums.load_planes(x, n, m, r);
+      load_planes(sums, x, n, m, r);
       S* const d = to.data + m * to.m_step + kStep * x;
       if constexpr (kStep == 2) {
 #pragma GCC unroll 16
@@ -284,7 +298,7 @@ CONV2D_INLINE void store_every_other_pixel(const TileSums<T>& sums, const TileTa
       const int64_t span = 2 * n - 1, n0 = min64(span, L), n1 = span - n0;
       const bool within = n == L && x + L < sums.pixels;
       typename V::reg r[L];
-      sums.load_planes(x, n, m, r);
+      load_planes(sums, x, n, m, r);
 #pragma GCC unroll 16
       for (int i = 0; i < L; ++i) {
         if (i >= valid) continue;
@@ -300,36 +314,6 @@ CONV2D_INLINE void store_every_other_pixel(const TileSums<T>& sums, const TileTa
         } else {
           V::store_partial(d, low, int(n0));
           V::store_partial(d + L, high, int(n1));
-        }
-      }
-    }
-  }
-}
-
-// Columns 2x of planes from `even`, 2x + 1 from `odd`, which has as many pixels or one less.
-template <class S, class T>
-CONV2D_INLINE void store_columns_in_turn(const TileSums<T>& even, const TileSums<T>& odd, S* to, int64_t m_step) {
-  using V = Vec<T>;
-  constexpr int L = V::kLanes;
-  for (int64_t m = 0; m < even.channels; m += L) {
-    const int64_t valid = min64(even.channels - m, L);
-    for (int64_t x = 0; x < even.pixels; x += L) {
-      const int64_t n = min64(even.pixels - x, L), n_odd = min64(odd.pixels - x, L), stored = n + n_odd;
-      typename V::reg r[L], other[L];
-      even.load_planes(x, n, m, r);
-      odd.load_planes(x, n_odd, m, other);
-#pragma GCC unroll 16
-      for (int i = 0; i < L; ++i) {
-        if (i >= valid) continue;
-        S* const d = to + (m + i) * m_step + 2 * x;
-        typename V::reg low, high;
-        V::zip(r[i], other[i], low, high);
-        if (stored == 2 * L) {
-          store_as(d, low);
-          store_as(d + L, high);
-        } else {
-          store_as_partial(d, low, int(min64(stored, L)));
-          if (stored > L) store_as_partial(d + L, high, int(stored - L));
         }
       }
     }

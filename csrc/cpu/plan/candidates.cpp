@@ -242,7 +242,10 @@ const char* refuse_strided(const Conv2dProblem& p, const int64_t* result, const 
   if (p.stride_w != 2 || result[3] != 1 || p.kernel_w < 2 || p.dilation_w % 2 == 0) {
     return "the stride along the row is not 2, or pixels are not neighbours";
   }
-  if (p.in_w < div_up(vector.lanes, 2) || p.out_pixels() < 2) return "rows shorter than half a vector, or one output";
+  // Of a short row many lanes are idle: groups may fill more of them.
+  const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
+  const bool is_short = p.in_w < div_up(3 * vector.lanes, 2) && filled(p.groups) > filled(div_up(p.in_w, 2));
+  if (is_short || p.in_w < div_up(vector.lanes, 2) || p.out_pixels() < 2) return "short rows, or one output";
   const int64_t row_phases = grad_input_tap_step(p.stride_h, p.dilation_h);
   if (row_phases != p.stride_h || p.kernel_h < row_phases) return "a phase of the rows has no tap";
   // All taps of a phase have to make one chain, and none of them may be left out.
@@ -272,10 +275,13 @@ void visit_grad_input(const Tasks& tasks) {
     return tasks.visit(Driver::kStrided);
   }
   JoinedPhases phases;
-  // Products in pairs and tiles have an order of their own.
-  const char* const refusal = tasks.isa.has_pairs ? "bfloat16 products are taken in pairs"
-                              : tasks.isa.has_amx ? "bfloat16 products are taken in AMX tiles"
-                                                  : join_phases(call, vector, phases);
+  const char* refusal = join_phases(call, vector, phases);
+  // Products in pairs and tiles have an order of their own. With vectors over groups there are none.
+  if (refusal == nullptr && !phases.over_groups) {
+    refusal = tasks.isa.has_pairs ? "bfloat16 products are taken in pairs"
+              : tasks.isa.has_amx ? "bfloat16 products are taken in AMX tiles"
+                                  : nullptr;
+  }
   if (tasks.takes(Driver::kPhases, refusal)) {
     Task task{Driver::kPhases, &call};
     task.phases = &phases;

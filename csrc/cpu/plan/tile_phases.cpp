@@ -22,11 +22,11 @@ int64_t elements_of_patch(const JoinedPhases& phases, int64_t images, int64_t ro
   return patch_elements(plane * images, phases.gemm[0].channels, images, vector.element_size);
 }
 
-// How many pixels of its largest phase a tile may have.
+// How many pixels a tile may have whose sums are kept at once.
 int64_t pixel_limit(int64_t m, const JoinedPhases& phases, const VectorShape& vector) {
   const int64_t vector_bytes = vector.lanes * vector.element_size;
   if (phases.over_groups) return limit::kMostGroupSumBytes / (m * vector_bytes);
-  if (!phases.columns_in_turn) return limit::kMostPhasePixels;
+  if (!phases.whole_rows) return limit::kMostPhasePixels;
   return limit::kMostSumBytes / (min64(div_up(m, vector.lanes), vector.max_vectors) * vector_bytes);
 }
 
@@ -35,7 +35,7 @@ int64_t image_limit(const JoinedPhases& phases, int64_t rows, const VectorShape&
   const int64_t image_bytes = elements_of_patch(phases, 1, rows, vector) * vector.element_size;
   const int64_t pixels = pixel_limit(phases.gemm[0].m, phases, vector);
   const int64_t patch_bytes = phases.over_groups ? limit::kMostGroupPatchBytes : limit::kMostPatchBytes;
-  return min64(patch_bytes / max64(image_bytes, 1), pixels / max64(phases.most_pixels(rows), 1));
+  return min64(patch_bytes / max64(image_bytes, 1), pixels / max64(phases.kept_pixels(rows), 1));
 }
 
 // Rows of a band, at least. Each packs the rows again that it shares with the next one, a vector for each pixel where
@@ -69,25 +69,27 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   if (phase_count < 2) return "the stride has one phase";
   if (phase_count > JoinedPhases::kMost || p.taps() > JoinedPhases::kMostTaps) return "too many phases or taps";
   if (!vector.interleaves) return "these kernels are not compiled for this dtype and instruction set";
-  phases.columns_in_turn = step_w == 2 && call.result.stride[3] == 1 && call.result.stride[1] != 1;
+  const int64_t* const gi = call.result.stride;
+  phases.whole_rows = gi[3] == 1 && gi[2] == p.in_w && gi[1] != 1;
   // Groups of one vector that lie side by side: pages of grad_output and of the result are read and written once.
-  const bool side_by_side = p.groups > 1 && call.result.stride[1] == 1;
+  const bool side_by_side = p.groups > 1 && gi[1] == 1;
   const int64_t m = p.in_channels_per_group();
-  // A vector of channels is as good as one of groups, where two phases are stored together or groups lie side by side.
+  // A vector of channels is as good as one of groups, where whole rows are stored together or groups lie side by side.
   const bool by_groups = lanes_are_groups(p.groups, m, p.out_channels_per_group(), vector);
   phases.over_groups = by_groups && m < vector.lanes;
   const bool fills_lines = side_by_side && (!phases.over_groups || can_interleave(m));
-  if (by_groups && !phases.columns_in_turn && !fills_lines) return "channels of groups are stored one by one";
-  const int64_t least = phases.over_groups       ? 2
-                        : phases.columns_in_turn ? vector.lanes / 2
-                        : side_by_side           ? vector.lanes
-                                                 : 2 * vector.lanes;
+  if (by_groups && !phases.whole_rows && !fills_lines) return "channels of groups are stored one by one";
+  const int64_t least = phases.over_groups  ? (phases.whole_rows ? 1 : 2)
+                        : phases.whole_rows ? vector.lanes / 2
+                        : side_by_side      ? vector.lanes
+                                            : 2 * vector.lanes;
   if (m < least || p.out_channels == 0) return "few input channels in a group";
   // Images are cut into bands where stores are what is saved, or a patch of many vectors; else tiles that stay in L2
   // are worth more.
-  const bool has_bands = phases.columns_in_turn || phases.over_groups;
+  const bool has_bands = phases.whole_rows || phases.over_groups;
   const int64_t most = pixel_limit(m, phases, vector);
-  if (p.in_w > most * p.stride_w || (p.in_h > most * p.stride_h && !has_bands)) return kManyPixels;
+  const int64_t row_pixels = phases.whole_rows ? saturating_mul(p.in_w, p.stride_h) : div_up(p.in_w, p.stride_w);
+  if (row_pixels > most || (p.in_h > most * p.stride_h && !has_bands)) return kManyPixels;
   // The gradient of one output pixel, and phases that are cut into bands, are other GEMMs than these.
   if (p.out_pixels() == 1 || grad_input_cuts_bands(p)) return "the phases are cut into bands, or there is one output";
 
@@ -98,6 +100,9 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   phases.weight_j = call.b.stride[3];
   phases.step_i = step_h;
   phases.step_j = step_w;
+  phases.result = call.result.data;
+  phases.height = p.in_h;
+  phases.width = p.in_w;
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
   bool joins = true;
   for_each_grad_input_gemm(call, [&](const ConvGemm& g) {
@@ -108,6 +113,9 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
     const int f = phases.count++;
     phases.gemm[f] = g;
     phases.gemm[f].weight = call.b.data;
+    const GradInputPhase h = grad_input_phase(f / step_w, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
+    const GradInputPhase w = grad_input_phase(f % step_w, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
+    phases.first_pixel[f] = h.phase * p.in_w + w.phase;
     extend(g.axis_h, 1, g.taps_h, low_row, high_row);
     extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
   });
@@ -186,12 +194,12 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   PhasesScratch s{};
   s.position_offsets = layout.take_offsets(pixels);
   s.tap_offsets = layout.take_offsets(depth);
+  s.places = layout.take_offsets(phases.whole_rows ? pixels : 0);
   s.zeros = layout.take(width * size);
   s.taps = layout.take(phases.taps() * width * size);
   s.panel = layout.take(panel_bytes(phases, vector, vectors));
   const int64_t tile_bytes = tiling.tile_images * phases.most_pixels(tiling.tile_rows) * width * size;
-  s.c_tile = layout.take(tile_bytes);
-  s.second_tile = phases.columns_in_turn ? layout.take(tile_bytes) : s.c_tile;
+  s.c_tile = layout.take(tiling.tile_images * phases.kept_pixels(tiling.tile_rows) * width * size);
   bool has_chunks = false;
   for (int f = 0; f < phases.count; ++f) {
     has_chunks = has_chunks || block_k(phases.gemm[f], vector.limits).has_chunks();

@@ -13,7 +13,7 @@ namespace conv2d_ext::cpu {
 // A convolution's phases (for_each_grad_input_gemm), which share grad_output and, each its own taps, the weight.
 struct JoinedPhases {
   static constexpr int kMost = 16;
-  static constexpr int64_t kMostTaps = 64;
+  static constexpr int64_t kMostTaps = 128;
 
   int count;
   ConvGemm gemm[kMost];  // `weight`: the whole kernel's
@@ -25,8 +25,12 @@ struct JoinedPhases {
   // Coordinates of grad_output that any tap of any phase meets: the first n rows of every phase meet n + row_reach
   // rows, from first_row on; columns: all that are met.
   int64_t first_row, row_reach, first_col, cols;
-  // Phases 2f and 2f + 1 have the columns of the same rows in turn, which lie side by side, and are stored together.
-  bool columns_in_turn;
+  // In planes whose rows follow one another, the sums of all phases are kept and stored together, as runs of pixels.
+  // There the result's pixel (y, x) is number y * width + x, and the first one of phase f is number first_pixel[f].
+  bool whole_rows;
+  void* result;
+  int64_t height, width;
+  int64_t first_pixel[kMost];
   // Vectors run over groups, as in drivers/gemm.h.
   bool over_groups;
 
@@ -43,10 +47,14 @@ struct JoinedPhases {
     for (int f = 0; f < count; ++f) most = max64(most, min64(gemm[f].rows, rows) * gemm[f].cols);
     return most;
   }
+  // Those whose sums are kept at once.
+  int64_t kept_pixels(int64_t rows) const {
+    return whole_rows ? min64(saturating_mul(rows, step_i), height) * width : most_pixels(rows);
+  }
 };
 
-// Joins the phases of grad_input where there are so few pixels that packing weights takes the time, where two phases
-// have a row's columns in turn, or where all channels of groups are stored together, and returns nullptr; else why not.
+// Joins the phases of grad_input where there are so few pixels that packing weights takes the time, where whole rows of
+// planes, or all channels of groups, are stored together, and returns nullptr; else why not.
 // The choice changes no bit.
 const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhases& phases);
 
@@ -67,7 +75,7 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
 
 // A thread's scratch: offsets in bytes, each part on a cache line of its own.
 struct PhasesScratch {
-  int64_t position_offsets, tap_offsets, zeros, taps, panel, c_tile, second_tile, total_tile, lost_tile, patch, bytes;
+  int64_t position_offsets, tap_offsets, places, zeros, taps, panel, c_tile, total_tile, lost_tile, patch, bytes;
 };
 PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& phases, const VectorShape& vector);
 

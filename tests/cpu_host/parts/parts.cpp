@@ -107,9 +107,9 @@ void check_native_parts() {
     check_interleave<Float>();
     check_interleave<double>();
     check_interleave<BFloat16>();
-    check_store_columns<Float>();
-    check_store_columns<double>();
-    check_store_columns<BFloat16>();
+    check_store_placed<Float>();
+    check_store_placed<double>();
+    check_store_placed<BFloat16>();
     check_store_row<Float>();
     check_store_row<double>();
     check_store_row<BFloat16>();

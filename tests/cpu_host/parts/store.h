@@ -75,32 +75,37 @@ void check_store_tile() {
   }
 }
 
-// The columns of two phases, in turn.
+// Planes whose pixels' sums lie in another order.
 template <class S>
-void check_store_columns() {
+void check_store_placed() {
   using T = ComputeType<S>;
   constexpr int64_t L = Vec<T>::kLanes;
-  begin_part(std::string("store_columns_in_turn ") + kNameOf<S>);
+  begin_part(std::string("store_planes of placed sums ") + kNameOf<S>);
   Random random(44);
-  for (int64_t cols = 1; cols <= 4 * L + 3; ++cols) {
+  for (int64_t pixels = 1; pixels <= 4 * L + 3; ++pixels) {
     const int64_t channels = random.between(1, 2 * L + 1), width = round_up(channels, L);
-    const int64_t pixels[] = {div_up(cols, 2), cols / 2}, m_step = cols + random.between(0, 3);
+    const int64_t pitch = width + L * random.between(0, 1), m_step = pixels + random.between(0, 3);
     const bool has_bias = random.once_in(2);
-    describe("%d columns, %d channels %d apart, bias %d", int(cols), int(channels), int(m_step), has_bias);
-    Buffer<T> sums[] = {Buffer<T>(pixels[0] * width), Buffer<T>(pixels[1] * width)}, bias(width);
-    for (Buffer<T>& of_phase : sums) fill(of_phase, random);
+    describe("%d pixels, %d channels %d apart, bias %d", int(pixels), int(channels), int(m_step), has_bias);
+    Buffer<T> sums((pixels - 1) * pitch + width), bias(width);
+    fill(sums, random);
     fill(bias, random);
-    Result<S> dst((channels - 1) * m_step + cols);
+    Buffer<int64_t> places(pixels);
+    for (int64_t x = 0; x < pixels; ++x) {
+      const int64_t other = random.between(0, x);
+      places[x] = places[other];
+      places[other] = x;
+    }
+    Result<S> dst((channels - 1) * m_step + pixels);
     fill(dst, random);
-    for (int64_t x = 0; x < cols; ++x) {
+    for (int64_t x = 0; x < pixels; ++x) {
       for (int64_t m = 0; m < channels; ++m) {
-        const T sum = get(sums[x % 2].data() + x / 2 * width, m);
+        const T sum = get(sums.data() + places[x] * pitch, m);
         dst.expected[size_t(m * m_step + x)] = narrowed<S>(add(sum, has_bias ? get(bias.data(), m) : T{}));
       }
     }
-    const T* const added = has_bias ? bias.data() : nullptr;
-    store_columns_in_turn(TileSums<T>{sums[0].data(), width, pixels[0], channels, added},
-                          TileSums<T>{sums[1].data(), width, pixels[1], channels, added}, dst.data(), m_step);
+    PlacedSums<T> placed{{sums.data(), pitch, pixels, channels, has_bias ? bias.data() : nullptr}, places.data()};
+    store_planes<1>(placed, TileTarget<S>{dst.data(), 1, m_step});
     dst.compare();
   }
 }
