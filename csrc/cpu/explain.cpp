@@ -319,7 +319,7 @@ class TaskExplainer {
   void explain_gemm(const ConvGemm& g, int64_t groups) {
     const KBlocking k = blocking(g);
     const ConvTiling t = tile_conv(g, k, vector_, task_.driver == Driver::kGroups, threads_);
-    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding_permille);
+    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding.permille);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
     set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups), lay_out_scratch(t, k, vector_).bytes);
   }
@@ -335,7 +335,7 @@ class TaskExplainer {
   void explain_weight(WeightLanes lanes) {
     const PixelBlocking pixels = pixel_blocking();
     const WeightTiling t = tile_grad_weight(*task_.call, pixels, vector_, lanes, threads_);
-    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding_permille);
+    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding.permille);
     if (lanes == WeightLanes::kInnerGroups) {
       const int64_t cols = depthwise_weight_cols(t.tap_cols);
       const int64_t accumulators = vector_.max_vectors * engine_.rows(dtype_, vector_.max_vectors);

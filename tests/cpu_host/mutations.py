@@ -379,14 +379,14 @@ MUTATIONS = (
     M(
         "drivers/listed_steps.h",
         "an infinite weight is not seen",
-        "if (c == 0) leaves_out = is_finite(operands.c + c_offset[0] * operands.c_pitch, vectors);",
-        "",
+        "= is_finite(operands.c + c_offset[0] * operands.c_pitch, vectors);",
+        "= true;",
     ),
     M(
         "drivers/listed_steps.h",
         "chains take as many steps as with the padding",
-        "ends[i] = steps_before(list, min64(k + (i + 1) * chain, end)) - before;",
-        "ends[i] = min64((i + 1) * chain, steps_before(list, end) - before);",
+        "ends[i] = steps_before(number, min64(k + (i + 1) * chain, end)) - before;",
+        "ends[i] = min64((i + 1) * chain, steps_before(number, end) - before);",
     ),
     M(
         "drivers/listed_steps.h",
@@ -409,7 +409,7 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.cpp",
         "products with the padding are left out where rounding is downward",
-        "if (std::fegetround() == FE_DOWNWARD) return 0;",
+        "if (std::fegetround() == FE_DOWNWARD) return {};",
         "",
     ),
     M(
@@ -432,10 +432,29 @@ MUTATIONS = (
     ),
     M(
         "plan/padding_classes.cpp",
-        "a tile where no pixel meets all taps has classes",
-        "rows.whole < 0 || cols.whole < 0",
-        "false",
+        "a tile where no pixel meets all taps has a whole class",
+        "const bool has_whole = rows.whole >= 0 && cols.whole >= 0;",
+        "const bool has_whole = true;",
         sanitizer="address",
+    ),
+    M(
+        "plan/padding_classes.cpp",
+        "no room for the list of all steps",
+        "(has_whole ? 0 : 1) <= kMost",
+        "0 <= kMost + 1",
+        sanitizer="address",
+    ),
+    M(
+        "drivers/listed_steps.h",
+        "the result that takes all steps is summed twice",
+        "int64_t first = 0, from = shown;",
+        "int64_t first = 0, from = padding.has_whole ? shown : 0;",
+    ),
+    M(
+        "drivers/listed_steps.h",
+        "the list of all steps is the first class's",
+        "return {0, 0, 0, 0, 0, all_steps.rows, 0, all_steps.cols};",
+        "return padding.classes[0];",
     ),
     M(
         "plan/padding_classes.cpp",

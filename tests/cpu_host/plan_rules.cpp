@@ -272,13 +272,15 @@ void check_patch_axes() {
 
 // ---- tilings
 
-// Each result is in one class, which takes every step that meets the source there; the first class takes all steps.
+// Each result is in one class, which takes every step that meets the source there; a whole class takes all steps.
 void check_padding_classes() {
   begin_part("padding_classes");
   Random random(4);
-  int64_t listed = 0, crossed = 0, whole_rows = 0;
+  int64_t listed = 0, crossed = 0, whole_rows = 0, none_whole = 0;
   for (int n = 0; n < 3000; ++n) {
     Conv2dProblem p{};
+    p.groups = 1;
+    p.in_channels = random.between(1, 8);
     p.kernel_h = random.between(1, random.once_in(5) ? 20 : 5);
     p.kernel_w = random.between(1, random.once_in(5) ? 20 : 5);
     p.stride_h = random.between(1, 2);
@@ -289,8 +291,13 @@ void check_padding_classes() {
     p.pad_left = random.between(0, 4);
     p.in_h = random.between(1, 16);
     p.in_w = random.between(1, 16);
-    const Tile tile{0, 1, random.between(0, 2), random.between(1, 14), random.between(0, 2), random.between(1, 14)};
-    const int64_t permille = random.once_in(2) ? 1 : random.between(1, 300);
+    const Tile tile{0,
+                    random.once_in(2) ? 1 : 8,
+                    random.between(0, 2),
+                    random.between(1, 14),
+                    random.between(0, 2),
+                    random.between(1, 14)};
+    const PaddingRule rule{random.once_in(2) ? 1 : random.between(1, 300), random.between(1, 8)};
     const bool of_weights = random.once_in(2);
     ConvGemm g{};
     g.axis_h = p.rows();
@@ -303,8 +310,8 @@ void check_padding_classes() {
         "%d x %d taps, strides %d and %d, dilation %d and %d, padding %d and %d, %d x %d, tile %d x %d, weights %d",
         int(p.kernel_h), int(p.kernel_w), int(p.stride_h), int(p.stride_w), int(p.dilation_h), int(p.dilation_w),
         int(p.pad_top), int(p.pad_left), int(p.in_h), int(p.in_w), int(tile.rows), int(tile.cols), of_weights);
-    const PaddingClasses classes = of_weights ? padding_classes(p, tile, {0, p.kernel_h, 0, p.kernel_w}, permille)
-                                              : padding_classes(g, tile, permille);
+    const PaddingClasses classes =
+        of_weights ? padding_classes(p, tile, {0, p.kernel_h, 0, p.kernel_w}, rule) : padding_classes(g, tile, rule);
     if (classes.count == 0) continue;
     ++listed;
     const int64_t rows = of_weights ? p.kernel_h : tile.rows, cols = of_weights ? p.kernel_w : tile.cols;
@@ -329,19 +336,19 @@ void check_padding_classes() {
               const bool takes = i >= of.step_row && i < of.step_row + of.step_rows && j >= of.step_col &&
                                  j < of.step_col + of.step_cols;
               taken += takes;
-              takes_all = takes_all && (takes || !meets(row, col, i, j)) && (takes || c > 0);
+              takes_all = takes_all && (takes || !meets(row, col, i, j)) && (takes || c > 0 || !classes.has_whole);
             }
           }
         }
       }
     }
-    (single ? crossed : whole_rows) += 1;
+    (!classes.has_whole ? none_whole : single ? crossed : whole_rows) += 1;
     expect(takes_all, "a product that counts is left out");
     expect(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }), "each result is in one class");
     const int64_t all = rows * cols * step_rows * step_cols;
-    expect((all - taken) * 1000 >= all * permille, "enough is left out");
+    expect((all - taken) * 1000 >= all * rule.permille, "enough is left out");
   }
-  expect(listed > 500 && crossed > 100 && whole_rows > 20, "problems of each kind");
+  expect(listed > 500 && crossed > 100 && whole_rows > 20 && none_whole > 100, "problems of each kind");
 }
 
 // Pieces of `whole`, the last of which may be smaller: all of it, once, and none empty.

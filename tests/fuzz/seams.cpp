@@ -295,7 +295,7 @@ int64_t* const kLimits[] = {
     &d::kBlockWeightBytes,
     &t::kPaddingPermille,
     &t::kNarrowPaddingPermille,
-    &t::kPaddingPanelPercent,
+    &t::kHalfPanelPermille,
     &p::kMostNeighbourPixels,
     &p::kResultBytes,
     &d::kCopiedBytes,

@@ -59,10 +59,10 @@ CONV2D_LIMIT kFarWeightBytes = 1024;
 // Packed weights that stay in scratch for the next tiles.
 CONV2D_LIMIT kKeptWeightBytes = 3 * 1024 * 1024;
 // Products with zeros of the padding are left out where they are so many of a thousand: with vectors of 64 bytes, and
-// with narrower ones. And where results fill a panel to so many percent: the list of steps costs a narrower one more.
+// with narrower ones. It takes more where results fill half a panel or less, which the list of steps costs more.
 CONV2D_LIMIT kPaddingPermille = 21;
 CONV2D_LIMIT kNarrowPaddingPermille = 125;
-CONV2D_LIMIT kPaddingPanelPercent = 51;
+CONV2D_LIMIT kHalfPanelPermille = 60;
 // Sums of a work item with vectors over pixels stay in L2 from segment to segment.
 CONV2D_LIMIT kSumBytes = 384 * 1024;
 // The same for grad_weight, whose C tile is a piece of the weight; columns it should have, so that packing grad_output

@@ -193,7 +193,7 @@ struct ConvCall {
     listed.padding.count = 0;
     if constexpr (kListsSteps) {
       const Tile& tile = item.piece.tile;
-      if (tiling.padding_permille > 0) listed.padding = padding_classes(gemm, tile, tiling.padding_permille);
+      if (tiling.padding.permille > 0) listed.padding = padding_classes(gemm, tile, tiling.padding);
       if (listed.padding.count == 0) return listed;
       listed.chain = k.chain;
       listed.results = {tile.images, tile.rows, tile.cols};

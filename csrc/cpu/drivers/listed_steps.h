@@ -1,8 +1,9 @@
 // A panel times a patch without the products of values and zeros of the padding (plan/padding_classes.h).
 //
 // The rows of C, pixels or (grad_weight) weight elements, lie in scratch class after class, and each class has a list
-// of the steps of k that it takes. Those that take all steps are computed first: an infinite factor, or NaN, makes
-// their sums so. Then, as then alone, products with zeros count, and the other classes take all steps, too.
+// of the steps of k that it takes. Those that take all steps are computed first, or one result that then does: an
+// infinite factor, or NaN, makes their sums so. Then, as then alone, products with zeros count, and the other classes
+// take all steps, too.
 #pragma once
 
 #include "../kernels/gemm.h"
@@ -47,8 +48,8 @@ struct ListedSteps {
   CONV2D_INLINE void fill_steps(const Offset& offset) const {
     constexpr int64_t L = Vec<T>::kLanes;
     const int64_t next = all_steps.count > 1 ? offset(1, 0, 0) - offset(0, 0, 0) : 0;
-    for (int c = 0; c < padding.count; ++c) {
-      const PaddingClass& of = padding.classes[c];
+    for (int c = 0; c < padding.lists(); ++c) {
+      const PaddingClass of = list(c);
       int64_t* step = steps + c * pitch;
       for (int64_t row = of.step_row; row < of.step_row + of.step_rows; ++row) {
         for (int64_t col = of.step_col; col < of.step_col + of.step_cols; ++col) {
@@ -68,40 +69,52 @@ struct ListedSteps {
   void multiply(int64_t vectors, GemmOperands<T> operands) const {
     const Ukernels<T> ukernels = ukernels_for<T, false, true>(vectors);
     const int64_t depth = operands.depth, at_once = pass_depth(chain);
+    const int whole = padding.whole_list();
     const int64_t* const c_offset = operands.c_offset;
     const T* const bias = operands.bias;
     int64_t ends[kPassDepth];
     operands.chain_ends = ends;
+    // Results [first, first + count) of a pass.
+    const auto compute = [&](int number, int64_t k, int64_t end, int64_t first, int64_t count) {
+      const int64_t before = steps_before(number, k);
+      operands.k_offset = steps + number * pitch + 2 * before;
+      for (int64_t i = 0; i < operands.chains; ++i) {
+        ends[i] = steps_before(number, min64(k + (i + 1) * chain, end)) - before;
+      }
+      const Panels blocks = cut_panels(count, ukernels.rows);
+      for (int64_t block = 0; block < blocks.count; ++block) {
+        operands.j_offset = b_offsets + first + blocks.start(block);
+        operands.c_offset = c_offset + first + blocks.start(block);
+        ukernels.by_rows[blocks.size(block) - 1](operands);
+      }
+    };
     for (int64_t k = 0; k < depth; k += at_once, operands.accumulate = true) {
       const int64_t end = min64(k + at_once, depth);
       operands.chains = div_up(end - k, chain);
       operands.bias = end == depth ? bias : nullptr;
-      bool leaves_out = true;
-      int64_t first = 0;
+      // The results that show whether factors are finite.
+      const int64_t shown = padding.has_whole ? results.count * padding.classes[0].results() : 1;
+      compute(whole, k, end, 0, shown);
+      const bool leaves_out = is_finite(operands.c + c_offset[0] * operands.c_pitch, vectors);
+      int64_t first = 0, from = shown;
       for (int c = 0; c < padding.count; ++c) {
-        const int list = leaves_out ? c : 0;
-        const int64_t before = steps_before(list, k);
-        operands.k_offset = steps + list * pitch + 2 * before;
-        for (int64_t i = 0; i < operands.chains; ++i) {
-          ends[i] = steps_before(list, min64(k + (i + 1) * chain, end)) - before;
-        }
-        const int64_t rows = results.count * padding.classes[c].results();
-        const Panels blocks = cut_panels(rows, ukernels.rows);
-        for (int64_t block = 0; block < blocks.count; ++block) {
-          operands.j_offset = b_offsets + first + blocks.start(block);
-          operands.c_offset = c_offset + first + blocks.start(block);
-          ukernels.by_rows[blocks.size(block) - 1](operands);
-        }
-        if (c == 0) leaves_out = is_finite(operands.c + c_offset[0] * operands.c_pitch, vectors);
-        first += rows;
+        first += results.count * padding.classes[c].results();
+        if (first > from) compute(leaves_out ? c : whole, k, end, from, first - from);
+        from = first;
       }
     }
   }
 
  private:
+  // The steps that a list has of each of all_steps.count rectangles.
+  PaddingClass list(int number) const {
+    if (number < padding.count) return padding.classes[number];
+    return {0, 0, 0, 0, 0, all_steps.rows, 0, all_steps.cols};
+  }
+
   // How many of the first k steps a class takes.
   int64_t steps_before(int number, int64_t k) const {
-    const PaddingClass& of = padding.classes[number];
+    const PaddingClass of = list(number);
     const int64_t within = k % all_steps.size();
     const int64_t row = within / all_steps.cols - of.step_row, col = within % all_steps.cols - of.step_col;
     const int64_t whole = k / all_steps.size() * of.steps() + max64(min64(row, of.step_rows), 0) * of.step_cols;

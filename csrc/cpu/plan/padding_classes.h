@@ -18,20 +18,31 @@ struct PaddingClass {
   int64_t steps() const { return step_rows * step_cols; }
 };
 
-// Each result is in one class. Those of the first class take all steps.
+// Each result is in one class.
 struct PaddingClasses {
-  static constexpr int kMost = 16;
-  int count;  // 0: nothing is left out
+  static constexpr int kMost = 26;
+  int count;       // 0: nothing is left out
+  bool has_whole;  // those of the first class take all steps; otherwise none do, as where a kernel is larger than its
+                   // map
   PaddingClass classes[kMost];
+  // Lists of steps: the classes', and one of all steps.
+  int lists() const { return count + (has_whole ? 0 : 1); }
+  int whole_list() const { return has_whole ? 0 : count; }
 };
-// Of a tile. Nothing is left out unless it is so many of a thousand products.
-PaddingClasses padding_classes(const ConvGemm& gemm, const Tile& tile, int64_t permille);
+// Nothing is left out unless it is so many of a thousand products, where a micro-kernel of fewer rows takes as long as
+// one of `least_rows`.
+struct PaddingRule {
+  int64_t permille;  // 0: nothing is left out
+  int64_t least_rows;
+};
+// Of a tile.
+PaddingClasses padding_classes(const ConvGemm& gemm, const Tile& tile, const PaddingRule& rule);
 
 // Of a kernel's taps [i0, i0 + tap_rows) x [j0, j0 + tap_cols), and one image of a segment's pixels.
 struct TapRectangle {
   int64_t i0, tap_rows, j0, tap_cols;
 };
 PaddingClasses padding_classes(const Conv2dProblem& problem, const Tile& segment, const TapRectangle& taps,
-                               int64_t permille);
+                               const PaddingRule& rule);
 
 }  // namespace conv2d_ext::cpu

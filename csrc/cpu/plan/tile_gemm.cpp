@@ -13,17 +13,22 @@ namespace {
 
 namespace limit = limits::tiling;
 
-// From how many of a thousand products on those with the padding are left out, of sums of m results in chunks of so
-// many vectors; 0: nowhere. AMX tiles flush denormal sums, so that even zeros change them. Rounding down, +0 and a
-// product of -0 are -0, which no bias hides. A panel that ends in half a vector has micro-kernels of its own.
-int64_t least_padding(int64_t m, int64_t chunk_vectors, const VectorShape& vector) {
-  if (!vector.interleaves || vector.operand_size() != vector.element_size) return 0;
+// What a row of C costs at least: the FMA units wait for sums unless so many are in flight, and vectors of the panel
+// are loaded in the time of so many rows.
+constexpr int64_t kChains = 8, kLeastRows = 4;
+
+// Which products with the padding are left out, of sums of m results in chunks of so many vectors. AMX tiles flush
+// denormal sums, so that even zeros change them. Rounding down, +0 and a product of -0 are -0, which no bias hides. A
+// panel that ends in half a vector has micro-kernels of its own.
+PaddingRule padding_rule(int64_t m, int64_t chunk_vectors, const VectorShape& vector) {
+  if (!vector.interleaves || vector.operand_size() != vector.element_size) return {};
   const Panels panels = cut_panels(chunk_vectors, vector.max_vectors);
-  if (panels.size(0) * 100 < limit::kPaddingPanelPercent * vector.max_vectors) return 0;
   const bool ends_in_half = vector.lanes == 16 && (m - 1) % vector.lanes < vector.lanes / 2;
-  if (ends_in_half && panels.count == 1) return 0;
-  if (std::fegetround() == FE_DOWNWARD) return 0;
-  return vector.lanes * vector.element_size == 64 ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
+  if (ends_in_half && panels.count == 1) return {};
+  if (std::fegetround() == FE_DOWNWARD) return {};
+  const bool is_wide = vector.lanes * vector.element_size == 64, is_half = 2 * panels.size(0) <= vector.max_vectors;
+  const int64_t permille = is_wide ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
+  return {permille + (is_half ? limit::kHalfPanelPermille : 0), max64(kChains / panels.size(0), kLeastRows)};
 }
 
 // Whether a core has little L2; not where the system doesn't tell.
@@ -104,11 +109,11 @@ struct ConvTiler {
 
   // Sums that start from the bias are so short that it would not pay; and a denormal bias may be flushed.
   void leave_out_padding(ConvTiling& t, int64_t chunk_vectors) const {
-    const int64_t permille = least_padding(gemm.m, chunk_vectors, vector);
-    const bool leaves_out = permille > 0 && !lanes_are_groups && gemm.per_step == 1 && gemm.channels > 0 &&
+    const PaddingRule rule = padding_rule(gemm.m, chunk_vectors, vector);
+    const bool leaves_out = rule.permille > 0 && !lanes_are_groups && gemm.per_step == 1 && gemm.channels > 0 &&
                             gemm.taps() > 1 && k.blocks_h * k.blocks_w == 1 && !gemm.starts_from_bias() &&
-                            padding_classes(gemm, {0, 1, 0, gemm.rows, 0, gemm.cols}, permille).count > 0;
-    t.padding_permille = leaves_out ? permille : 0;
+                            padding_classes(gemm, {0, gemm.batch, 0, gemm.rows, 0, gemm.cols}, rule).count > 0;
+    t.padding = leaves_out ? rule : PaddingRule{};
   }
 
   // A thread that takes several tiles packs a panel once, as far as its scratch goes.
@@ -187,11 +192,11 @@ struct WeightTiler {
   }
 
   void leave_out_padding(WeightTiling& t, int64_t chunk_vectors) const {
-    const int64_t permille = least_padding(problem.out_channels_per_group(), chunk_vectors, vector);
+    const PaddingRule rule = padding_rule(problem.out_channels_per_group(), chunk_vectors, vector);
     const Tile image{0, 1, 0, problem.out_h, 0, problem.out_w};
-    const bool leaves_out = permille > 0 && lanes == WeightLanes::kChannels && t.tap_rows * t.tap_cols > 1 &&
-                            padding_classes(problem, image, {0, t.tap_rows, 0, t.tap_cols}, permille).count > 0;
-    t.padding_permille = leaves_out ? permille : 0;
+    const bool leaves_out = rule.permille > 0 && lanes == WeightLanes::kChannels && t.tap_rows * t.tap_cols > 1 &&
+                            padding_classes(problem, image, {0, t.tap_rows, 0, t.tap_cols}, rule).count > 0;
+    t.padding = leaves_out ? rule : PaddingRule{};
   }
 
   // Output channels first: a patch, the dearer operand, then serves as many of them as possible.
@@ -302,7 +307,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
     if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
   // Threads that would idle may have made chunks too narrow.
-  if (t.padding_permille > 0) tiler.leave_out_padding(t, t.chunk_vectors);
+  if (t.padding.permille > 0) tiler.leave_out_padding(t, t.chunk_vectors);
   tiler.keep_weights(t);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   return t;
@@ -343,7 +348,7 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   ConvScratch s{};
   s.position_offsets = layout.take_offsets(tiling.pixels());
   s.tap_offsets = layout.take_offsets(tiling.segments_at_once * k.max_depth());
-  if (tiling.padding_permille > 0) {
+  if (tiling.padding.permille > 0) {
     s.listed_offsets = layout.take_offsets(tiling.pixels());
     s.listed_numbers = layout.take_offsets(tiling.pixels());
     s.listed_places = layout.take_offsets(tiling.pixels());
@@ -371,7 +376,7 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   const bool inner_groups = tiling.group_vectors > 0;
   s.element_offsets = layout.take_offsets(inner_groups ? 0 : tiling.max_elements());
   s.pixel_offsets = layout.take_offsets(inner_groups ? 0 : segment_pixels);
-  if (tiling.padding_permille > 0) {
+  if (tiling.padding.permille > 0) {
     s.listed_offsets = layout.take_offsets(tiling.max_elements());
     s.listed_numbers = layout.take_offsets(tiling.max_elements());
     s.listed_steps = take_lists(layout, segment_pixels);

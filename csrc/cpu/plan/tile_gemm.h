@@ -7,6 +7,7 @@
 
 #include "../base/scratch.h"
 #include "conv_gemm.h"
+#include "padding_classes.h"
 #include "patch_axis.h"
 #include "summation_order.h"
 #include "tile_grid.h"
@@ -21,7 +22,7 @@ struct ConvTiling : TileGrid {
   bool one_block;                   // the whole of K passes in one block of channels, and panels are stored one by one
   int64_t segments_at_once;         // whose weights are one panel
   int64_t kept_panels;              // of a chunk: their packed weights stay in scratch for the thread's next items
-  int64_t padding_permille;         // products with it are left out where they are so many (padding_classes.h); or 0
+  PaddingRule padding;              // which products with it are left out
   bool groups_first;                // a tile's groups are neighbouring items, rather than a group's tiles
   bool interleaved;                 // lanes are groups, and all result channels of them are stored together
 };
@@ -38,9 +39,9 @@ struct WeightTiling {
   // Of kInnerGroups whole vectors of groups in an item, else 0 (the last item takes what is left as one more, which
   // overlaps); and items of groups.
   int64_t group_vectors, group_blocks;
-  int64_t groups_in_turn;    // groups of an item, which walks over the pixels once; where lanes are groups 1
-  int64_t patch_segments;    // segments, rows of one image below one another, that a patch serves: they share its rows
-  int64_t padding_permille;  // as above
+  int64_t groups_in_turn;  // groups of an item, which walks over the pixels once; where lanes are groups 1
+  int64_t patch_segments;  // segments, rows of one image below one another, that a patch serves: they share its rows
+  PaddingRule padding;     // as above
   int64_t slots;  // chunks of pixels summed in parallel, each into a partial of its own; 1: one after the other
   int64_t max_elements() const { return block_channels * tap_rows * tap_cols; }
   int64_t tiles() const { return chunks_m * blocks_c * blocks_h * blocks_w; }

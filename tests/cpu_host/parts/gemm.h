@@ -174,7 +174,8 @@ void check_listed_steps() {
   constexpr int L = Vec<T>::kLanes;
   Random random(6);
   for (int n = 0; n < 400; ++n) {
-    const int64_t images = random.between(1, 3), channels = random.between(1, 9), vectors = random.between(1, 2);
+    const int64_t images = random.between(1, random.once_in(3) ? 8 : 3), channels = random.between(1, 9),
+                  vectors = random.between(1, 2);
     ConvGemm g{};
     g.channels = channels;
     g.taps_h = random.between(1, 5);
@@ -189,7 +190,7 @@ void check_listed_steps() {
     g.cols = random.between(1, 12);
     const Tile tile{0, images, random.between(0, 2), g.rows, random.between(0, 2), g.cols};
     ListedSteps<T> listed;
-    listed.padding = padding_classes(g, tile, 1);
+    listed.padding = padding_classes(g, tile, {1, random.between(1, 4)});
     if (listed.padding.count == 0) continue;
     const KBlock block{0, channels, 0, g.taps_h, 0, g.taps_w};
     const Patch patch = lay_out_patch<T>(PatchOrder::kPlanar, g, tile, block);
@@ -232,7 +233,7 @@ void check_listed_steps() {
     listed.results = {images, tile.rows, tile.cols};
     listed.all_steps = {channels, g.taps_h, g.taps_w};
     listed.pitch = 2 * depth;
-    Buffer<int64_t> steps(listed.padding.count * listed.pitch);
+    Buffer<int64_t> steps(listed.padding.lists() * listed.pitch);
     listed.b_offsets = b_offset.data();
     listed.steps = steps.data();
     listed.for_each_result([&](int64_t at, int64_t image, int64_t p, int64_t q) {
