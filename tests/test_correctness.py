@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accuracy import assert_as_accurate, assert_results_as_accurate, on_cpu
+from isa_bits import bits
 from loop_oracle import loop_oracle
 
 import conv2d_ext
@@ -367,6 +368,10 @@ def test_sums_that_have_a_mean(problem, draw, device):
             assert_as_accurate(ours, theirs, getattr(exact, name), f"{problem}: {name}")
 
 
+def last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(memory_format=torch.channels_last)
+
+
 class TestZeroPadding:
     """Padding zeros are multiplied like any other zero: Inf * 0 is NaN.
 
@@ -461,6 +466,41 @@ class TestZeroPadding:
         for name, ours, theirs in zip(Results._fields, actual, expected, strict=True):
             if theirs is not None and name != "grad_input":
                 self._assert_same_kinds(ours, theirs)
+
+    # Some of their taps meet no pixel, or no pixel meets all of them.
+    LARGE_KERNELS = (
+        Problem("depthwise", 8, 40, (2, 3), 40, (7, 5), padding=(3, 2), groups=40),
+        Problem("depthwise, a column", 5, 33, (2, 1), 33, (5, 1), padding=(2, 0), groups=33),
+        Problem("depthwise, one pixel", 40, 64, (1, 1), 64, (5, 5), padding=(2, 2), groups=64),
+        Problem("depthwise, stride 2", 8, 40, (3, 3), 40, (7, 7), (2, 2), (3, 3), groups=40),
+        Problem("dense 3 x 3", 9, 12, (2, 2), 70, (3, 3), padding=(1, 1)),
+        Problem("dense 5 x 5", 8, 6, (3, 3), 24, (5, 5), padding=(2, 2)),
+        Problem("groups of 32", 8, 64, (2, 2), 64, (3, 3), padding=(1, 1), groups=2),
+    )
+
+    @pytest.mark.parametrize("number", [None, torch.inf, torch.nan], ids=str)
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    @pytest.mark.parametrize("problem", LARGE_KERNELS, ids=str)
+    def test_kernels_larger_than_the_map(self, problem, dtype, number, device):
+        """What products with zeros are left out changes no bit, in no format and batch: without
+        infinite weights values are as accurate as F.conv2d's, with one there are NaNs."""
+        tensors = make_tensors(problem, dtype, device=device)
+        if number is not None:
+            tensors.weight[-1, 0, 0, 0] = number
+        whole = self._results(problem, tensors)
+        inner = Tensors(*(t if t is None or t.dim() < 4 else last(t) for t in tensors))
+        first = Tensors(tensors.input[:1], *tensors[1:3], tensors.grad_output[:1])
+        alone = self._results(dataclasses.replace(problem, batch=1), first)
+        other = self._results(problem, inner)
+        for name in ("output", "grad_input"):
+            ours = getattr(whole, name)
+            assert torch.equal(bits(ours), bits(getattr(other, name))), name
+            assert torch.equal(bits(ours[:1]), bits(getattr(alone, name))), name
+        assert torch.equal(bits(whole.grad_weight), bits(other.grad_weight))
+        self._assert_same_kinds(whole.output, self._oracle(problem, tensors).output)
+        assert whole.output.isfinite().all() == (number is None)
+        if number is None:
+            assert_results_as_accurate(problem, dtype, device)
 
     @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
     @pytest.mark.parametrize("channels", [(3, 5), (17, 33)], ids=str)

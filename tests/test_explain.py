@@ -197,6 +197,17 @@ def test_depthwise_follows_the_memory_format(kernel, stride):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_depthwise_taps_that_meet_no_pixel_are_not_in_the_kernel(dtype):
+    """They are zeros of one chain, whose length stays."""
+    problem = Problem("small", 32, 64, (2, 2), 64, (7, 7), padding=(3, 3), groups=64)
+    tensors = make_tensors(problem, dtype, memory_format=torch.channels_last)
+    plan = conv2d_ext.explain(*tensors[:3], **problem.call_args())
+    for one in (plan.forward, plan.grad_input):
+        assert one.micro_kernel.startswith("depthwise_ukernel_f32_7x3s1__")
+        assert (one.gemm_k, one.k_segments, one.k_segment_length) == (49, 1, 49)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_depthwise_gradients_of_short_rows_run_over_groups(dtype):
     """In planes of rows that leave vectors half empty; of fewer groups than lanes they do not."""
     for groups, engine in (

@@ -103,7 +103,7 @@ class TaskExplainer {
     if (task_.call->direction == Direction::kGradWeight) {
       set_weight_sums();
     } else if (!has_phases) {
-      set_gemm(*task_.gemm);
+      set_gemm(task_.whole != nullptr ? *task_.whole : *task_.gemm);
     }
     explain_driver();
     return e_;
@@ -289,7 +289,12 @@ class TaskExplainer {
       e_.refused = why_widened(dtype_, "as loaded or in the packers");
     }
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    set_work(t.items(), lay_out_scratch(t, g, vector_).bytes);
+    int64_t bytes = lay_out_scratch(t, g, vector_).bytes;
+    if (task_.whole != nullptr) {  // what runs if a weight is not finite
+      const DepthwiseTiling other = tile_depthwise(*task_.whole, vector_, size_of(dtype_), threads_);
+      bytes = max64(bytes, lay_out_scratch(other, *task_.whole, vector_).bytes);
+    }
+    set_work(t.items(), bytes);
   }
 
   void explain_planes(const ConvGemm& g) {

@@ -379,8 +379,8 @@ MUTATIONS = (
     M(
         "drivers/listed_steps.h",
         "an infinite weight is not seen",
-        "= is_finite(operands.c + c_offset[0] * operands.c_pitch, vectors);",
-        "= true;",
+        "const bool leaves_out = are_finite",
+        "const bool leaves_out = true || are_finite",
     ),
     M(
         "drivers/listed_steps.h",
@@ -429,6 +429,30 @@ MUTATIONS = (
         "listed weight elements lie column by column",
         "scratch.listed_numbers[at] = (c * t.tap_rows + i) * t.tap_cols + j;",
         "scratch.listed_numbers[at] = (c * t.tap_cols + j) * t.tap_rows + i;",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "depthwise taps that some pixels meet are left out",
+        "met.count() > kLeastTaps && !meets(met.begin)",
+        "met.count() > kLeastTaps",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "sums without depthwise taps may start from their bias",
+        "return pays && !met.starts_from_bias() ? met : gemm;",
+        "return pays ? met : gemm;",
+    ),
+    M(
+        "plan/conv_gemm.cpp",
+        "depthwise taps are left out of several chains",
+        "if (!one_chain || ",
+        "if (",
+    ),
+    M(
+        "isa/run.h",
+        "depthwise taps are left out whatever their weights",
+        "task.whole == nullptr || has_finite_weights<S, T>(*task.whole)",
+        "true",
     ),
     M(
         "plan/padding_classes.cpp",

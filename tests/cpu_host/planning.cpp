@@ -308,8 +308,12 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
       return check_scratch("winograd", lay_out_scratch(t, *task.gemm, vector).bytes);
     }
     case Driver::kDepthwise: {
-      const DepthwiseTiling t = tile_depthwise(*task.gemm, vector, size_of(d.dtype), d.threads);
-      return check_scratch("depthwise", lay_out_scratch(t, *task.gemm, vector).bytes);
+      for (const ConvGemm* const g : {task.gemm, task.whole}) {
+        if (g == nullptr) continue;
+        const DepthwiseTiling t = tile_depthwise(*g, vector, size_of(d.dtype), d.threads);
+        check_scratch("depthwise", lay_out_scratch(t, *g, vector).bytes);
+      }
+      return;
     }
     case Driver::kGroups:
       return plan_gemm("conv, groups", *task.gemm, true, d, vector);

@@ -307,6 +307,7 @@ int64_t* const kLimits[] = {
     &o::kDotPackedBytes,
     &t::kWeightTileColumnsByTap,
     &o::kDotPackedImages,
+    &d::kFiniteProducts,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

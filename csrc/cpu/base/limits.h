@@ -148,6 +148,8 @@ CONV2D_LIMIT kStridedPairs = 512;
 CONV2D_LIMIT kStridedPixels = 16 * 1024;
 // What a patch may take there.
 CONV2D_LIMIT kMaxStridedPatchBytes = 1024 * 1024;
+// Products of a weight that take the time of seeing whether it is finite.
+CONV2D_LIMIT kFiniteProducts = 3;
 
 }  // namespace depthwise
 

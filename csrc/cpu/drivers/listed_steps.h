@@ -95,7 +95,7 @@ struct ListedSteps {
       // The results that show whether factors are finite.
       const int64_t shown = padding.has_whole ? results.count * padding.classes[0].results() : 1;
       compute(whole, k, end, 0, shown);
-      const bool leaves_out = is_finite(operands.c + c_offset[0] * operands.c_pitch, vectors);
+      const bool leaves_out = are_finite<T, T>(operands.c + c_offset[0] * operands.c_pitch, vectors * Vec<T>::kLanes);
       int64_t first = 0, from = shown;
       for (int c = 0; c < padding.count; ++c) {
         first += results.count * padding.classes[c].results();
@@ -119,17 +119,6 @@ struct ListedSteps {
     const int64_t row = within / all_steps.cols - of.step_row, col = within % all_steps.cols - of.step_col;
     const int64_t whole = k / all_steps.size() * of.steps() + max64(min64(row, of.step_rows), 0) * of.step_cols;
     return row < 0 || row >= of.step_rows ? whole : whole + max64(min64(col, of.step_cols), 0);
-  }
-
-  static bool is_finite(const T* sums, int64_t vectors) {
-    constexpr int L = Vec<T>::kLanes;
-    typename Vec<T>::reg zeros = Vec<T>::zero();
-    for (int64_t v = 0; v < vectors; ++v) zeros = Vec<T>::fma(Vec<T>::load(sums + v * L), Vec<T>::zero(), zeros);
-    T lanes[L];
-    Vec<T>::store(lanes, zeros);
-    T sum = 0;
-    for (const T lane : lanes) sum += lane;
-    return sum == 0;
   }
 };
 

@@ -53,6 +53,22 @@ CONV2D_INLINE void for_each_block(const ConvGemm& gemm, const KBlocking& k, int6
   }
 }
 
+// Whether n elements are finite: only then their products with zero are.
+template <class S, class T>
+bool are_finite(const S* from, int64_t n) {
+  using V = Vec<T>;
+  constexpr int L = V::kLanes;
+  typename V::reg zeros = V::zero();
+  int64_t i = 0;
+  for (; i + L <= n; i += L) zeros = V::fma(load_as(from + i), V::zero(), zeros);
+  if (i < n) zeros = V::fma(load_as_partial(from + i, int(n - i)), V::zero(), zeros);
+  T lanes[L];
+  V::store(lanes, zeros);
+  T sum = 0;
+  for (const T lane : lanes) sum += lane;
+  return sum == 0;
+}
+
 // The two tables of im2col; each returns where it ends. The steps are copied first: as far as a compiler knows, writing
 // a table might change the patch, which it would then read again for every entry.
 CONV2D_INLINE int64_t* fill_positions(const Patch& patch, int64_t images, int64_t rows, int64_t cols, int64_t* offset) {

@@ -179,6 +179,13 @@ struct Tasks {
     visitor(task);
   }
 
+  void visit_depthwise(const ConvGemm& gemm) const {
+    const ConvGemm met = has_phases_in_turn(call) ? gemm : without_unmet_taps(gemm, call.dtype, isa.vector.limits);
+    Task task{Driver::kDepthwise, &call, &met};
+    if (met.taps() < gemm.taps()) task.whole = &gemm;
+    visitor(task);
+  }
+
   // A GEMM of forward or grad_input, to the first that accepts it.
   void visit_candidate(const ConvGemm& gemm) const {
     const size_t of_the_call = refusals != nullptr ? refusals->size() : 0;
@@ -219,7 +226,7 @@ struct Tasks {
     const ConvGemm joined = join_rows_of_planes(gemm);
     for (const GemmCandidate& candidate : kGemmCandidates) {
       if (takes(candidate.driver, candidate.refuse(joined, call.dtype, isa.vector))) {
-        return visit(candidate.driver, joined);
+        return candidate.driver == Driver::kDepthwise ? visit_depthwise(joined) : visit(candidate.driver, joined);
       }
     }
   }

@@ -1,8 +1,11 @@
 #include "conv_gemm.h"
 
+#include <cfenv>
 #include <utility>
 
+#include "../base/limits.h"
 #include "patch_axis.h"
+#include "summation_order.h"
 
 namespace conv2d_ext::cpu {
 
@@ -85,6 +88,41 @@ bool meets_no_padding(const ConvGemm& gemm) {
 bool reads_whole_planes(const ConvGemm& gemm) {
   return gemm.taps() == 1 && gemm.rows == 1 && gemm.source_col == 1 && gemm.axis_w.step == 1 &&
          gemm.axis_h.source(0, 0) == 0 && gemm.axis_w.source(0, 0) == 0 && gemm.cols == gemm.source_w;
+}
+
+namespace {
+
+// Those taps that some position meets, and between them; three where there are as many, so that a sum of both axes'
+// taps stays one that its bias is added to (starts_from_bias).
+Interval met_taps(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {
+  constexpr int64_t kLeastTaps = 3;
+  const auto meets = [&](int64_t tap) {
+    return indices_inside(axis.source(0, tap), axis.step, positions, size).count() > 0;
+  };
+  Interval met{0, taps};
+  while (met.count() > kLeastTaps && !meets(met.begin)) ++met.begin;
+  while (met.count() > kLeastTaps && !meets(met.end - 1)) --met.end;
+  return met;
+}
+
+}  // namespace
+
+ConvGemm without_unmet_taps(const ConvGemm& gemm, DType dtype, const ChainLimits& chains) {
+  // Rounding down, zeros may change the sign of a sum that is zero.
+  const bool one_chain = gemm.channels == 1 && gemm.taps() <= block_k(gemm, chains).chain;
+  if (!one_chain || gemm.starts_from_bias() || std::fegetround() == FE_DOWNWARD) return gemm;
+  const Interval h = met_taps(gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h);
+  const Interval w = met_taps(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
+  ConvGemm met = gemm;
+  met.taps_h = h.count();
+  met.taps_w = w.count();
+  met.axis_h.origin = gemm.axis_h.source(0, h.begin);
+  met.axis_w.origin = gemm.axis_w.source(0, w.begin);
+  met.weight = behind(gemm.weight, h.begin * gemm.weight_i + w.begin * gemm.weight_j, dtype);
+  // Whether weights are finite takes the time of some products of each.
+  const double saved = double(gemm.batch) * double(gemm.rows * gemm.cols) * double(gemm.taps() - met.taps());
+  const bool pays = saved >= double(limits::depthwise::kFiniteProducts * gemm.taps());
+  return pays && !met.starts_from_bias() ? met : gemm;
 }
 
 SharedDimensions join_dimensions(SharedDimension c, SharedDimension i, SharedDimension j) {
