@@ -499,6 +499,10 @@ class TestZeroPadding:
         assert torch.equal(bits(whole.grad_weight), bits(other.grad_weight))
         self._assert_same_kinds(whole.output, self._oracle(problem, tensors).output)
         assert whole.output.isfinite().all() == (number is None)
+        for view in ("sliced", "transposed"):
+            weight = VIEWS[view](tensors.weight)
+            apart = library_forward(problem, inner._replace(weight=weight)).cpu()
+            assert torch.equal(bits(apart), bits(whole.output)), view
         if number is None:
             assert_results_as_accurate(problem, dtype, device)
 

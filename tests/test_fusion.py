@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-import unittest
 
 import pytest
 import torch
@@ -141,13 +140,13 @@ def test_quantization_around_layers_left_in_floating_point():
     assert torch.equal(prepared(input), model(input))
 
 
-def test_convert_leaves_what_is_prepared_for_quantization():
+def test_convert_leaves_what_is_prepared_for_quantization(caplog):
     model = make_model().float()
     model.qconfig = quantization.get_default_qconfig("x86")
     prepared = quantization.prepare(model)
-    with unittest.TestCase().assertLogs("conv2d_ext", logging.WARNING) as logs:
+    with caplog.at_level(logging.WARNING, logger="conv2d_ext"):
         conv2d_ext.convert(prepared)
-    messages = [record.getMessage() for record in logs.records]
+    messages = [r.getMessage() for r in caplog.records if r.name == "conv2d_ext"]
     assert len(messages) == 2
     assert "'0'" in messages[0]
     assert "prepared for quantization" in messages[0]

@@ -100,3 +100,16 @@ def test_a_bias_of_negative_zero(channels):
         assert_same_bits(library_results(problem, viewed), results, view)
     alone = conv2d_ext.conv2d(tensors.input[1:2], tensors.weight, tensors.bias)
     assert torch.equal(bits(alone[0]), bits(results.output[1]))
+
+
+@pytest.mark.parametrize("batch", [1, 9])
+def test_a_bias_of_negative_zero_beside_taps_that_meet_no_pixel(batch):
+    """The last tap that meets a pixel underflows to -0. The zeros after it make that +0, which they
+    must do where they could be left out."""
+    input, weight = torch.zeros(batch, 32, 2, 2), torch.zeros(32, 1, 7, 7)
+    input[..., 1, 1] = 2.0**-100
+    weight[:, 0, 4, 4] = -(2.0**-100)
+    bias = torch.full((32,), -0.0)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        x, w = (t.to(memory_format=memory_format) for t in (input, weight))
+        assert not torch.signbit(conv2d_ext.conv2d(x, w, bias, padding=3, groups=32)).any()

@@ -310,8 +310,9 @@ void check_padding_classes() {
         "%d x %d taps, strides %d and %d, dilation %d and %d, padding %d and %d, %d x %d, tile %d x %d, weights %d",
         int(p.kernel_h), int(p.kernel_w), int(p.stride_h), int(p.stride_w), int(p.dilation_h), int(p.dilation_w),
         int(p.pad_top), int(p.pad_left), int(p.in_h), int(p.in_w), int(tile.rows), int(tile.cols), of_weights);
-    const PaddingClasses classes =
-        of_weights ? padding_classes(p, tile, {0, p.kernel_h, 0, p.kernel_w}, rule) : padding_classes(g, tile, rule);
+    const PaddingClasses classes = of_weights
+                                       ? padding_classes(p, tile, {0, p.kernel_h, 0, p.kernel_w, p.in_channels}, rule)
+                                       : padding_classes(g, tile, rule);
     if (classes.count == 0) continue;
     ++listed;
     const int64_t rows = of_weights ? p.kernel_h : tile.rows, cols = of_weights ? p.kernel_w : tile.cols;

@@ -161,9 +161,9 @@ CONV2D_LIMIT kMostPhasePixels = 1024;
 // A patch of all channels, and a panel of all channels and taps: both are read again by every phase.
 CONV2D_LIMIT kMostPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kMostPanelBytes = 640 * 1024;
-// A phase's sums of a panel, where two phases are stored together: that is worth more than tiles that stay in L2.
+// All phases' sums of a panel, where whole rows are stored: that is worth more than tiles that stay in L2.
 CONV2D_LIMIT kMostSumBytes = 512 * 1024;
-// The same where vectors run over groups: a patch, and a phase's sums of all channels.
+// The same where vectors run over groups: a patch, and the sums that are kept of all channels.
 CONV2D_LIMIT kMostGroupPatchBytes = 256 * 1024;
 CONV2D_LIMIT kMostGroupSumBytes = 256 * 1024;
 // Results of so many bytes, for each thread, are computed phase after phase.

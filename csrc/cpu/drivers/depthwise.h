@@ -305,23 +305,27 @@ struct DepthwiseCall {
   }
 };
 
-// Whether all weights of a GEMM of one channel are finite.
+// Whether products with zeros change no result of a GEMM of one channel: all weights are finite, and no bias is -0,
+// which would show the sign of a sum that is zero.
 template <class S, class T>
-bool has_finite_weights(const ConvGemm& g) {
+bool zeros_change_nothing(const ConvGemm& g) {
+  const S* const bias = static_cast<const S*>(g.bias);
+  for (int64_t group = 0; bias != nullptr && group < g.groups; ++group) {
+    if (is_negative_zero(widen_scalar(bias[group * g.bias_stride]))) return false;
+  }
   const S* const first = static_cast<const S*>(g.weight);
-  const int64_t count = g.groups * g.taps();
   // Mostly they fill their memory, in whichever order.
   const bool ascend = g.weight_g >= 0 && g.weight_i >= 0 && g.weight_j >= 0;
   const int64_t last = (g.groups - 1) * g.weight_g + (g.taps_h - 1) * g.weight_i + (g.taps_w - 1) * g.weight_j;
-  if (ascend && last < count) return are_finite<S, T>(first, last + 1);
+  if (ascend && last < g.groups * g.taps()) return are_finite<S, T>(first, last + 1);
+  T zeros = 0;
   for (int64_t group = 0; group < g.groups; ++group) {
     for (int64_t i = 0; i < g.taps_h; ++i) {
-      for (int64_t j = 0; j < g.taps_w; ++j) {
-        if (!are_finite<S, T>(first + group * g.weight_g + i * g.weight_i + j * g.weight_j, 1)) return false;
-      }
+      const S* const row = first + group * g.weight_g + i * g.weight_i;
+      for (int64_t j = 0; j < g.taps_w; ++j) zeros += widen_scalar(row[j * g.weight_j]) * T(0);
     }
   }
-  return true;
+  return zeros == 0;
 }
 
 // Several of them in turn, item by item.

@@ -291,7 +291,7 @@ struct ConvCall {
   static bool has_negative_zero(const T* bias, int64_t n) {
     if constexpr (kListsSteps) {
       for (int64_t i = 0; i < n; ++i) {
-        if (bias[i] == 0 && __builtin_signbit(bias[i])) return true;
+        if (is_negative_zero(bias[i])) return true;
       }
     }
     return false;

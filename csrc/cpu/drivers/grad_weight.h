@@ -161,7 +161,8 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     listed.padding.count = 0;
     if constexpr (kListsSteps) {
       if (tiling.padding.permille > 0) {
-        listed.padding = padding_classes(problem, segment, {t.i0, t.tap_rows, t.j0, t.tap_cols}, tiling.padding);
+        listed.padding =
+            padding_classes(problem, segment, {t.i0, t.tap_rows, t.j0, t.tap_cols, t.channels}, tiling.padding);
       }
       if (listed.padding.count == 0) return listed;
       listed.chain = pixels.chain;

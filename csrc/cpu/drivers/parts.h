@@ -53,6 +53,11 @@ CONV2D_INLINE void for_each_block(const ConvGemm& gemm, const KBlocking& k, int6
   }
 }
 
+template <class T>
+bool is_negative_zero(T x) {
+  return x == 0 && __builtin_signbit(x);
+}
+
 // Whether n elements are finite: only then their products with zero are.
 template <class S, class T>
 bool are_finite(const S* from, int64_t n) {

@@ -9,7 +9,7 @@
 //   panel   [phase][channel][tap of the phase][NR]
 //
 // Where groups have few channels, vectors run over groups (G), as in drivers/gemm.h. The weights of all result channels
-// are then packed at once, and a phase's sums of all of them are stored together.
+// are then packed at once, and in channels_last a phase's sums of all of them are stored together.
 //
 // Each phase's sums are those of drivers/gemm.h, chain for chain and bit for bit.
 #pragma once

@@ -110,7 +110,7 @@ void run_task_of(const Task& task, const Executor& executor) {
       return;
     case Driver::kDepthwise:
       if constexpr (kNative) {
-        const bool leaves_out = task.whole == nullptr || has_finite_weights<S, T>(*task.whole);
+        const bool leaves_out = task.whole == nullptr || zeros_change_nothing<S, T>(*task.whole);
         run_all(DepthwiseCalls<S, T>(leaves_out ? task.gemm : task.whole, task.gemms, threads), executor);
       }
       return;

@@ -249,10 +249,7 @@ const char* refuse_strided(const Conv2dProblem& p, const int64_t* result, const 
   if (p.stride_w != 2 || result[3] != 1 || p.kernel_w < 2 || p.dilation_w % 2 == 0) {
     return "the stride along the row is not 2, or pixels are not neighbours";
   }
-  // Of a short row many lanes are idle: groups may fill more of them.
-  const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
-  const bool is_short = p.in_w < div_up(3 * vector.lanes, 2) && filled(p.groups) > filled(div_up(p.in_w, 2));
-  if (is_short || p.in_w < div_up(vector.lanes, 2) || p.out_pixels() < 2) return "short rows, or one output";
+  if (p.in_w < div_up(vector.lanes, 2) || p.out_pixels() < 2) return "rows shorter than half a vector, or one output";
   const int64_t row_phases = grad_input_tap_step(p.stride_h, p.dilation_h);
   if (row_phases != p.stride_h || p.kernel_h < row_phases) return "a phase of the rows has no tap";
   // All taps of a phase have to make one chain, and none of them may be left out.
@@ -275,12 +272,18 @@ const char* refuse_strided(const Conv2dProblem& p, const int64_t* result, const 
   return grad_input_cuts_bands(p) ? "taps are left out in bands" : nullptr;
 }
 
+// Whether groups fill more lanes of their vectors than the pairs of columns of short rows do.
+bool groups_fill_more(const Conv2dProblem& p, const VectorShape& vector) {
+  const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
+  return p.in_w < div_up(3 * vector.lanes, 2) && filled(p.groups) > filled(div_up(p.in_w, 2));
+}
+
 void visit_grad_input(const Tasks& tasks) {
   const Call& call = tasks.call;
   const VectorShape& vector = tasks.isa.vector;
-  if (tasks.takes(Driver::kStrided, refuse_strided(call.problem, call.result.stride, vector))) {
-    return tasks.visit(Driver::kStrided);
-  }
+  const char* const not_strided = refuse_strided(call.problem, call.result.stride, vector);
+  const bool has_short_rows = not_strided == nullptr && groups_fill_more(call.problem, vector);
+  if (!has_short_rows && tasks.takes(Driver::kStrided, not_strided)) return tasks.visit(Driver::kStrided);
   JoinedPhases phases;
   const char* refusal = join_phases(call, vector, phases);
   // Products in pairs and tiles have an order of their own. With vectors over groups there are none.
@@ -288,6 +291,10 @@ void visit_grad_input(const Tasks& tasks) {
     refusal = tasks.isa.has_pairs ? "bfloat16 products are taken in pairs"
               : tasks.isa.has_amx ? "bfloat16 products are taken in AMX tiles"
                                   : nullptr;
+  }
+  if (has_short_rows) {
+    if (refusal != nullptr) return tasks.visit(Driver::kStrided);
+    tasks.takes(Driver::kStrided, "groups fill more lanes than short rows do");
   }
   if (tasks.takes(Driver::kPhases, refusal)) {
     Task task{Driver::kPhases, &call};

@@ -56,7 +56,7 @@ struct Task {
   const Call* call;
   const ConvGemm* gemm = nullptr;        // kDot, kRows but of grad_weight, kColumns, and from kAmx to kGemm
   int gemms = 1;                         // so many, one behind the other: kDepthwise, which runs them in turn
-  const ConvGemm* whole = nullptr;       // kDepthwise: `gemm` lacks taps of it, and stands only for finite weights
+  const ConvGemm* whole = nullptr;       // kDepthwise: `gemm` lacks taps of it, whose zeros may count after all
   const RowProducts* rows = nullptr;     // kRows, kColumns
   const JoinedPhases* phases = nullptr;  // kPhases
 };

@@ -84,9 +84,9 @@ bool meets_no_padding(const ConvGemm& gemm);
 // Whether the one row there is (join_rows_of_planes) is all of a plane, pixel beside pixel, of a 1x1 kernel.
 bool reads_whole_planes(const ConvGemm& gemm);
 
-// The GEMM of one channel without taps that meet the padding at all its pixels, as on maps smaller than the kernel;
-// where that changes no bit as long as weights are finite: products with zeros change no chain that remains one. Else
-// the GEMM itself.
+// The GEMM of one channel without taps that meet the padding at all its pixels, as on maps smaller than the kernel,
+// where that pays: as long as weights are finite and no bias is -0, products with zeros change no chain that remains
+// one. Else the GEMM itself.
 ConvGemm without_unmet_taps(const ConvGemm& gemm, DType dtype, const ChainLimits& limits);
 
 // A dimension of two tensors that are walked together: its size and its strides in either.

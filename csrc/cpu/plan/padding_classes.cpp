@@ -81,7 +81,7 @@ PaddingClasses padding_classes(const Conv2dProblem& p, const Tile& segment, cons
                                const PaddingRule& rule) {
   return padding_classes({exchanged(p.rows(), segment.row, taps.i0), segment.rows, taps.tap_rows, p.in_h},
                          {exchanged(p.cols(), segment.col, taps.j0), segment.cols, taps.tap_cols, p.in_w},
-                         p.in_channels_per_group(), rule);
+                         taps.channels, rule);
 }
 
 }  // namespace conv2d_ext::cpu

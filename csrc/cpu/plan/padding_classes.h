@@ -38,9 +38,10 @@ struct PaddingRule {
 // Of a tile.
 PaddingClasses padding_classes(const ConvGemm& gemm, const Tile& tile, const PaddingRule& rule);
 
-// Of a kernel's taps [i0, i0 + tap_rows) x [j0, j0 + tap_cols), and one image of a segment's pixels.
+// Of a kernel's taps [i0, i0 + tap_rows) x [j0, j0 + tap_cols) of so many channels, and one image of a segment's
+// pixels.
 struct TapRectangle {
-  int64_t i0, tap_rows, j0, tap_cols;
+  int64_t i0, tap_rows, j0, tap_cols, channels;
 };
 PaddingClasses padding_classes(const Conv2dProblem& problem, const Tile& segment, const TapRectangle& taps,
                                const PaddingRule& rule);

@@ -5,7 +5,6 @@
 
 #include "../base/limits.h"
 #include "caches.h"
-#include "padding_classes.h"
 
 namespace conv2d_ext::cpu {
 
@@ -108,11 +107,11 @@ struct ConvTiler {
   }
 
   // Sums that start from the bias are so short that it would not pay; and a denormal bias may be flushed.
-  void leave_out_padding(ConvTiling& t, int64_t chunk_vectors) const {
+  void leave_out_padding(ConvTiling& t, int64_t images, int64_t chunk_vectors) const {
     const PaddingRule rule = padding_rule(gemm.m, chunk_vectors, vector);
     const bool leaves_out = rule.permille > 0 && !lanes_are_groups && gemm.per_step == 1 && gemm.channels > 0 &&
                             gemm.taps() > 1 && k.blocks_h * k.blocks_w == 1 && !gemm.starts_from_bias() &&
-                            padding_classes(gemm, {0, gemm.batch, 0, gemm.rows, 0, gemm.cols}, rule).count > 0;
+                            padding_classes(gemm, {0, images, 0, gemm.rows, 0, gemm.cols}, rule).count > 0;
     t.padding = leaves_out ? rule : PaddingRule{};
   }
 
@@ -194,8 +193,9 @@ struct WeightTiler {
   void leave_out_padding(WeightTiling& t, int64_t chunk_vectors) const {
     const PaddingRule rule = padding_rule(problem.out_channels_per_group(), chunk_vectors, vector);
     const Tile image{0, 1, 0, problem.out_h, 0, problem.out_w};
-    const bool leaves_out = rule.permille > 0 && lanes == WeightLanes::kChannels && t.tap_rows * t.tap_cols > 1 &&
-                            padding_classes(problem, image, {0, t.tap_rows, 0, t.tap_cols}, rule).count > 0;
+    const bool leaves_out =
+        rule.permille > 0 && lanes == WeightLanes::kChannels && t.tap_rows * t.tap_cols > 1 &&
+        padding_classes(problem, image, {0, t.tap_rows, 0, t.tap_cols, t.block_channels}, rule).count > 0;
     t.padding = leaves_out ? rule : PaddingRule{};
   }
 
@@ -284,7 +284,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   const ConvTiler tiler{gemm, k, vector, lanes_are_groups, num_threads};
   ConvTiling t{};
   tiler.join_segments(t);
-  tiler.leave_out_padding(t, div_up(gemm.m, vector.lanes));
+  tiler.leave_out_padding(t, gemm.batch, div_up(gemm.m, vector.lanes));
   t.groups_first = gemm.groups_are_neighbours(vector.element_size);
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
   // in L2.
@@ -306,8 +306,8 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
     tiler.cut_result_channels(t);
     if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
-  // Threads that would idle may have made chunks too narrow.
-  if (t.padding.permille > 0) tiler.leave_out_padding(t, t.chunk_vectors);
+  // Threads that would idle may have made chunks too narrow, or tiles of too few images.
+  if (t.padding.permille > 0) tiler.leave_out_padding(t, t.tile_images, t.chunk_vectors);
   tiler.keep_weights(t);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   return t;

@@ -10,6 +10,9 @@ namespace {
 
 namespace limit = limits::phases;
 
+// Limits' worth of pixels that a tile of a single band of whole rows may have.
+constexpr int64_t kMostWholeRows = 4;
+
 const char* const kManyPixels = "too many pixels, or a panel or a patch too large, for phases that run together";
 
 int64_t panel_bytes(const JoinedPhases& phases, const VectorShape& vector, int64_t vectors) {
@@ -30,12 +33,20 @@ int64_t pixel_limit(int64_t m, const JoinedPhases& phases, const VectorShape& ve
   return limit::kMostSumBytes / (min64(div_up(m, vector.lanes), vector.max_vectors) * vector_bytes);
 }
 
-// How many images a tile with so many of their rows may have; 0: one is too many.
+// How many images a tile with so many of their rows should have; 0: one is too many.
 int64_t image_limit(const JoinedPhases& phases, int64_t rows, const VectorShape& vector) {
   const int64_t image_bytes = elements_of_patch(phases, 1, rows, vector) * vector.element_size;
   const int64_t pixels = pixel_limit(phases.gemm[0].m, phases, vector);
   const int64_t patch_bytes = phases.over_groups ? limit::kMostGroupPatchBytes : limit::kMostPatchBytes;
   return min64(patch_bytes / max64(image_bytes, 1), pixels / max64(phases.kept_pixels(rows), 1));
+}
+
+// Whether a tile may have so many rows of an image at all. Whole rows of wide images take more scratch than L2 likes.
+bool fits_tile(const JoinedPhases& phases, int64_t rows, const VectorShape& vector) {
+  if (!phases.whole_rows) return image_limit(phases, rows, vector) > 0;
+  const int64_t patch_bytes = elements_of_patch(phases, 1, rows, vector) * vector.element_size;
+  return patch_bytes <= (phases.over_groups ? limit::kMostGroupPatchBytes : limit::kMostPatchBytes) &&
+         phases.kept_pixels(rows) <= kMostWholeRows * pixel_limit(phases.gemm[0].m, phases, vector);
 }
 
 // Rows of a band, at least. Each packs the rows again that it shares with the next one, a vector for each pixel where
@@ -89,7 +100,8 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   const bool has_bands = phases.whole_rows || phases.over_groups;
   const int64_t most = pixel_limit(m, phases, vector);
   const int64_t row_pixels = phases.whole_rows ? saturating_mul(p.in_w, p.stride_h) : div_up(p.in_w, p.stride_w);
-  if (row_pixels > most || (p.in_h > most * p.stride_h && !has_bands)) return kManyPixels;
+  if (row_pixels > (phases.whole_rows ? kMostWholeRows : 1) * most || (p.in_h > most * p.stride_h && !has_bands))
+    return kManyPixels;
   // The gradient of one output pixel, and phases that are cut into bands, are other GEMMs than these.
   if (p.out_pixels() == 1 || grad_input_cuts_bands(p)) return "the phases are cut into bands, or there is one output";
 
@@ -131,8 +143,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   }
   const int64_t least_rows = has_bands ? least_band(phases) : phases.most_rows();
   const int64_t panel_vectors = phases.over_groups ? m : 1;
-  if (panel_bytes(phases, vector, panel_vectors) > limit::kMostPanelBytes ||
-      image_limit(phases, least_rows, vector) == 0) {
+  if (panel_bytes(phases, vector, panel_vectors) > limit::kMostPanelBytes || !fits_tile(phases, least_rows, vector)) {
     return kManyPixels;
   }
   // A smaller tile or chunk, for more threads, takes no more.
@@ -151,7 +162,7 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
   int64_t rows = phases.most_rows();
   const int64_t least = least_band(phases);
   while (rows > least && image_limit(phases, rows, vector) == 0) rows = max64(div_up(rows, 2), least);
-  int64_t images = rows < phases.most_rows() ? 1 : image_limit(phases, rows, vector);
+  int64_t images = rows < phases.most_rows() ? 1 : max64(image_limit(phases, rows, vector), 1);
   if (t.groups_first) {
     images = min64(images, max64(limit::kMostNeighbourPixels / max64(phases.most_pixels(rows), 1), 1));
   }
