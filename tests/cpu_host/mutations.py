@@ -451,7 +451,7 @@ MUTATIONS = (
     M(
         "isa/run.h",
         "depthwise taps are left out whatever their weights",
-        "task.whole == nullptr || has_finite_weights<S, T>(*task.whole)",
+        "task.whole == nullptr || zeros_change_nothing<S, T>(*task.whole)",
         "true",
     ),
     M(
