@@ -470,6 +470,7 @@ class TestZeroPadding:
     # Some of their taps meet no pixel, or no pixel meets all of them.
     LARGE_KERNELS = (
         Problem("depthwise", 8, 40, (2, 3), 40, (7, 5), padding=(3, 2), groups=40),
+        Problem("depthwise, all taps met", 4, 40, (7, 6), 40, (7, 7), padding=(3, 3), groups=40),
         Problem("depthwise, a column", 5, 33, (2, 1), 33, (5, 1), padding=(2, 0), groups=33),
         Problem("depthwise, one pixel", 40, 64, (1, 1), 64, (5, 5), padding=(2, 2), groups=64),
         Problem("depthwise, stride 2", 8, 40, (3, 3), 40, (7, 7), (2, 2), (3, 3), groups=40),

@@ -439,14 +439,14 @@ MUTATIONS = (
     M(
         "plan/conv_gemm.cpp",
         "sums without depthwise taps may start from their bias",
-        "return pays && !met.starts_from_bias() ? met : gemm;",
-        "return pays ? met : gemm;",
+        "return pays_for_looking(gemm, saved) && !met.starts_from_bias() ? met : gemm;",
+        "return pays_for_looking(gemm, saved) ? met : gemm;",
     ),
     M(
         "plan/conv_gemm.cpp",
         "depthwise taps are left out of several chains",
-        "if (!one_chain || ",
-        "if (",
+        "return one_chain && !gemm.starts_from_bias()",
+        "return !gemm.starts_from_bias()",
     ),
     M(
         "isa/run.h",
@@ -616,6 +616,18 @@ MUTATIONS = (
         "columns beside the source are read",
         "EDGES ? if_bit(inside, x, column, kZeros) : column",
         "column",
+    ),
+    M(
+        "kernels/depthwise.h",
+        "rows of taps that are left out have the weights of those that follow",
+        "operands.weights + v * depth + taken.begin * KW * V::kLanes;",
+        "operands.weights + v * depth;",
+    ),
+    M(
+        "drivers/depthwise.h",
+        "rows of taps beside the source are left out whatever their weights",
+        "                        zeros_change_nothing<S, T>(g)) {}",
+        "                        true) {}",
     ),
     M(
         "kernels/depthwise.h",

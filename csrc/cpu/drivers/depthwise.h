@@ -34,6 +34,29 @@ struct DepthwiseView {
   int64_t cols;  // that the choice of a micro-kernel goes by
 };
 
+// Whether products with zeros change no result of a GEMM of one channel: all weights are finite, and no bias is -0,
+// which would show the sign of a sum that is zero.
+template <class S, class T>
+bool zeros_change_nothing(const ConvGemm& g) {
+  const S* const bias = static_cast<const S*>(g.bias);
+  for (int64_t group = 0; bias != nullptr && group < g.groups; ++group) {
+    if (is_negative_zero(widen_scalar(bias[group * g.bias_stride]))) return false;
+  }
+  const S* const first = static_cast<const S*>(g.weight);
+  // Mostly they fill their memory, in whichever order.
+  const bool ascend = g.weight_g >= 0 && g.weight_i >= 0 && g.weight_j >= 0;
+  const int64_t last = (g.groups - 1) * g.weight_g + (g.taps_h - 1) * g.weight_i + (g.taps_w - 1) * g.weight_j;
+  if (ascend && last < g.groups * g.taps()) return are_finite<S, T>(first, last + 1);
+  T zeros = 0;
+  for (int64_t group = 0; group < g.groups; ++group) {
+    for (int64_t i = 0; i < g.taps_h; ++i) {
+      const S* const row = first + group * g.weight_g + i * g.weight_i;
+      for (int64_t j = 0; j < g.taps_w; ++j) zeros += widen_scalar(row[j * g.weight_j]) * T(0);
+    }
+  }
+  return zeros == 0;
+}
+
 template <class S, class T>
 struct DepthwiseCall {
   static constexpr int L = Vec<T>::kLanes;
@@ -42,13 +65,16 @@ struct DepthwiseCall {
   const bool streams;  // caches don't hold the source
   const DepthwiseTiling tiling;
   const DepthwiseScratch layout;
+  const bool leaves_out_rows;  // of taps beside the source
 
   DepthwiseCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         chain(block_k(g, vector_shape<T>().limits).chain),
         streams(source_streams(g, g.groups * int64_t(sizeof(S)), num_threads)),
         tiling(tile_depthwise(g, vector_shape<T>(), sizeof(S), num_threads)),
-        layout(lay_out_scratch(tiling, g, vector_shape<T>())) {}
+        layout(lay_out_scratch(tiling, g, vector_shape<T>())),
+        leaves_out_rows(tiling.in_place && may_leave_out_rows(g, vector_shape<T>().limits) &&
+                        zeros_change_nothing<S, T>(g)) {}
 
   // A work item's block of groups, and where its operands lie in scratch.
   struct Block {
@@ -159,6 +185,7 @@ struct DepthwiseCall {
       if (tiling.in_place) {
         const int64_t step = gemm.taps_h == 1 ? gemm.axis_h.step : gemm.axis_h.tap;
         operands.rows_inside = coordinates_inside(gemm.axis_h.source(r.row + row, 0), step, gemm.taps_h, gemm.source_h);
+        if (leaves_out_rows) operands.rows_taken = operands.rows_inside;
       }
       const bool inside = operands.rows_inside.count() == gemm.taps_h;
       operands.rows_ahead = asks_beyond || row + 1 < r.rows ? rows_ahead : 0;
@@ -188,7 +215,7 @@ struct DepthwiseCall {
     operands.tap_row = view.tap_row;
     operands.tap_col = gemm.taps_w == 1 ? operands.position : view.tap_col;
     operands.taps_h = gemm.taps_h;
-    operands.rows_inside = {0, gemm.taps_h};
+    operands.rows_inside = operands.rows_taken = {0, gemm.taps_h};
     operands.weights = block.weights;
     operands.start = block.start;
     operands.bias = block.bias;
@@ -304,29 +331,6 @@ struct DepthwiseCall {
     }
   }
 };
-
-// Whether products with zeros change no result of a GEMM of one channel: all weights are finite, and no bias is -0,
-// which would show the sign of a sum that is zero.
-template <class S, class T>
-bool zeros_change_nothing(const ConvGemm& g) {
-  const S* const bias = static_cast<const S*>(g.bias);
-  for (int64_t group = 0; bias != nullptr && group < g.groups; ++group) {
-    if (is_negative_zero(widen_scalar(bias[group * g.bias_stride]))) return false;
-  }
-  const S* const first = static_cast<const S*>(g.weight);
-  // Mostly they fill their memory, in whichever order.
-  const bool ascend = g.weight_g >= 0 && g.weight_i >= 0 && g.weight_j >= 0;
-  const int64_t last = (g.groups - 1) * g.weight_g + (g.taps_h - 1) * g.weight_i + (g.taps_w - 1) * g.weight_j;
-  if (ascend && last < g.groups * g.taps()) return are_finite<S, T>(first, last + 1);
-  T zeros = 0;
-  for (int64_t group = 0; group < g.groups; ++group) {
-    for (int64_t i = 0; i < g.taps_h; ++i) {
-      const S* const row = first + group * g.weight_g + i * g.weight_i;
-      for (int64_t j = 0; j < g.taps_w; ++j) zeros += widen_scalar(row[j * g.weight_j]) * T(0);
-    }
-  }
-  return zeros == 0;
-}
 
 // Several of them in turn, item by item.
 template <class S, class T>

@@ -63,10 +63,15 @@ template <class S, class T>
 bool are_finite(const S* from, int64_t n) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
-  typename V::reg zeros = V::zero();
+  typename V::reg zeros = V::zero(), others[3] = {zeros, zeros, zeros};  // several, which don't wait for one another
   int64_t i = 0;
+  for (; i + 4 * L <= n; i += 4 * L) {
+    zeros = V::fma(load_as(from + i), V::zero(), zeros);
+    for (int64_t x = 0; x < 3; ++x) others[x] = V::fma(load_as(from + i + (x + 1) * L), V::zero(), others[x]);
+  }
   for (; i + L <= n; i += L) zeros = V::fma(load_as(from + i), V::zero(), zeros);
   if (i < n) zeros = V::fma(load_as_partial(from + i, int(n - i)), V::zero(), zeros);
+  for (const auto& other : others) zeros = V::add(zeros, other);
   T lanes[L];
   V::store(lanes, zeros);
   T sum = 0;

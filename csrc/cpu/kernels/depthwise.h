@@ -14,8 +14,8 @@ struct DepthwiseOperands {
   int64_t position, tap_row, tap_col;
   int64_t taps_h;
   // Of a block at the source's edges: which rows of taps lie in the source, and which columns that its pixels meet, a
-  // bit for each.
-  Interval rows_inside;
+  // bit for each; and which rows of taps are taken at all: where zeros change nothing, those in the source.
+  Interval rows_inside, rows_taken;
   uint32_t columns_inside;
   const T* weights;       // [vector][i][j][lane]
   const T *start, *bias;  // [vector][lane], added first and last
@@ -90,20 +90,21 @@ void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
   alignas(64) static const P kZeros[V::kLanes] = {};
   const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col, dst_step = operands.dst_step;
   const int64_t depth = operands.taps_h * KW * V::kLanes, last = operands.vectors - 1;
+  const Interval taken = EDGES ? operands.rows_taken : Interval{0, operands.taps_h};
   const P* block_source = operands.source;
   S* block_dst = operands.dst;
   for (int64_t block = operands.blocks; block > 0; --block) {
-    const T* weights = operands.weights;
     PixelsAhead<P, S, MR, STEP> ahead(operands, block_source, block_dst);
     for (int64_t v = 0; v <= last; ++v) {
       const int64_t lane = v < last ? v * V::kLanes : operands.last_lane;
       reg acc[MR];
 #pragma GCC unroll 8
       for (int q = 0; q < MR; ++q) acc[q] = V::load(operands.start + v * V::kLanes);
-      const P* row = moved(block_source, lane);
+      const P* row = moved(moved(block_source, lane), tap_row, taken.begin);
       if (operands.rows_ahead > 0) ahead.ask_some();
-      [[maybe_unused]] int64_t i = 0;
-      for (const T* const weights_end = weights + depth; weights != weights_end;
+      const T* weights = operands.weights + v * depth + taken.begin * KW * V::kLanes;
+      [[maybe_unused]] int64_t i = taken.begin;
+      for (const T* const weights_end = weights + taken.count() * KW * V::kLanes; weights != weights_end;
            row = moved(row, tap_row), weights += KW * V::kLanes, ++i) {
         reg w[KW];
 #pragma GCC unroll 8

@@ -105,12 +105,22 @@ Interval met_taps(const GatherAxis& axis, int64_t taps, int64_t positions, int64
   return met;
 }
 
+// Whether each sum is one chain that products with zeros don't change, as far as the geometry tells. (Rounding down,
+// they may change the sign of a sum that is zero.)
+bool zeros_are_nothing(const ConvGemm& gemm, const ChainLimits& limits) {
+  const bool one_chain = gemm.channels == 1 && gemm.taps() <= block_k(gemm, limits).chain;
+  return one_chain && !gemm.starts_from_bias() && std::fegetround() != FE_DOWNWARD;
+}
+
+// Whether so many products are worth a look at all weights, which takes the time of some products of each.
+bool pays_for_looking(const ConvGemm& gemm, double products_of_group) {
+  return products_of_group >= double(limits::depthwise::kFiniteProducts * gemm.taps());
+}
+
 }  // namespace
 
-ConvGemm without_unmet_taps(const ConvGemm& gemm, DType dtype, const ChainLimits& chains) {
-  // Rounding down, zeros may change the sign of a sum that is zero.
-  const bool one_chain = gemm.channels == 1 && gemm.taps() <= block_k(gemm, chains).chain;
-  if (!one_chain || gemm.starts_from_bias() || std::fegetround() == FE_DOWNWARD) return gemm;
+ConvGemm without_unmet_taps(const ConvGemm& gemm, DType dtype, const ChainLimits& limits) {
+  if (!zeros_are_nothing(gemm, limits)) return gemm;
   const Interval h = met_taps(gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h);
   const Interval w = met_taps(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
   ConvGemm met = gemm;
@@ -119,10 +129,17 @@ ConvGemm without_unmet_taps(const ConvGemm& gemm, DType dtype, const ChainLimits
   met.axis_h.origin = gemm.axis_h.source(0, h.begin);
   met.axis_w.origin = gemm.axis_w.source(0, w.begin);
   met.weight = behind(gemm.weight, h.begin * gemm.weight_i + w.begin * gemm.weight_j, dtype);
-  // Whether weights are finite takes the time of some products of each.
   const double saved = double(gemm.batch) * double(gemm.rows * gemm.cols) * double(gemm.taps() - met.taps());
-  const bool pays = saved >= double(limits::depthwise::kFiniteProducts * gemm.taps());
-  return pays && !met.starts_from_bias() ? met : gemm;
+  return pays_for_looking(gemm, saved) && !met.starts_from_bias() ? met : gemm;
+}
+
+bool may_leave_out_rows(const ConvGemm& gemm, const ChainLimits& limits) {
+  if (!zeros_are_nothing(gemm, limits)) return false;
+  int64_t beside = 0;
+  for (int64_t i = 0; i < gemm.taps_h; ++i) {
+    beside += gemm.rows - indices_inside(gemm.axis_h.source(0, i), gemm.axis_h.step, gemm.rows, gemm.source_h).count();
+  }
+  return pays_for_looking(gemm, double(gemm.batch) * double(beside) * double(gemm.cols * gemm.taps_w));
 }
 
 SharedDimensions join_dimensions(SharedDimension c, SharedDimension i, SharedDimension j) {

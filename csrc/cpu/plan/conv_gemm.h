@@ -88,6 +88,9 @@ bool reads_whole_planes(const ConvGemm& gemm);
 // where that pays: as long as weights are finite and no bias is -0, products with zeros change no chain that remains
 // one. Else the GEMM itself.
 ConvGemm without_unmet_taps(const ConvGemm& gemm, DType dtype, const ChainLimits& limits);
+// The same of rows of taps that lie in the padding at some rows of pixels: whether a micro-kernel may leave them out
+// there, and that pays.
+bool may_leave_out_rows(const ConvGemm& gemm, const ChainLimits& limits);
 
 // A dimension of two tensors that are walked together: its size and its strides in either.
 struct SharedDimension {
