@@ -1231,7 +1231,7 @@ MUTATIONS = (
         "plan/tile_phases.cpp",
         "the first tap's phase has the first pixels",
         "h.phase * p.in_w + w.phase",
-        "f / step_w * p.in_w + f % step_w",
+        "tap_h * p.in_w + tap_w",
     ),
     M(
         "plan/tile_phases.cpp",

@@ -65,6 +65,20 @@ void extend(const GatherAxis& axis, int64_t positions, int64_t taps, int64_t& lo
   }
 }
 
+// Result channels of a group from which on joining pays.
+int64_t least_channels(const JoinedPhases& phases, bool side_by_side, const VectorShape& vector) {
+  if (phases.over_groups) return phases.whole_rows ? 1 : 2;
+  if (phases.whole_rows) return vector.lanes / 2;
+  return side_by_side ? vector.lanes : 2 * vector.lanes;
+}
+
+// Where the first pixel of the phase of these first taps lies in planes.
+int64_t first_pixel_of(const Conv2dProblem& p, int64_t tap_h, int64_t tap_w) {
+  const GradInputPhase h = grad_input_phase(tap_h, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
+  const GradInputPhase w = grad_input_phase(tap_w, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
+  return h.phase * p.in_w + w.phase;
+}
+
 }  // namespace
 
 const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhases& phases) {
@@ -90,11 +104,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   phases.over_groups = by_groups && m < vector.lanes;
   const bool fills_lines = side_by_side && (!phases.over_groups || can_interleave(m));
   if (by_groups && !phases.whole_rows && !fills_lines) return "channels of groups are stored one by one";
-  const int64_t least = phases.over_groups  ? (phases.whole_rows ? 1 : 2)
-                        : phases.whole_rows ? vector.lanes / 2
-                        : side_by_side      ? vector.lanes
-                                            : 2 * vector.lanes;
-  if (m < least || p.out_channels == 0) return "few input channels in a group";
+  if (m < least_channels(phases, side_by_side, vector) || p.out_channels == 0) return "few input channels in a group";
   // Images are cut into bands where stores are what is saved, or a patch of many vectors; else tiles that stay in L2
   // are worth more.
   const bool has_bands = phases.whole_rows || phases.over_groups;
@@ -125,9 +135,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
     const int f = phases.count++;
     phases.gemm[f] = g;
     phases.gemm[f].weight = call.b.data;
-    const GradInputPhase h = grad_input_phase(f / step_w, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
-    const GradInputPhase w = grad_input_phase(f % step_w, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
-    phases.first_pixel[f] = h.phase * p.in_w + w.phase;
+    phases.first_pixel[f] = first_pixel_of(p, f / step_w, f % step_w);
     extend(g.axis_h, 1, g.taps_h, low_row, high_row);
     extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
   });
