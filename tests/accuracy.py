@@ -35,6 +35,9 @@ def assert_as_accurate(
     actual, aten = (t.to(oracle.value.device) for t in (actual, aten))
     assert actual.shape == aten.shape == oracle.value.shape, what
     assert actual.dtype == aten.dtype, what
+    # oneDNN's weight gradients of bfloat16, by AVX512_BF16 and of an odd number of pixels, now and
+    # then multiply zeros by memory that nobody has written. A NaN of theirs counts as exact.
+    aten = torch.where(aten.isnan(), oracle.value.to(aten.dtype), aten)
     slack = unit_roundoff(actual.dtype)
     for measure in (Oracle.relative_l2, Oracle.max_scaled_error):
         ours, theirs = measure(oracle, actual), measure(oracle, aten)

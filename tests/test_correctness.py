@@ -557,6 +557,40 @@ class TestZeroPadding:
         for name in ("output", "grad_weight"):
             self._assert_same_kinds(getattr(actual, name), getattr(expected, name))
 
+    # One output pixel, of whose taps some lie in the padding.
+    PLACED_PATCHES = (
+        Problem("stride 2", 8, 70, (2, 2), 33, (3, 3), (2, 2), (1, 1)),
+        Problem("a rim of padding", 8, 40, (1, 1), 260, (3, 3), padding=(1, 1)),
+        Problem("3 groups", 8, 66, (2, 3), 6, (3, 4), (3, 4), (1, 1), groups=3),
+        Problem("rows of many lanes", 3, 700, (2, 1), 8, (3, 2), (2, 2), (1, 1)),
+        Problem("one channel", 5, 1, (7, 9), 12, (8, 10), (3, 3), (2, 1)),
+        Problem("dilated", 2, 30, (3, 5), 5, (2, 3), (9, 9), (0, 1), (2, 2)),
+    )
+
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    @pytest.mark.parametrize("problem", PLACED_PATCHES, ids=str)
+    def test_patches_that_are_placed(self, problem, dtype, device):
+        """Small batches gather and scatter patches; larger ones give the same bits otherwise."""
+        tensors = make_tensors(problem, dtype, device=device)
+        assert_results_as_accurate(problem, dtype, device)
+        nine = dataclasses.replace(problem, batch=9)
+        rest = (0,) * 7 + (9 - problem.batch,)
+        larger = tensors._replace(
+            input=F.pad(tensors.input, rest), grad_output=F.pad(tensors.grad_output, rest)
+        )
+        results = [
+            library_results(
+                p, Tensors(*(view(t) if t is not None and t.dim() == 4 else t for t in of))
+            )
+            for view in (torch.clone, last)
+            for p, of in ((problem, tensors), (nine, larger))
+        ]
+        for other in results[1:]:
+            if device == "cpu":  # a GPU's blocks cut the batch
+                assert torch.equal(bits(other.grad_weight), bits(results[0].grad_weight))
+            images = other.grad_input[: problem.batch]
+            assert torch.equal(bits(images), bits(results[0].grad_input))
+
     def test_a_padding_zero_times_infinity_is_nan(self, device):
         weight = torch.full((1, 1, 3, 3), torch.inf, device=device)
         output = conv2d_ext.conv2d(torch.ones(1, 1, 3, 3, device=device), weight, padding=1)

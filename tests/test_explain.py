@@ -396,6 +396,29 @@ def test_one_result_pixel(problem):
     assert _explain(problem, torch.complex64).forward.micro_kernel.startswith("gemm_ukernel_c64")
 
 
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "channels_last"])
+def test_gradients_of_one_pixel_beside_the_padding(channels_last):
+    """Small batches gather the patch, or scatter it, and read the weight once; its rows have 64
+    elements at least. Channels that lie side by side are rows as they lie."""
+    if conv2d_ext.build_config()["isa"].startswith("portable"):
+        pytest.skip("not compiled")
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+
+    def engines(batch, channels):
+        problem = Problem("one pixel", batch, channels, (2, 2), 24, (3, 3), (2, 2), (1, 1))
+        tensors = make_tensors(problem, torch.float32)
+        input, weight = (t.to(memory_format=memory_format) for t in tensors[:2])
+        plan = conv2d_ext.explain(input, weight, None, **problem.call_args())
+        return plan.grad_input.engine, plan.grad_weight.engine
+
+    rows = "rows times factors"
+    assert engines(1, 32) == engines(8, 32) == (rows, rows)
+    by_taps, packed = engines(9, 32)
+    assert (by_taps == rows) == channels_last
+    assert packed.startswith("implicit GEMM")
+    assert engines(1, 7)[1].startswith("implicit GEMM")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("problem", testing.PATCH_LAYERS, ids=str)
 def test_patch_layers(problem, dtype):

@@ -290,7 +290,7 @@ class TaskExplainer {
     }
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
     int64_t bytes = lay_out_scratch(t, g, vector_).bytes;
-    if (task_.whole != nullptr) {  // what runs if a weight is not finite
+    if (task_.whole != nullptr) {  // what runs if a weight is not finite, or a bias is -0
       const DepthwiseTiling other = tile_depthwise(*task_.whole, vector_, size_of(dtype_), threads_);
       bytes = max64(bytes, lay_out_scratch(other, *task_.whole, vector_).bytes);
     }

@@ -449,10 +449,10 @@ MUTATIONS = (
         "return !gemm.starts_from_bias()",
     ),
     M(
-        "isa/run.h",
+        "drivers/depthwise.h",
         "depthwise taps are left out whatever their weights",
-        "task.whole == nullptr || zeros_change_nothing<S, T>(*task.whole)",
-        "true",
+        "task.whole != nullptr && !zeros_checked ? task.whole : task.gemm",
+        "task.gemm",
     ),
     M(
         "plan/padding_classes.cpp",
@@ -626,8 +626,8 @@ MUTATIONS = (
     M(
         "drivers/depthwise.h",
         "rows of taps beside the source are left out whatever their weights",
-        "                        zeros_change_nothing<S, T>(g)) {}",
-        "                        true) {}",
+        "(zeros_checked || zeros_change_nothing<S, T>(g))) {}",
+        "true) {}",
     ),
     M(
         "kernels/depthwise.h",
@@ -1594,10 +1594,10 @@ MUTATIONS = (
         "false",
     ),
     M(
-        "plan/candidates.cpp",
-        "weight gradients of taps in the padding",
-        " || !are_inside(p.cols(), p.kernel_w, 1, p.in_w)) {",
-        ") {",
+        "plan/tile_one_pixel.cpp",
+        "columns of taps in the padding are read where they would lie",
+        " || !are_inside(p.cols(), p.kernel_w, 1, p.in_w)) return false;",
+        ") return false;",
     ),
     M(
         "plan/candidates.cpp",
@@ -1823,6 +1823,44 @@ MUTATIONS = (
         "s.lost = layout.take(later);\n  s.bias = layout.take(s.pitch",
         "s.lost = layout.take(0);\n  s.bias = layout.take(s.pitch",
         sanitizer="address",
+    ),
+    M(
+        "plan/tile_one_pixel.cpp",
+        "no room for a patch's lanes",
+        "s.placed = layout.take(placed * s.pitch * element_size);",
+        "s.placed = layout.take(0);",
+        sanitizer="address",
+    ),
+    M(
+        "plan/tile_one_pixel.cpp",
+        "scattered results of a group lie in another one's",
+        "p.result_g = call.problem.in_channels_per_group() * input[1];",
+        "p.result_g = p.lanes * input[1];",
+        sanitizer="address",
+    ),
+    M(
+        "drivers/rows.h",
+        "taps in the padding are not zero",
+        "    fill_zero(to, lanes.count());\n    for_each_place",
+        "    for_each_place",
+    ),
+    M(
+        "drivers/rows.h",
+        "every item scatters the first one's lanes",
+        "scatter(placed + i * layout.pitch, {lane0, lane0 + rows.lanes}",
+        "scatter(placed + i * layout.pitch, {0, rows.lanes}",
+    ),
+    M(
+        "drivers/rows.h",
+        "all images' results are scattered to the first",
+        "result + i * products.result_r);",
+        "result);",
+    ),
+    M(
+        "plan/candidates.cpp",
+        "pixels that no tap meets are not zeroed",
+        "if (met < p.in_h * p.in_w || p.out_channels == 0) return",
+        "if (p.out_channels == 0) return",
     ),
     M(
         "plan/tile_one_pixel.cpp",

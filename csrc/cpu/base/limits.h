@@ -212,6 +212,8 @@ CONV2D_LIMIT kRowLanes = 2048;
 // Batches beyond which packing pays: for the input gradient sooner where the weight isn't in L2 and every six images
 // read it again.
 CONV2D_LIMIT kMaxRowImages = 64;
+CONV2D_LIMIT kMaxPlacedImages = 8;
+CONV2D_LIMIT kLeastPlacedLanes = 64;
 CONV2D_LIMIT kMaxRowImagesFar = 12;
 CONV2D_LIMIT kFarWeights = 4 * 1024 * 1024;
 // Rows of a product of matrices from which on packing the other factor pays: of one whose rows, or columns, are read.

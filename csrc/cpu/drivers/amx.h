@@ -229,9 +229,7 @@ struct AmxCall {
       operands.b = operand.data + s * operand.patch.channel_pitch;
       operands.k_offset = item.tap_offsets;
       operands.c = c.sums;
-      const bool begins =
-          k.segments() == 1 || c.begin(k.segment_at(segment.channel, segment.tap_row, segment.tap_col), count * width);
-      operands.accumulate = !begins;
+      operands.accumulate = !c.begin(k.segment_at(segment.channel, segment.tap_row, segment.tap_col), count * width);
       amx_panel(item.row_tiles + first / kTileRows, div_up(count, kTileRows), vectors, operands);
     }
     if (tiling.one_block) store(item, operand.pitches, at, first, count);

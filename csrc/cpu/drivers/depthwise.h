@@ -20,6 +20,7 @@
 #include "../pack/patch.h"
 #include "../pack/store.h"
 #include "../pack/weights.h"
+#include "../plan/candidates.h"
 #include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -67,14 +68,15 @@ struct DepthwiseCall {
   const DepthwiseScratch layout;
   const bool leaves_out_rows;  // of taps beside the source
 
-  DepthwiseCall(const ConvGemm& g, int num_threads)
+  // zeros_checked: they are known to change nothing.
+  DepthwiseCall(const ConvGemm& g, bool zeros_checked, int num_threads)
       : gemm(g),
         chain(block_k(g, vector_shape<T>().limits).chain),
         streams(source_streams(g, g.groups * int64_t(sizeof(S)), num_threads)),
         tiling(tile_depthwise(g, vector_shape<T>(), sizeof(S), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())),
         leaves_out_rows(tiling.in_place && may_leave_out_rows(g, vector_shape<T>().limits) &&
-                        zeros_change_nothing<S, T>(g)) {}
+                        (zeros_checked || zeros_change_nothing<S, T>(g))) {}
 
   // A work item's block of groups, and where its operands lie in scratch.
   struct Block {
@@ -85,10 +87,6 @@ struct DepthwiseCall {
     // The last vector ends with the groups: where they are no multiple of L it overlaps the one before it.
     int64_t lane(int64_t vector) const { return min64(vector * L, groups - L); }
   };
-  struct Rectangle {
-    int64_t row, rows, col, cols;
-    int64_t area() const { return rows * cols; }
-  };
 
   int64_t items() const { return tiling.items(); }
 
@@ -97,12 +95,11 @@ struct DepthwiseCall {
     const Block block = block_at(item % tiling.blocks);
     load_operands(block);
     const Tile tile = tiling.tile(item / tiling.blocks, gemm);
-    const Rectangle pixels{tile.row, tile.rows, tile.col, tile.cols};
     for (int64_t n = tile.image; n < tile.image + tile.images; ++n) {
       if (tiling.in_place) {
-        compute_in_place(block, n, pixels);
+        compute_in_place(block, n, tile);
       } else {
-        compute_packed(block, n, pixels);
+        compute_packed(block, n, tile);
       }
     }
   }
@@ -139,26 +136,26 @@ struct DepthwiseCall {
     return static_cast<const S*>(gemm.source) + image * gemm.source_n + block.group;
   }
 
-  void compute_packed(const Block& block, int64_t image, const Rectangle& r) const {
+  void compute_packed(const Block& block, int64_t image, const Tile& tile) const {
     const Patch patch =
-        lay_out_patch(PatchOrder::kChannelInner, make_patch_axis(gemm.axis_h, r.row, r.rows, 0, gemm.taps_h),
-                      make_patch_axis(gemm.axis_w, r.col, r.cols, 0, gemm.taps_w), 1, block.groups, L, sizeof(T));
+        lay_out_patch(PatchOrder::kChannelInner, make_patch_axis(gemm.axis_h, tile.row, tile.rows, 0, gemm.taps_h),
+                      make_patch_axis(gemm.axis_w, tile.col, tile.cols, 0, gemm.taps_w), 1, block.groups, L, sizeof(T));
     Source<S> source = source_of(gemm, source_of_image(block, image));
     source.channel = 1;  // the patch's channels are groups
     pack_patch(patch, source, false, block.patch);
     const PatchAxis &rows = patch.rows, &cols = patch.cols;
-    compute(block, image, r,
+    compute(block, image, tile,
             DepthwiseView<T>{
                 block.patch + patch.tap_offset(0, 0, 0), saturating_mul(rows.position_pitch, patch.row_pitch),
                 saturating_mul(cols.position_pitch, patch.col_pitch), saturating_mul(rows.tap_pitch, patch.row_pitch),
                 saturating_mul(cols.tap_pitch, patch.col_pitch),
-                depthwise_row(gemm.taps_w, cols.position_pitch, cols.tap_pitch), r.cols});
+                depthwise_row(gemm.taps_w, cols.position_pitch, cols.tap_pitch), tile.cols});
   }
 
-  void compute_in_place(const Block& block, int64_t image, const Rectangle& r) const {
-    const S* const first = moved(moved(source_of_image(block, image), gemm.source_row, gemm.axis_h.source(r.row, 0)),
-                                 gemm.source_col, gemm.axis_w.source(r.col, 0));
-    compute(block, image, r,
+  void compute_in_place(const Block& block, int64_t image, const Tile& tile) const {
+    const S* const first = moved(moved(source_of_image(block, image), gemm.source_row, gemm.axis_h.source(tile.row, 0)),
+                                 gemm.source_col, gemm.axis_w.source(tile.col, 0));
+    compute(block, image, tile,
             DepthwiseView<S>{first, wrapping_mul(gemm.axis_h.step, gemm.source_row),
                              wrapping_mul(gemm.axis_w.step, gemm.source_col),
                              wrapping_mul(gemm.axis_h.tap, gemm.source_row),
@@ -166,13 +163,13 @@ struct DepthwiseCall {
   }
 
   template <class P>
-  void compute(const Block& block, int64_t image, const Rectangle& r, const DepthwiseView<P>& view) const {
-    S* const dst = static_cast<S*>(gemm.destination) + image * gemm.destination_n + r.row * gemm.destination_row +
-                   r.col * gemm.destination_col + block.group;
+  void compute(const Block& block, int64_t image, const Tile& tile, const DepthwiseView<P>& view) const {
+    S* const dst = static_cast<S*>(gemm.destination) + image * gemm.destination_n + tile.row * gemm.destination_row +
+                   tile.col * gemm.destination_col + block.group;
     const int64_t runs = view.row.runs;
     if constexpr (std::is_same_v<P, T>) {
       if (gemm.taps() > chain || !has_depthwise_ukernel(gemm.taps_w, view.row, view.cols)) {
-        return compute_by_table(block, r, view, dst);
+        return compute_by_table(block, tile, view, dst);
       }
     }
     const DepthwiseUkernels<P, S>& ukernels = depthwise_ukernels<P, S>(gemm.taps_w, view.row.step);
@@ -181,21 +178,22 @@ struct DepthwiseCall {
     // The row below a tile is mostly the thread's next tile.
     const bool asks_beyond = tiling.blocks == 1;
     const Interval cols_inside = positions_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
-    for (int64_t row = 0; row < r.rows; ++row) {
+    for (int64_t row = 0; row < tile.rows; ++row) {
       if (tiling.in_place) {
         const int64_t step = gemm.taps_h == 1 ? gemm.axis_h.step : gemm.axis_h.tap;
-        operands.rows_inside = coordinates_inside(gemm.axis_h.source(r.row + row, 0), step, gemm.taps_h, gemm.source_h);
+        operands.rows_inside =
+            coordinates_inside(gemm.axis_h.source(tile.row + row, 0), step, gemm.taps_h, gemm.source_h);
         if (leaves_out_rows) operands.rows_taken = operands.rows_inside;
       }
       const bool inside = operands.rows_inside.count() == gemm.taps_h;
-      operands.rows_ahead = asks_beyond || row + 1 < r.rows ? rows_ahead : 0;
-      for (int64_t first = 0; first < min64(runs, r.cols); ++first) {
+      operands.rows_ahead = asks_beyond || row + 1 < tile.rows ? rows_ahead : 0;
+      for (int64_t first = 0; first < min64(runs, tile.cols); ++first) {
         Run<P> run{};
         run.source = moved(moved(view.data, view.position_row, row), view.position_col, first);
         run.dst = dst + row * gemm.destination_row + first * gemm.destination_col;
-        run.col = r.col + first;
+        run.col = tile.col + first;
         run.row = view.row;
-        run.count = div_up(r.cols - first, runs);
+        run.count = div_up(tile.cols - first, runs);
         run.inside = {0, run.count};
         if (tiling.in_place) {
           run.inside.begin = inside ? div_up(max64(cols_inside.begin - run.col, 0), runs) : run.count;
@@ -300,10 +298,10 @@ struct DepthwiseCall {
   }
 
   // Any taps and any number of chains: the GEMM's micro-kernel, whose tables hold what the view says.
-  void compute_by_table(const Block& block, const Rectangle& r, const DepthwiseView<T>& view, S* dst) const {
+  void compute_by_table(const Block& block, const Tile& tile, const DepthwiseView<T>& view, S* dst) const {
     int64_t* position_offset = block.position_offsets;
-    for (int64_t row = 0; row < r.rows; ++row) {
-      for (int64_t col = 0; col < r.cols; ++col) {
+    for (int64_t row = 0; row < tile.rows; ++row) {
+      for (int64_t col = 0; col < tile.cols; ++col) {
         *position_offset++ = row * view.position_row + col * view.position_col;
       }
     }
@@ -323,22 +321,24 @@ struct DepthwiseCall {
       operands.a = block.weights + v * gemm.taps() * L;
       operands.b = view.data + lane;
       operands.start = block.start + v * L;
-      gemm_panel<true, T>(r.area(), 1, operands);
-      for (int64_t row = 0; row < r.rows; ++row) {
-        store_tile(TileSums<T>{block.c_tile + row * r.cols * L, L, r.cols, L, block.bias + v * L},
+      gemm_panel<true, T>(tile.rows * tile.cols, 1, operands);
+      for (int64_t row = 0; row < tile.rows; ++row) {
+        store_tile(TileSums<T>{block.c_tile + row * tile.cols * L, L, tile.cols, L, block.bias + v * L},
                    TileTarget<S>{dst + row * gemm.destination_row + lane, gemm.destination_col, 1}, Between::kOthers);
       }
     }
   }
 };
 
-// Several of them in turn, item by item.
+// A task's calls, which take turns, item by item.
 template <class S, class T>
 struct DepthwiseCalls {
   std::optional<DepthwiseCall<S, T>> calls[kMostDepthwiseGemms];
 
-  DepthwiseCalls(const ConvGemm* gemms, int count, int num_threads) {
-    for (int f = 0; f < count; ++f) calls[f].emplace(gemms[f], num_threads);
+  DepthwiseCalls(const Task& task, int num_threads) {
+    const bool zeros_checked = task.whole != nullptr && zeros_change_nothing<S, T>(*task.whole);
+    const ConvGemm* const gemms = task.whole != nullptr && !zeros_checked ? task.whole : task.gemm;
+    for (int f = 0; f < task.gemms; ++f) calls[f].emplace(gemms[f], zeros_checked, num_threads);
   }
   int64_t items() const {
     int64_t most = 0;

@@ -61,8 +61,9 @@ struct DotCall {
       const int64_t depth = min64(tiling.depth, k.products - k0);
       Block block{patches, depth, images, k0, depth, lanes, lane_pitch};
       if (!source_is_dense) {
-        for (int64_t n = 0; n < images; ++n)
+        for (int64_t n = 0; n < images; ++n) {
           gather(patch_at(source + n * gemm.source_n), k0, depth, patches + n * depth);
+        }
       } else if constexpr (sizeof(S) == sizeof(T)) {
         block.source = source + gemm.axis_h.origin * gemm.source_row + gemm.axis_w.origin * gemm.source_col + k0;
         block.source_pitch = gemm.source_n;
@@ -162,16 +163,14 @@ struct DotCall {
   }
   TapElements patch_at(const S* source) const {
     const GatherAxis &h = gemm.axis_h, &w = gemm.axis_w;
-    TapElements e{source,
-                  gemm.source_c,
-                  0,
-                  0,
-                  indices_inside(h.origin, h.tap, gemm.taps_h, gemm.source_h),
-                  indices_inside(w.origin, w.tap, gemm.taps_w, gemm.source_w)};
-    if (e.rows.count() == 0 || e.cols.count() == 0) e.rows = {0, 0};
+    TapElements e{source, gemm.source_c, 0, 0, {0, 0}, {0, 0}};
+    const Interval rows = indices_inside(h.origin, h.tap, gemm.taps_h, gemm.source_h);
+    const Interval cols = indices_inside(w.origin, w.tap, gemm.taps_w, gemm.source_w);
+    if (rows.count() == 0 || cols.count() == 0) return e;
+    e.rows = rows;
+    e.cols = cols;
+    e.data += h.source(0, rows.begin) * gemm.source_row + w.source(0, cols.begin) * gemm.source_col;
     // Steps that nothing takes may be huge.
-    if (e.rows.count() > 0)
-      e.data += h.source(0, e.rows.begin) * gemm.source_row + w.source(0, e.cols.begin) * gemm.source_col;
     if (e.rows.count() > 1) e.row = h.tap * gemm.source_row;
     if (e.cols.count() > 1) e.col = w.tap * gemm.source_col;
     return e;

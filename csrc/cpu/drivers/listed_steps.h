@@ -1,9 +1,9 @@
 // A panel times a patch without the products of values and zeros of the padding (plan/padding_classes.h).
 //
 // The rows of C, pixels or (grad_weight) weight elements, lie in scratch class after class, and each class has a list
-// of the steps of k that it takes. The class that takes all steps is computed first; where none does, one
-// result is computed with all steps. An infinite factor, or NaN, makes these sums so. Then, as then alone, products
-// with zeros count, and the other classes take all steps, too.
+// of the steps of k that it takes. The class that takes all steps is computed first; where none does, one result is
+// computed with all steps. An infinite factor, or NaN, makes these sums so. Then, as then alone, products with zeros
+// count, and the other classes take all steps, too.
 #pragma once
 
 #include "../kernels/gemm.h"

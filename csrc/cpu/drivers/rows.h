@@ -6,6 +6,9 @@
 //   grad_weight  result[m, k] = sum over n of grad_output[n, m] * input[n, k]
 //   matmul       result[r, n] = bias[n] + sum over k of mat1[r, k] * mat2[k, n]
 //
+// A patch that doesn't lie in the image as a row of the weight does, or not all of it, is gathered before, or scattered
+// after: at small batches that takes less than reading the weight's lines anew for every tap.
+//
 // The second factor's elements lie side by side along the results' lanes (kernels/rows.h) or along k
 // (kernels/columns.h): the two sum a chunk of K differently, and share the rest.
 //
@@ -44,7 +47,9 @@ struct RowCall {
   struct Rows {
     int64_t results, valid, lanes;
     const S *factor, *rows;  // of the first result and lane
+    int64_t row_pitch;
     S* result;
+    int64_t result_pitch;
     T *sums, *factors;
     const T* bias;
   };
@@ -62,12 +67,58 @@ struct RowCall {
     rows.factors = part<T>(scratch, layout.factors);
     rows.bias = load_bias<S>(products, lane0, rows.lanes, layout.pitch, part<T>(scratch, layout.bias));
     rows.rows = static_cast<const S*>(products.rows) + group * products.rows_g + lane0 * products.lane_step;
+    rows.row_pitch = products.rows_k;
+    rows.result_pitch = products.result_r;
+    S* const placed = part<S>(scratch, layout.placed);
+    if (products.placed == Placed::kRows) {
+      rows.rows = placed;
+      rows.row_pitch = layout.pitch;
+      const S* const image = static_cast<const S*>(products.rows) + group * products.rows_g;
+      for (int64_t k = 0; k < products.depth; ++k) {
+        gather(image + k * products.rows_k, {lane0, lane0 + rows.lanes}, placed + k * layout.pitch);
+      }
+    }
     for (int64_t r = result0; r < last; r += rows.results) {
       rows.valid = min64(rows.results, last - r);
       rows.factor = static_cast<const S*>(products.factor) + group * products.factor_g + r * products.factor_r;
-      rows.result = static_cast<S*>(products.result) + group * products.result_g + r * products.result_r + lane0;
+      S* const result = static_cast<S*>(products.result) + group * products.result_g + r * products.result_r;
+      rows.result = result + lane0;
+      if (products.placed == Placed::kResults) {
+        rows.result = placed;
+        rows.result_pitch = layout.pitch;
+      }
       sum(rows, part<T>(scratch, layout.totals), part<T>(scratch, layout.lost));
+      if (products.placed != Placed::kResults) continue;
+      for (int64_t i = 0; i < rows.valid; ++i) {
+        scatter(placed + i * layout.pitch, {lane0, lane0 + rows.lanes}, result + i * products.result_r);
+      }
     }
+  }
+
+  // Of a patch's lanes those whose taps lie in the image: calls visit(lane - lanes.begin, offset in the image).
+  template <class Visit>
+  CONV2D_INLINE void for_each_place(const Interval& lanes, const Visit& visit) const {
+    const PatchLanes& patch = products.patch;
+    const GatherAxis &h = patch.axis_h, &w = patch.axis_w;
+    const Interval rows = indices_inside(h.origin, h.tap, patch.taps_h, patch.image_h);
+    const Interval cols = indices_inside(w.origin, w.tap, patch.taps_w, patch.image_w);
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
+      for (int64_t j = cols.begin; j < cols.end; ++j) {
+        const int64_t lane = i * patch.lane_i + j * patch.lane_j - lanes.begin;
+        const int64_t place = h.source(0, i) * patch.image_row + w.source(0, j) * patch.image_col;
+        const Interval channels = indices_inside(lane, patch.lane_c, patch.channels, lanes.count());
+        for (int64_t c = channels.begin; c < channels.end; ++c) {
+          visit(lane + c * patch.lane_c, place + c * patch.image_c);
+        }
+      }
+    }
+  }
+  void gather(const S* image, const Interval& lanes, S* to) const {
+    fill_zero(to, lanes.count());
+    for_each_place(lanes, [&](int64_t lane, int64_t place) { to[lane] = image[place]; });
+  }
+  void scatter(const S* from, const Interval& lanes, S* image) const {
+    for_each_place(lanes, [&](int64_t lane, int64_t place) { image[place] = from[lane]; });
   }
 
   void sum(const Rows& rows, T* totals, T* lost) const {
@@ -87,7 +138,7 @@ struct RowCall {
       return;  // the last chain has stored them
     }
     for (int64_t r = 0; r < rows.valid; ++r) {
-      store_with_bias(rows.sums + r * layout.pitch, rows.bias, rows.lanes, rows.result + r * products.result_r);
+      store_with_bias(rows.sums + r * layout.pitch, rows.bias, rows.lanes, rows.result + r * rows.result_pitch);
     }
   }
 
@@ -100,11 +151,11 @@ struct RowCall {
     const int64_t results = rows.results, first = k;
     RowOperands<S, T> operands{};
     operands.factors = rows.factors;
-    operands.row_pitch = products.rows_k;
+    operands.row_pitch = rows.row_pitch;
     operands.sums = rows.sums;
     operands.sum_pitch = layout.pitch;
     operands.result = rows.result;
-    operands.result_pitch = products.result_r;
+    operands.result_pitch = rows.result_pitch;
     operands.valid_results = rows.valid;
     operands.bias = rows.bias;
     while (k < end) {
@@ -116,7 +167,7 @@ struct RowCall {
           rows.factors[i * results + r] = widen_scalar(from[i * products.factor_k]);
         }
       }
-      operands.rows = rows.rows + k * products.rows_k;
+      operands.rows = rows.rows + k * rows.row_pitch;
       k += operands.depth;
       operands.last = k == products.depth && !products.has_chunks();
       row_chain(results, operands, rows.lanes);

@@ -109,10 +109,7 @@ void run_task_of(const Task& task, const Executor& executor) {
       if constexpr (std::is_same_v<T, float>) run_all(WinogradCall<S, T>(*task.gemm, threads), executor);
       return;
     case Driver::kDepthwise:
-      if constexpr (kNative) {
-        const bool leaves_out = task.whole == nullptr || zeros_change_nothing<S, T>(*task.whole);
-        run_all(DepthwiseCalls<S, T>(leaves_out ? task.gemm : task.whole, task.gemms, threads), executor);
-      }
+      if constexpr (kNative) run_all(DepthwiseCalls<S, T>(task, threads), executor);
       return;
     case Driver::kPlanes:
       if constexpr (kNative) run_all(FewPlanesCall<S, T>(*task.gemm, threads), executor);

@@ -176,7 +176,7 @@ constexpr int64_t kPrefetchedBytes = 8192;
 // pack_planes where count < kLanes <= channels (float).
 template <class S, class T>
 CONV2D_INLINE void pack_few_pixels(const S* src, int64_t step, int64_t count, int64_t channels, T* dst,
-                                   int64_t dst_pitch) {
+                                   int64_t dst_pitch, int64_t ahead) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
   for (int64_t c0 = 0; c0 < channels; c0 += L) {
@@ -194,7 +194,10 @@ CONV2D_INLINE void pack_few_pixels(const S* src, int64_t step, int64_t count, in
       const int64_t x = min64(x0, count - 4);
       typename V::reg r[4];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) r[i] = load_as(s + (x + i) * step);
+      for (int i = 0; i < 4; ++i) {
+        r[i] = load_as(s + (x + i) * step);
+        __builtin_prefetch(s + (x + i) * step + ahead);
+      }
       V::transpose_quads(r);
       V::store_quads(r, d + x, dst_pitch);
     }
@@ -232,7 +235,7 @@ CONV2D_INLINE void pack_planes(const S* src, int64_t step, int64_t count, int64_
   }
   if constexpr (std::is_same_v<T, float>) {
     // Whole blocks would be partly empty.
-    if (channels >= L) return pack_few_pixels(src, step, count, channels, dst, dst_pitch);
+    if (channels >= L) return pack_few_pixels(src, step, count, channels, dst, dst_pitch, ahead);
   }
   const int pixels = int(min64(count, L)), planes = int(min64(channels, L));
   for (int64_t x0 = 0; x0 < count; x0 += L) {

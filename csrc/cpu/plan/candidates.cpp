@@ -15,6 +15,8 @@ using limits::few_planes::kLeastSourceBytes;
 using limits::few_planes::kLeastStreamedBytes;
 using limits::few_planes::kLeastWidenedPlaneBytes;
 using limits::one_pixel::kFarWeights;
+using limits::one_pixel::kLeastPlacedLanes;
+using limits::one_pixel::kMaxPlacedImages;
 using limits::one_pixel::kMaxRowImages;
 using limits::one_pixel::kMaxRowImagesFar;
 using limits::one_pixel::kMostColumnRows;
@@ -172,9 +174,8 @@ struct Tasks {
   void visit(Driver driver) const { visitor({driver, &call}); }
   void visit(Driver driver, const ConvGemm& gemm) const { visitor({driver, &call, &gemm}); }
 
-  void visit_rows(Driver driver, const ConvGemm& gemm, const ChainLimits& limits) const {
-    const RowProducts rows = row_products(gemm, limits, driver == Driver::kColumns ? Along::kK : Along::kLanes);
-    Task task{driver, &call, &gemm};
+  void visit_rows(const ConvGemm* gemm, const RowProducts& rows) const {
+    Task task{rows.along == Along::kK ? Driver::kColumns : Driver::kRows, &call, gemm};
     task.rows = &rows;
     visitor(task);
   }
@@ -199,12 +200,13 @@ struct Tasks {
     const bool amx = isa.has_amx && takes_amx(gemm, gemm.axis_w);
     const bool has_rows = !pairs && !amx && (gemm.is_gradient || gemm.is_matmul);
     if (has_rows && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
-      return visit_rows(Driver::kRows, gemm, isa.vector.limits);
+      return visit_rows(&gemm, row_products(gemm, isa.vector.limits, Along::kLanes));
     }
     if (gemm.is_matmul && !amx) {
       const ConvGemm operands = pairs ? in_steps(gemm, 2) : gemm;
       if (takes(Driver::kColumns, refuse_columns(operands, call.dtype, isa.vector))) {
-        return visit_rows(Driver::kColumns, operands, pairs ? isa.pairs.limits : isa.vector.limits);
+        const ChainLimits& limits = pairs ? isa.pairs.limits : isa.vector.limits;
+        return visit_rows(&operands, row_products(operands, limits, Along::kK));
       }
     }
     if (isa.has_amx || isa.no_amx != nullptr) {
@@ -278,9 +280,38 @@ bool groups_fill_more(const Conv2dProblem& p, const VectorShape& vector) {
   return p.in_w < div_up(3 * vector.lanes, 2) && filled(p.groups) > filled(div_up(p.in_w, 2));
 }
 
+// Lanes that are gathered, or scattered.
+const char* refuse_placed_lanes(const Conv2dProblem& p, const int64_t* weight) {
+  if (p.batch > kMaxPlacedImages) return "from this batch on packing pays more than placing the patches' lanes";
+  if (!has_dense_rows(p, weight)) return "a row of the weight is not one run";
+  return p.gemm_k() >= kLeastPlacedLanes ? nullptr : "few lanes in a row of the weight";
+}
+
+// Of one position.
+int64_t taps_inside(const GatherAxis& axis, int64_t taps, int64_t size) {
+  return indices_inside(axis.origin, axis.tap, taps, size).count();
+}
+
+// Where each tap would else be a GEMM of its own, which reads the weight's lines anew.
+const char* refuse_input_rows(const Call& call, const VectorShape& vector) {
+  const Conv2dProblem& p = call.problem;
+  const int64_t *const weight = call.b.stride, *const grad_input = call.result.stride;
+  if (!vector.interleaves || !is_floating(call.dtype)) return kNotCompiled;
+  if (lies_as_a_row(p, grad_input, weight)) return "the patch lies in the input's gradient as it does in the weight";
+  if (weight[1] == 1 && grad_input[1] == 1) return "channels lie side by side";
+  const int64_t met = taps_inside(p.rows(), p.kernel_h, p.in_h) * taps_inside(p.cols(), p.kernel_w, p.in_w);
+  if (met < p.in_h * p.in_w || p.out_channels == 0) return "an input pixel meets no tap, or no channel";
+  if (saturating_mul(3, met) < p.taps()) return "most taps lie in the padding";
+  return refuse_placed_lanes(p, weight);
+}
+
 void visit_grad_input(const Tasks& tasks) {
   const Call& call = tasks.call;
   const VectorShape& vector = tasks.isa.vector;
+  if (call.problem.out_pixels() == 1 && tasks.takes(Driver::kRows, refuse_input_rows(call, vector))) {
+    const ConvGemm patches = patch_gemm(call);
+    return tasks.visit_rows(&patches, input_row_products(call, patches, vector.limits));
+  }
   const char* const not_strided = refuse_strided(call.problem, call.result.stride, vector);
   const bool has_short_rows = not_strided == nullptr && groups_fill_more(call.problem, vector);
   if (!has_short_rows && tasks.takes(Driver::kStrided, not_strided)) return tasks.visit(Driver::kStrided);
@@ -306,18 +337,11 @@ void visit_grad_input(const Tasks& tasks) {
 
 const char* refuse_weight_rows(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
-  const int64_t *const input = call.b.stride, *const grad_weight = call.result.stride;
   if (!vector.interleaves || !is_floating(call.dtype)) return kNotCompiled;
   if (p.out_h != 1 || p.out_w != 1 || p.batch == 0) return "not the gradient of one output pixel";
   if (p.batch > kMaxRowImages) return "from this batch on packing pays";
-  if (!are_inside(p.rows(), p.kernel_h, 1, p.in_h) || !are_inside(p.cols(), p.kernel_w, 1, p.in_w)) {
-    return "taps lie in the padding";
-  }
-  const SharedDimensions lanes = join_dimensions({p.in_channels_per_group(), grad_weight[1], input[1]},
-                                                 {p.kernel_h, grad_weight[2], input[2] * p.dilation_h},
-                                                 {p.kernel_w, grad_weight[3], input[3] * p.dilation_w});
-  const bool alike = lanes.count == 1 && lanes.dimension[0].stride_a == 1 && lanes.dimension[0].stride_b == 1;
-  return alike ? nullptr : "the patch doesn't lie in the input as it does in the weight";
+  if (lies_as_a_row(p, call.b.stride, call.result.stride)) return nullptr;
+  return refuse_placed_lanes(p, call.result.stride);
 }
 
 const char* refuse_weight_depthwise(const Call& call, const VectorShape& vector) {
@@ -361,10 +385,7 @@ void visit_grad_weight(const Tasks& tasks) {
   const Call& call = tasks.call;
   const VectorShape& vector = tasks.isa.vector;
   if (tasks.takes(Driver::kRows, refuse_weight_rows(call, vector))) {
-    const RowProducts rows = row_products(call, vector.limits);
-    Task task{Driver::kRows, &call};
-    task.rows = &rows;
-    return tasks.visitor(task);
+    return tasks.visit_rows(nullptr, weight_row_products(call, vector.limits));
   }
   if (tasks.isa.has_amx || tasks.isa.no_amx != nullptr) {
     const char* const refusal = takes_amx_weight(call.problem) ? nullptr : "few channels, or one output pixel";

@@ -418,6 +418,16 @@ bool grad_input_cuts_bands(const Conv2dProblem& p) {
   return any;
 }
 
+ConvGemm patch_gemm(const Call& call) {
+  ConvGemm g = grad_input_gemm(call);
+  g.m *= call.problem.taps();
+  g.weight_m = 1;
+  g.taps_h = g.taps_w = 1;
+  g.rows = g.cols = 1;
+  g.axis_h = g.axis_w = {1, 0, 1};
+  return g;
+}
+
 void for_each_grad_input_gemm(const Call& call, const GemmVisitor& visit) {
   const Conv2dProblem& p = call.problem;
   if (p.out_pixels() == 1) {

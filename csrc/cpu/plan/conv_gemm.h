@@ -120,6 +120,10 @@ bool for_each_forward_gemm(const Call& call, const ConvGemm& whole, const GemmVi
 // writes zeros, before the others.
 void for_each_grad_input_gemm(const Call& call, const GemmVisitor& visit);
 
+// Or, of one output pixel and a weight whose rows are runs, one GEMM with a result channel for each element of a row:
+// patches, whose elements are nowhere yet.
+ConvGemm patch_gemm(const Call& call);
+
 // Whether taps that meet no output at many positions are left out of a phase's sums there.
 bool grad_input_cuts_bands(const Conv2dProblem& problem);
 

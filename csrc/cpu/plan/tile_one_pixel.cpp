@@ -1,6 +1,7 @@
 #include "tile_one_pixel.h"
 
 #include "../base/limits.h"
+#include "patch_axis.h"
 
 namespace conv2d_ext::cpu {
 
@@ -113,6 +114,8 @@ RowScratch lay_out_scratch(const RowProducts& p, const RowTiling& t, int64_t ele
   s.totals = layout.take(later);
   s.lost = layout.take(later);
   s.bias = layout.take(s.pitch * element_size);
+  const int64_t placed = p.placed == Placed::kNothing ? 0 : p.placed == Placed::kRows ? p.depth : results;
+  s.placed = layout.take(placed * s.pitch * element_size);
   s.bytes = layout.bytes();
   return s;
 }
@@ -145,7 +148,44 @@ RowProducts row_products(const ConvGemm& g, const ChainLimits& limits, Along alo
   return p;
 }
 
-RowProducts row_products(const Call& call, const ChainLimits& limits) {
+bool has_dense_rows(const Conv2dProblem& p, const int64_t* weight) {
+  const SharedDimensions lanes =
+      join_dimensions({p.in_channels_per_group(), weight[1], weight[1]}, {p.kernel_h, weight[2], weight[2]},
+                      {p.kernel_w, weight[3], weight[3]});
+  return lanes.count == 1 && lanes.dimension[0].stride_a == 1;
+}
+
+bool lies_as_a_row(const Conv2dProblem& p, const int64_t* image, const int64_t* weight) {
+  if (!are_inside(p.rows(), p.kernel_h, 1, p.in_h) || !are_inside(p.cols(), p.kernel_w, 1, p.in_w)) return false;
+  const SharedDimensions lanes = join_dimensions({p.in_channels_per_group(), weight[1], image[1]},
+                                                 {p.kernel_h, weight[2], image[2] * p.dilation_h},
+                                                 {p.kernel_w, weight[3], image[3] * p.dilation_w});
+  return lanes.count == 1 && lanes.dimension[0].stride_a == 1 && lanes.dimension[0].stride_b == 1;
+}
+
+namespace {
+
+PatchLanes patch_lanes(const Conv2dProblem& p, const int64_t* image, const int64_t* weight) {
+  PatchLanes lanes{};
+  lanes.channels = p.in_channels_per_group();
+  lanes.taps_h = p.kernel_h;
+  lanes.taps_w = p.kernel_w;
+  lanes.lane_c = lanes.channels == 1 ? p.taps() : weight[1];  // a step that is not taken
+  lanes.lane_i = weight[2];
+  lanes.lane_j = weight[3];
+  lanes.axis_h = p.rows();
+  lanes.axis_w = p.cols();
+  lanes.image_h = p.in_h;
+  lanes.image_w = p.in_w;
+  lanes.image_c = image[1];
+  lanes.image_row = image[2];
+  lanes.image_col = image[3];
+  return lanes;
+}
+
+}  // namespace
+
+RowProducts weight_row_products(const Call& call, const ChainLimits& limits) {
   const Conv2dProblem& problem = call.problem;
   const int64_t *const grad_output = call.a.stride, *const input = call.b.stride;
   const PixelBlocking pixels = block_pixels(problem.batch, 1, 1, limits);
@@ -165,9 +205,22 @@ RowProducts row_products(const Call& call, const ChainLimits& limits) {
   p.rows = call.b.data;
   p.rows_g = problem.in_channels_per_group() * input[1];
   p.rows_k = input[0];
+  if (!lies_as_a_row(problem, input, call.result.stride)) {
+    p.placed = Placed::kRows;
+    p.patch = patch_lanes(problem, input, call.result.stride);
+  }
   p.result = call.result.data;
   p.result_g = p.results * call.result.stride[0];
   p.result_r = call.result.stride[0];
+  return p;
+}
+
+RowProducts input_row_products(const Call& call, const ConvGemm& patches, const ChainLimits& limits) {
+  const int64_t *const weight = call.b.stride, *const input = call.result.stride;
+  RowProducts p = row_products(patches, limits, Along::kLanes);
+  p.placed = Placed::kResults;
+  p.patch = patch_lanes(call.problem, input, weight);
+  p.result_g = call.problem.in_channels_per_group() * input[1];
   return p;
 }
 

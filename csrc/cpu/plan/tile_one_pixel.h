@@ -41,6 +41,18 @@ bool dot_is_dense(const ConvGemm& gemm, int64_t stride_c, int64_t stride_i, int6
 // What of the second factor lies side by side: lanes, or steps of k.
 enum class Along { kLanes, kK };
 
+// The lanes of one pixel's patch, where they don't lie in the image as in the weight: channel c of tap (i, j) is lane
+// c * lane_c + i * lane_i + j * lane_j, all lanes in a row, and in the image it is in its channel where the axes say.
+struct PatchLanes {
+  int64_t channels, taps_h, taps_w;
+  int64_t lane_c, lane_i, lane_j;
+  GatherAxis axis_h, axis_w;
+  int64_t image_h, image_w;
+  int64_t image_c, image_row, image_col;  // strides
+};
+// What they are, if anything: rows, which an item gathers, or results, which it scatters.
+enum class Placed { kNothing, kRows, kResults };
+
 // result[g, r, lane] = bias[lane] + sum over k of factor[g, r, k] * row[g, k, lane], with consecutive lanes in the
 // result. k counts pairs of elements where the GEMM does. Summed as the GEMM drivers do: segments of `segment` products
 // (the last may be shorter), in chains of `chain`, and chunks of segments.
@@ -52,6 +64,8 @@ struct RowProducts {
   int64_t factor_g, factor_r, factor_k;
   const void* rows;
   int64_t rows_g, rows_k, lane_step = 1;
+  Placed placed = Placed::kNothing;
+  PatchLanes patch{};
   void* result;
   int64_t result_g, result_r;
   const void* bias = nullptr;  // or one for each lane; the same for all groups
@@ -79,7 +93,7 @@ constexpr int64_t row_vectors(int64_t vector_bytes, int64_t results) {
 constexpr int64_t kMostRowResults = 6, kMostColumnResults = 8;
 
 struct RowScratch {
-  int64_t factors, sums, totals, lost, bias, bytes;
+  int64_t factors, sums, totals, lost, bias, placed, bytes;
   int64_t pitch, factor_pitch;  // of a result's sums; of its factors, of a chain (kLanes) or a chunk (kK)
 };
 RowScratch lay_out_scratch(const RowProducts& products, const RowTiling& tiling, int64_t element_size);
@@ -87,7 +101,14 @@ RowScratch lay_out_scratch(const RowProducts& products, const RowTiling& tiling,
 // A GEMM of the input gradient, or of few rows of a matrix, as rows times factors.
 RowProducts row_products(const ConvGemm& gemm, const ChainLimits& limits, Along along);
 
-// The weight's gradient of one output pixel as such products.
-RowProducts row_products(const Call& call, const ChainLimits& limits);
+// Whether a row of a weight with these strides, all channels and taps of a group, is one run; and whether the one
+// output pixel's patch lies in the image as such a row does, and all of it.
+bool has_dense_rows(const Conv2dProblem& problem, const int64_t* weight);
+bool lies_as_a_row(const Conv2dProblem& problem, const int64_t* image, const int64_t* weight);
+
+// The gradients of one output pixel as such products: the weight's, whose rows are placed where they have to be, and
+// the input's, from patch_gemm's, whose results are.
+RowProducts weight_row_products(const Call& call, const ChainLimits& limits);
+RowProducts input_row_products(const Call& call, const ConvGemm& patches, const ChainLimits& limits);
 
 }  // namespace conv2d_ext::cpu

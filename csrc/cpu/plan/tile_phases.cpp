@@ -10,6 +10,9 @@ namespace {
 
 namespace limit = limits::phases;
 
+// Result channels of groups that lie side by side, at least: with fewer, stores are too short.
+constexpr int64_t kLeastSideBySide = 4;
+
 // Limits' worth of pixels that a tile of a single band of whole rows may have.
 constexpr int64_t kMostWholeRows = 4;
 
@@ -69,7 +72,7 @@ void extend(const GatherAxis& axis, int64_t positions, int64_t taps, int64_t& lo
 int64_t least_channels(const JoinedPhases& phases, bool side_by_side, const VectorShape& vector) {
   if (phases.over_groups) return phases.whole_rows ? 1 : 2;
   if (phases.whole_rows) return vector.lanes / 2;
-  return side_by_side ? vector.lanes : 2 * vector.lanes;
+  return side_by_side ? kLeastSideBySide : 2 * vector.lanes;
 }
 
 // Where the first pixel of the phase of these first taps lies in planes.

@@ -196,7 +196,6 @@ CONV2D_INLINE Doubles exp_of(Doubles x) {
   return (e.less_one + 1.0) * two_to<Doubles>(e.n);
 }
 CONV2D_INLINE double exp_of(double x) { return __builtin_exp(x); }
-CONV2D_INLINE double exp_between(double x) { return __builtin_exp(x); }
 CONV2D_INLINE double exp_of_negative(double x) { return __builtin_exp(x); }
 
 // e^x - 1
