@@ -1396,8 +1396,8 @@ MUTATIONS = (
     M(
         "drivers/grad_weight.h",
         "groups taken in turn share their sums",
-        "number != segments.begin, c_tile + turn * sums_of_group(t));",
-        "number != segments.begin, c_tile);",
+        "number != segments.begin,\n                 c_tile + turn * sums_of_group(t));",
+        "number != segments.begin,\n                 c_tile);",
     ),
     M(
         "drivers/grad_weight.h",

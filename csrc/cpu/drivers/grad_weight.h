@@ -17,6 +17,7 @@
 #include "../kernels/gemm.h"
 #include "../pack/interleave.h"
 #include "../pack/patch.h"
+#include "lines_ahead.h"
 #include "listed_steps.h"
 #include "weight_chunks.h"
 
@@ -38,9 +39,11 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   static constexpr bool kListsSteps = !G && ListedSteps<T>::kExists;
   // Output channels in a vector: L, or one of each of L groups.
   static constexpr int kPerVector = G ? 1 : L;
-  const bool in_place;  // the input is read where it lies
+  const bool in_place;    // the input is read where it lies
+  const bool asks_ahead;  // while a segment multiplies, what the next one reads is prefetched
 
-  GradWeightCall(const Call& call, int num_threads) : Chunks(call, kLanes, num_threads), in_place(input_is_patch()) {}
+  GradWeightCall(const Call& call, int num_threads)
+      : Chunks(call, kLanes, num_threads), in_place(input_is_patch()), asks_ahead(waits_for_memory(num_threads)) {}
 
   // One tap that never lies in the padding: the input itself is the patch, whatever its strides.
   bool input_is_patch() const {
@@ -61,6 +64,16 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     // some channels of many pixels. (Measured with 16 registers; with 32 each line that is read serves more products.)
     const int64_t bytes = saturating_mul(problem.batch, problem.out_h * problem.out_w, pitch);
     return Vec<T>::kMaxVectors <= 2 && bytes >= limits::tiling::kStreamedBytes;
+  }
+
+  // Few channels of channels_last, from beyond L2: segments are rows of some KiB, which end before hardware prefetchers
+  // are up to speed.
+  bool waits_for_memory(int num_threads) const {
+    if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
+    const bool dense = input.stride[1] == 1 && input.stride[3] == problem.in_channels && grad_output.stride[1] == 1;
+    const int64_t bytes =
+        saturating_mul(problem.batch, problem.out_pixels(), problem.out_channels * int64_t(sizeof(S)));
+    return dense && !in_place && problem.groups == 1 && bytes / num_threads >= limits::tiling::kStreamedBytes;
   }
 
   // The tile of weights that an item owns of each of its groups. These are a vector's lanes (G), or taken in turn.
@@ -124,7 +137,20 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   struct SegmentSource {
     const PatchView& view;
     const ListedSteps<T>& listed;
+    LinesAhead (&ahead)[2];
   };
+  // What the next segment reads of grad_output, where that is the panel, and of the input.
+  void lines_after(const WeightTile& t, const Tile& next, LinesAhead (&ahead)[2]) const {
+    const Panels panels = panels_of(t);
+    if (next.images != 1 || panels.count != 1 || !is_panel(t, next, panels.size(0))) return;
+    const int64_t blocks = t.elements() * div_up(next.pixels(), pass_depth(pixels.chain));
+    ahead[0] = LinesAhead::of(grad_output_at(next, t.m0), 1, next.pixels() * t.channels_m, 0, blocks);
+    const int64_t first = max64(problem.rows().source(next.row, t.i0), 0);
+    const int64_t last = problem.rows().source(next.row + next.rows - 1, t.i0 + t.tap_rows - 1);
+    const int64_t rows = min64(last + 1, problem.in_h) - first, row = input.stride[2];
+    if (rows <= 0) return;
+    ahead[1] = LinesAhead::of(input_at(t, next) + first * row, rows, problem.in_w * input.stride[3], row, blocks);
+  }
 
   // c[panel][element][channel] = the sum over one chunk of pixels.
   void sum_chunk(const WeightTile& t, int64_t chunk, char* memory, T* c_tile) const {
@@ -149,7 +175,10 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
           fill_positions(view.patch, segment.images, segment.rows, segment.cols, scratch.pixel_offsets);
           listed = list_steps(t, segment, view.patch, scratch);
         }
-        multiply(of, segment, {view, listed}, scratch, number != segments.begin, c_tile + turn * sums_of_group(t));
+        LinesAhead ahead[2];
+        if (asks_ahead && number + 1 < segments.end) lines_after(of, this->segment_at(number + 1), ahead);
+        multiply(of, segment, {view, listed, ahead}, scratch, number != segments.begin,
+                 c_tile + turn * sums_of_group(t));
       }
     }
   }
@@ -251,7 +280,11 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
           continue;
         }
       }
-      gemm_panel<G, T>(t.elements(), vectors, operands);
+      gemm_panel<G, T>(t.elements(), vectors, operands, [&](int64_t rows) {
+        for (LinesAhead& lines : patch.ahead) {
+          if (lines.any()) lines.ask(rows);
+        }
+      });
     }
   }
   Panels panels_of(const WeightTile& t) const { return cut_panels(div_up(t.channels_m, kPerVector), kPanelVectors<T>); }

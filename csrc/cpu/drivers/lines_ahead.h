@@ -1,4 +1,4 @@
-// The source of a thread's next item, asked for while this one multiplies.
+// What a thread's next item, or segment, reads, asked for while this one multiplies.
 #pragma once
 
 #include "../isa/vec.h"
@@ -17,19 +17,25 @@ class LinesAhead {
   // others lies what nobody reads.
   template <class S>
   static LinesAhead of(const ConvGemm& gemm, const Tile& next, int64_t pixels) {
-    LinesAhead ahead;
     if (next.images != 1 || !lie_together(gemm.axis_h, gemm.taps_h) || !lie_together(gemm.axis_w, gemm.taps_w)) {
-      return ahead;
+      return {};
     }
     const Interval rows = met(gemm.axis_h, next.row, next.rows, gemm.taps_h, gemm.source_h);
     const Interval cols = met(gemm.axis_w, next.col, next.cols, gemm.taps_w, gemm.source_w);
-    if (rows.count() <= 0 || cols.count() <= 0) return ahead;
+    if (rows.count() <= 0 || cols.count() <= 0) return {};
     const S* const first = static_cast<const S*>(gemm.source) + next.image * gemm.source_n +
                            rows.begin * gemm.source_row + cols.begin * gemm.source_col;
+    return of(first, rows.count(), cols.count() * gemm.source_col, gemm.source_row, pixels);
+  }
+
+  // So many elements of each of some rows, while `pixels` are computed.
+  template <class S>
+  static LinesAhead of(const S* first, int64_t rows, int64_t elements, int64_t row_step, int64_t pixels) {
+    LinesAhead ahead;
     ahead.row_ = reinterpret_cast<uintptr_t>(first);
-    ahead.row_step_ = gemm.source_row * int64_t(sizeof(S));
-    ahead.row_bytes_ = cols.count() * gemm.source_col * int64_t(sizeof(S));
-    ahead.left_ = ahead.lines_ = rows.count() * div_up(ahead.row_bytes_, kLine);
+    ahead.row_step_ = row_step * int64_t(sizeof(S));
+    ahead.row_bytes_ = elements * int64_t(sizeof(S));
+    ahead.left_ = ahead.lines_ = rows * div_up(ahead.row_bytes_, kLine);
     ahead.pixels_ = pixels;
     return ahead;
   }

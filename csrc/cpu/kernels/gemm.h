@@ -303,19 +303,25 @@ CONV2D_INLINE GemmOperands<T> pass_of(const GemmOperands<T>& operands, int64_t k
 
 // C (rows x NR) for any number of rows, in near-equal blocks of as many as the micro-kernel takes: a rest of one or two
 // rows would leave the FMA units waiting for its few chains.
-template <bool G, class T>
-CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands) {
+// Before each block of so many rows, of each pass, before(rows) is called.
+template <bool G, class T, class Before>
+CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands, const Before& before) {
   const Ukernels<T> ukernels = ukernels_for<T, G>(vectors, operands.half);
   const Panels blocks = cut_panels(rows, ukernels.rows);
   for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
     GemmOperands<T> now = pass_of(operands, k);
     for (int64_t block = 0; block < blocks.count; ++block) {
       const int64_t block_rows = blocks.size(block);
+      before(block_rows);
       ukernels.by_rows[block_rows - 1](now);
       now.j_offset += block_rows;
       now.c += block_rows * now.c_pitch;
     }
   }
+}
+template <bool G, class T>
+CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands) {
+  gemm_panel<G, T>(rows, vectors, operands, [](int64_t) {});
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
