@@ -118,16 +118,16 @@ _NATIVE = (
         "float32, float64, bfloat16",
     )
 )
+_PIXEL_STEPS = {"copy_words", "pixel rows", "pack_pixel_pairs"}
 _PAIRS = {
     *_parts(f"{_GEMM}, pack_patch", "bfloat16 pairs"),
     "convert bfloat16", "copy_channels", "copy_few_channels", "copy_pairs", "pack_weight_pairs",
-    "products of pairs", "column_ukernel bfloat16",
+    "products of pairs", "column_ukernel bfloat16", *_PIXEL_STEPS,
 }  # fmt: skip
 _AMX = {
     "products of tiles", "amx_panel", "LineStores", "store_tile bfloat16",
-    "store_lanes bfloat16", "pack_patch blocks", "BlockWeightPacker", "copy_words",
-    "ColumnPatchPacker", "pack_weight_columns",
-    "pixel rows", "pack_pixel_pairs", "convert bfloat16",
+    "store_lanes bfloat16", "pack_patch blocks", "BlockWeightPacker",
+    "ColumnPatchPacker", "pack_weight_columns", "convert bfloat16", *_PIXEL_STEPS,
 }  # fmt: skip
 PARTS = {
     "portable": _GENERAL | _INTEGERS,
@@ -144,7 +144,7 @@ RULES = {
         f"tiling: {driver}"
         for driver in (
             "dot", "rows", "columns", "strided", "phases", "amx", "pairs", "winograd", "depthwise",
-            "groups", "planes", "pixels", "gemm", "weight_amx", "weight_depthwise",
+            "groups", "planes", "pixels", "gemm", "weight_amx", "weight_pairs", "weight_depthwise",
             "weight_groups", "weight_transposed", "weight_gemm", "padding",
         )
     ),

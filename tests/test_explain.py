@@ -109,7 +109,19 @@ def test_bfloat16_products_in_pairs(channels, groups):
         "amx_ukernel_bf16_" if tiles else "gemm_ukernel_bf16_" if native else "gemm_ukernel_f32_"
     )
     assert bool(plan.forward.refused) != (native or tiles)
-    assert bool(plan.grad_weight.refused) != tiles
+    assert bool(plan.grad_weight.refused) != (native or tiles)
+
+
+@pytest.mark.parametrize(
+    ("filters", "groups", "taken"), [(15, 1, False), (16, 1, True), (62, 2, False), (64, 2, True)]
+)
+def test_weight_gradients_in_pairs_of_pixels(filters, groups, taken):
+    problem = Problem("pairs", 2, 4 * groups, (9, 11), filters, (2, 2), groups=groups)
+    plan = _explain(problem, torch.bfloat16).grad_weight
+    if plan.isa != "avx512_bf16":
+        pytest.skip("not compiled, or another instruction set in use")
+    assert ("bfloat16 products in pairs" in plan.engine) == taken
+    assert plan.micro_kernel.startswith("gemm_ukernel_bf16_" if taken else "gemm_ukernel_f32_")
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -34,14 +34,16 @@ _ISA = {
         ]
         for header in (
             "isa/amx.h", "isa/run_steps.h", "kernels/amx.h", "pack/amx.h", "pack/amx_columns.h",
-            "pack/amx_pixels.h", "pack/line_stores.h", "drivers/amx.h",
-            "drivers/grad_weight_amx.h",
+            "pack/line_stores.h", "drivers/amx.h", "drivers/grad_weight_steps.h",
         )
     },
-    "pack/pairs.h": [
-        "-DCONV2D_ISA=avx512_bf16", "-DCONV2D_BFLOAT16_PAIRS", '-DCONV2D_NATIVE_VEC="vec_avx512.h"',
-        "-mavx512bf16", *_AVX512,
-    ],
+    **{
+        header: [
+            "-DCONV2D_ISA=avx512_bf16", "-DCONV2D_BFLOAT16_PAIRS",
+            '-DCONV2D_NATIVE_VEC="vec_avx512.h"', "-mavx512bf16", *_AVX512,
+        ]
+        for header in ("pack/pairs.h", "pack/pixel_rows.h")
+    },
 }  # fmt: skip
 
 

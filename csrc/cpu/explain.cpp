@@ -28,8 +28,9 @@ std::string why_widened(DType dtype, const char* where) {
             "columns of the kernel on; with groups 16 channels of each, source and result; in grad_weight 16 "
             "results), and neither images of one pixel nor input gradients of patch layers"
       : dtype == DType::kBFloat16 && engine().pairs != nullptr
-          ? "bfloat16 products are taken in pairs only in forward and grad_input, and there neither with few channels "
-            "a group nor by the kernels for groups, for images of one pixel and for gradients of patch layers"
+          ? "bfloat16 products are taken in pairs neither with few channels a group (in grad_weight 16 results and "
+            "more, with groups 32) nor by the kernels for groups, for images of one pixel and for input gradients of "
+            "patch layers"
           : "no native 16-bit micro-kernel for this dtype and instruction set";
   return std::string(reason) + ": widened to float32 " + where + ", rounded once";
 }
@@ -88,7 +89,7 @@ class TaskExplainer {
         problem_(task.call->problem),
         dtype_(task.call->dtype),
         amx_(task.driver == Driver::kAmx || task.driver == Driver::kWeightAmx),
-        native_(amx_ || (task.gemm != nullptr && task.gemm->per_step > 1)),
+        native_(amx_ || task.driver == Driver::kWeightPairs || (task.gemm != nullptr && task.gemm->per_step > 1)),
         engine_(engine_for(dtype_, task)),
         vector_(amx_      ? isa.amx
                 : native_ ? isa.pairs
@@ -141,6 +142,7 @@ class TaskExplainer {
       case Driver::kWeightGroups:
         return explain_weight(WeightLanes::kGroups);
       case Driver::kWeightAmx:
+      case Driver::kWeightPairs:
       case Driver::kWeightTransposed:
       case Driver::kWeightGemm:
         return explain_weight(WeightLanes::kChannels);

@@ -318,7 +318,7 @@ MUTATIONS = (
         **AMX,
     ),
     M(
-        "pack/amx_pixels.h",
+        "pack/pixel_rows.h",
         "the last step of a segment's pixels is not filled up",
         "fill_zero(to + filled, length - filled);",
         "",
@@ -332,7 +332,7 @@ MUTATIONS = (
         **AMX,
     ),
     M(
-        "drivers/grad_weight_amx.h",
+        "drivers/grad_weight_steps.h",
         "tiles are not configured",
         "const AmxScope tiles;",
         "",
@@ -779,6 +779,35 @@ MUTATIONS = (
         "a lone channel's weight has a second",
         "copy_pairs(src, alone ? nullptr : src + second, 1, lanes, dst);",
         "copy_pairs(src, src + second, 1, lanes, dst);",
+        **PAIRS,
+    ),
+    M(
+        "drivers/grad_weight_steps.h",
+        "an odd segment's last pixel has no pair",
+        "operands.depth = operands.chain = div_up(of.pixels, 2);",
+        "operands.depth = operands.chain = of.pixels / 2;",
+        **PAIRS,
+    ),
+    M(
+        "drivers/grad_weight_steps.h",
+        "the third vector's channels are the first's",
+        "pack_pixel_pairs(call.grad_output_at(segment, channel + v * L)",
+        "pack_pixel_pairs(call.grad_output_at(segment, channel)",
+        **PAIRS,
+    ),
+    M(
+        "pack/pixel_rows.h",
+        "an odd segment's last pixel is paired with the one before",
+        "__m512i b = _mm512_setzero_si512();",
+        "__m512i b = a;",
+        **PAIRS,
+    ),
+    M(
+        "plan/tile_gemm.cpp",
+        "no room for rows of pixels in pairs",
+        "if (vector.step == 1) {\n    s.panel = layout.take(segment",
+        "if (vector.step <= 2) {\n    s.panel = layout.take(segment",
+        sanitizer="address",
         **PAIRS,
     ),
     # ---- stores

@@ -460,25 +460,11 @@ void check_weight_tiling(const Call& call, const VectorShape& vector, WeightLane
 }
 
 const char* short_name(Driver driver) {
-  static const char* const kNames[] = {"dot",
-                                       "rows",
-                                       "columns",
-                                       "strided",
-                                       "phases",
-                                       "amx",
-                                       "pairs",
-                                       "winograd",
-                                       "depthwise",
-                                       "groups",
-                                       "planes",
-                                       "pixels",
-                                       "gemm",
-                                       "weight_amx",
-                                       "weight_depthwise",
-                                       "weight_groups",
-                                       "weight_transposed",
-                                       "weight_gemm",
-                                       "padding"};
+  static const char* const kNames[] = {
+      "dot",         "rows",       "columns",      "strided",          "phases",        "amx",
+      "pairs",       "winograd",   "depthwise",    "groups",           "planes",        "pixels",
+      "gemm",        "weight_amx", "weight_pairs", "weight_depthwise", "weight_groups", "weight_transposed",
+      "weight_gemm", "padding"};
   return kNames[int(driver)];
 }
 
@@ -605,6 +591,8 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
     }
     case Driver::kWeightAmx:
       return check_weight_tiling(*task.call, isa.amx, WeightLanes::kChannels, threads);
+    case Driver::kWeightPairs:
+      return check_weight_tiling(*task.call, isa.pairs, WeightLanes::kChannels, threads);
     case Driver::kWeightDepthwise:
       return check_weight_tiling(*task.call, vector, WeightLanes::kInnerGroups, threads);
     case Driver::kWeightGroups:
@@ -683,9 +671,10 @@ void check_tilings() {
     const bool has_amx = bytes == 64 && random.once_in(2);
     isa.has_pairs = dtype == DType::kBFloat16 && bytes == 64 && !has_amx;
     isa.has_amx = dtype == DType::kBFloat16 && has_amx;
-    isa.amx = {16, 2, 4, true, amx_limits(), 64};
+    isa.amx = {16, 2, 4, true, amx_limits(), kBlockChannels, 64};
     isa.pairs = isa.vector;
     isa.pairs.limits = pair_limits();
+    isa.pairs.step = 2;
     const int threads = int(random.once_in(2) ? random.between(1, 4) : random.between(1, 64));
     for (Call& call : calls) {
       describe(
@@ -727,7 +716,7 @@ void check_scratch() {
 // Shared weights beside a C tile of all result channels: the many, the few, and those between that just fit.
 void check_shared_weights() {
   begin_part("shared weights of AMX");
-  const VectorShape vector{16, 2, 4, true, amx_limits(), 64};
+  const VectorShape vector{16, 2, 4, true, amx_limits(), kBlockChannels, 64};
   Random random(77);
   for (int n = 0; n < 4000; ++n) {
     ConvGemm g{};

@@ -70,8 +70,9 @@ IsaShape shapes_of(DType dtype, const Isa& isa) {
   shape.has_pairs = dtype == DType::kBFloat16 && isa.has_pairs;
   shape.pairs = vector;
   shape.pairs.limits = pair_limits();
+  shape.pairs.step = 2;
   shape.has_amx = dtype == DType::kBFloat16 && isa.has_amx;
-  shape.amx = {16, 2, 4, true, amx_limits(), 64};
+  shape.amx = {16, 2, 4, true, amx_limits(), kBlockChannels, 64};
   return shape;
 }
 
@@ -330,6 +331,8 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
       return plan_gemm("conv", *task.gemm, false, d, vector);
     case Driver::kWeightAmx:
       return plan_weight(*task.call, d, isa.amx, WeightLanes::kChannels);
+    case Driver::kWeightPairs:
+      return plan_weight(*task.call, d, isa.pairs, WeightLanes::kChannels);
     case Driver::kWeightDepthwise:
       return plan_weight(*task.call, d, vector, WeightLanes::kInnerGroups);
     case Driver::kWeightGroups:

@@ -323,7 +323,7 @@ bool agree(int64_t a, int64_t b, const Case& c) {
   if (a == 0 || b == 0) return false;
   if (DType(c.dtype) != DType::kBFloat16 || Op(c.op) == Op::kGradBias) return true;
   if (a > 3 || b > 3) return a > 3 && b > 3;  // AMX's tiles, and their emulation
-  return (a != 3 && b != 3) || Op(c.op) == Op::kGradWeight;
+  return a != 3 && b != 3;                    // products in pairs
 }
 
 // ---- explain --------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ bool agree(int64_t a, int64_t b, const Case& c) {
 std::string kind_of_run(const Run& run) {
   const std::string& name = driver_of(run.body);
   if (name.find("amx") == 0) return name.find("GradWeightCall<") != std::string::npos ? "weight, amx" : "amx";
-  static constexpr const char* kKinds[][2] = {
+  const char* const kKinds[][2] = {
       {"PixelCall<", "pixels"},
       {"WinogradCall<", "winograd"},
       {"FewPlanesCall<", "few planes"},
@@ -344,7 +344,7 @@ std::string kind_of_run(const Run& run) {
       {"Along)0>", "rows"},
       {"Along)1>", "columns"},
       {"GradBiasCall<", "bias"},
-      {"WeightLanes)0>", "weight, channels"},
+      {"WeightLanes)0>", name.find("avx512_bf16 ") == 0 ? "weight, pairs" : "weight, channels"},
       {"WeightLanes)1>", "weight, groups"},
   };
   for (const auto& kind : kKinds) {
@@ -362,7 +362,7 @@ std::string isa_of_run(const Run& run) {
 std::string kind_of_explanation(const cpu::Explanation& e, Op op) {
   const auto has = [&](const char* part) { return e.engine.find(part) != std::string::npos; };
   if (has("AMX tiles")) return op == Op::kGradWeight ? "weight, amx" : "amx";
-  if (has("bfloat16 products in pairs")) return "pairs";
+  if (has("bfloat16 products in pairs")) return op == Op::kGradWeight ? "weight, pairs" : "pairs";
   if (has("Winograd")) return "winograd";
   if (has("plane by plane")) return "few planes";
   if (has("vectors over pixels")) return "pixels";

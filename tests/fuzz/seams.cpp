@@ -308,6 +308,10 @@ int64_t* const kLimits[] = {
     &t::kWeightTileColumnsByTap,
     &o::kDotPackedImages,
     &d::kFiniteProducts,
+    &o::kMaxPlacedImages,
+    &o::kLeastPlacedLanes,
+    &t::kPairRowBytes,
+    &t::kPairColumns,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -72,6 +72,10 @@ CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 288;
 CONV2D_LIMIT kLeastWeightTileColumns = 64;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
+// Where products are taken in pairs: fewer columns, since many output channels share copies of the input's pixels at
+// each; and these copies.
+CONV2D_LIMIT kPairColumns = 144;
+CONV2D_LIMIT kPairRowBytes = 128 * 1024;
 // The columns where the weight is in channels_last: each tap's channels are a run.
 CONV2D_LIMIT kWeightTileColumnsByTap = 1024;
 // Of grad_weight of depthwise problems in channels_last, in bytes: neighbouring groups of a work item, those that take

@@ -154,8 +154,8 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
 
   // c[panel][element][channel] = the sum over one chunk of pixels.
   void sum_chunk(const WeightTile& t, int64_t chunk, char* memory, T* c_tile) const {
-    if constexpr (kTakesBlocks<T>) {
-      sum_chunk_in_tiles(*this, t, chunk, memory, c_tile);
+    if constexpr (kTakesBlocks<T> || kTakesPairs<T>) {
+      sum_chunk_in_steps(*this, t, chunk, memory, c_tile);
     } else {
       sum_chunk_in_vectors(t, chunk, memory, c_tile);
     }

@@ -1,5 +1,5 @@
-// The AVX-512 engine for a CPU with AMX (AMX_TILE, AMX_BF16), where drivers/amx.h and grad_weight_amx.h multiply tiles
-// of bfloat16. Only what takes tiles is compiled here; all else is engine_avx512.cpp's.
+// The AVX-512 engine for a CPU with AMX (AMX_TILE, AMX_BF16), where drivers/amx.h and grad_weight_steps.h multiply
+// tiles of bfloat16. Only what takes tiles is compiled here; all else is engine_avx512.cpp's.
 #include "shared_headers.h"
 
 #if defined(__x86_64__)

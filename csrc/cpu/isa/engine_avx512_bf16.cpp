@@ -1,5 +1,5 @@
-// The AVX-512 engine for a CPU with AVX512_BF16, where drivers/gemm.h and rows.h take bfloat16 products in pairs. Only
-// what takes pairs is compiled here; all else is engine_avx512.cpp's.
+// The AVX-512 engine for a CPU with AVX512_BF16, where drivers/gemm.h, rows.h and grad_weight_steps.h take bfloat16
+// products in pairs. Only what takes pairs is compiled here; all else is engine_avx512.cpp's.
 #include "shared_headers.h"
 
 #if defined(__x86_64__)

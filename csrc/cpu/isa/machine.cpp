@@ -93,7 +93,8 @@ IsaShape shape_for(DType dtype) {
 const Engine& engine_for(DType dtype, const Task& task) {
   const Engine& taken = engine_for(dtype);
   if (task.driver == Driver::kAmx || task.driver == Driver::kWeightAmx) return *taken.amx;
-  return task.gemm != nullptr && task.gemm->per_step == 2 ? *taken.pairs : taken;
+  const bool in_pairs = task.driver == Driver::kWeightPairs || (task.gemm != nullptr && task.gemm->per_step == 2);
+  return in_pairs ? *taken.pairs : taken;
 }
 
 }  // namespace conv2d_ext::cpu

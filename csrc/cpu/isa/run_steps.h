@@ -8,11 +8,11 @@
 #include "engine.h"
 #if defined(CONV2D_AMX)
 #include "../drivers/amx.h"
-#include "../drivers/grad_weight_amx.h"
 #else
 #include "../drivers/gemm.h"
 #include "../drivers/rows.h"
 #endif
+#include "../drivers/grad_weight_steps.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -35,6 +35,8 @@ inline void run_task(DType, const Task& task, const Executor& executor) {
   const int threads = executor.num_threads;
   if (task.driver == Driver::kColumns) {
     run_all(RowCall<BFloat16, float, Along::kK>(*task.rows, threads), executor);
+  } else if (task.driver == Driver::kWeightPairs) {
+    GradWeightCall<BFloat16, float, WeightLanes::kChannels>(*task.call, threads).run(executor);
   } else {
     run_all(ConvCall<BFloat16, float, false>(*task.gemm, threads), executor);
   }

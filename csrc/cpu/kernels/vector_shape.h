@@ -18,6 +18,9 @@ constexpr VectorShape vector_shape() {
           kTakesBlocks<T>  ? amx_limits()
           : kTakesPairs<T> ? pair_limits()
                            : chain_limits(kFusedMultiplyAdd),
+          kTakesBlocks<T>  ? kBlockChannels
+          : kTakesPairs<T> ? 2
+                           : 1,
           int64_t(sizeof(Operand<T>))};
 }
 

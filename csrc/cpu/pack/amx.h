@@ -11,38 +11,6 @@ CONV2D_INLINE void copy_block(const BFloat16* src, int64_t n, BFloat16Block* dst
   _mm512_storeu_si512(dst, load_words(src, mask_of_first(n)));
 }
 
-// A matrix of 16-bit words in memory: rows `pitch` words apart.
-struct WordRows {
-  const BFloat16* data;
-  int64_t pitch, rows, columns;  // at most 32 of either
-};
-
-// Half of the columns, 4 of each 8, as rows of `width` words, dst_pitch apart; words beyond the last row are zeros.
-template <bool kHigh>
-CONV2D_INLINE void transpose_half(const WordRows& from, BFloat16* dst, int64_t dst_pitch, int64_t width) {
-  using V = Vec<float>;
-  const __mmask32 columns = mask_of_first(from.columns), stored = mask_of_first(width);
-  V::reg r[16];
-#pragma GCC unroll 16
-  for (int p = 0; p < 16; ++p) {
-    const __mmask32 has_first = 2 * p < from.rows ? columns : 0, has_second = 2 * p + 1 < from.rows ? columns : 0;
-    // A row that is not there has no address either.
-    const __m512i a = load_words(from.data + (has_first ? 2 * p * from.pitch : 0), has_first);
-    const __m512i b = load_words(from.data + (has_second ? (2 * p + 1) * from.pitch : 0), has_second);
-    r[p] = _mm512_castsi512_ps(kHigh ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b));
-  }
-  V::transpose(r);
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) {
-    const int column = i / 4 * 8 + i % 4 + (kHigh ? 4 : 0);
-    if (column < from.columns) store_words(dst + column * dst_pitch, stored, _mm512_castps_si512(r[i]));
-  }
-}
-CONV2D_INLINE void transpose_words(const WordRows& from, BFloat16* dst, int64_t dst_pitch, int64_t width) {
-  transpose_half<false>(from, dst, dst_pitch, width);
-  if (from.columns > 4) transpose_half<true>(from, dst, dst_pitch, width);
-}
-
 // `count` pixels, `step` apart, of `channels` planes as blocks.
 inline void transpose_planes(const BFloat16* src, int64_t step, int64_t count, int64_t plane, int64_t channels,
                              BFloat16Block* dst) {
@@ -59,11 +27,6 @@ inline void transpose_planes(const BFloat16* src, int64_t step, int64_t count, i
     for (int64_t c = 0; c < channels; ++c) block.channel[c] = src[x * step + c * plane];
     dst[x] = block;
   }
-}
-
-// The source's coordinate of a patch's.
-CONV2D_INLINE int64_t source_coordinate(const PatchAxis& axis, int64_t number) {
-  return axis.first + number / axis.run_length * axis.run_shift + number % axis.run_length * axis.run_step;
 }
 
 // A patch of blocks (PatchOrder::kBlocks). `row`: room for kRowBlocks blocks.

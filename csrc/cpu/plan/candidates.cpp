@@ -393,6 +393,10 @@ void visit_grad_weight(const Tasks& tasks) {
       return tasks.visit(Driver::kWeightAmx);
     }
   }
+  if (tasks.isa.has_pairs) {
+    const char* const refusal = takes_pairs_weight(call.problem) ? nullptr : "few channels, or one output pixel";
+    if (tasks.takes(Driver::kWeightPairs, refusal)) return tasks.visit(Driver::kWeightPairs);
+  }
   if (tasks.takes(Driver::kWeightDepthwise, refuse_weight_depthwise(call, vector))) {
     return tasks.visit(Driver::kWeightDepthwise);
   }
@@ -424,6 +428,7 @@ const char* name_of(Driver driver) {
     case Driver::kWeightAmx:
       return "implicit GEMM, AMX tiles of bfloat16";
     case Driver::kPairs:
+    case Driver::kWeightPairs:
       return "implicit GEMM, vectors over result channels, bfloat16 products in pairs";
     case Driver::kWinograd:
       return "Winograd F(2x2, 3x3), vectors over result channels";

@@ -31,7 +31,8 @@ enum class Driver : int {
   kPlanes,            // drivers/planes.h: 1x1 from many planes to few
   kPixels,            // drivers/pixels.h: vectors over pixels
   kGemm,              // drivers/gemm.h, vectors over result channels
-  kWeightAmx,         // drivers/grad_weight.h with AMX tiles of bfloat16
+  kWeightAmx,         // drivers/grad_weight_steps.h with AMX tiles of bfloat16
+  kWeightPairs,       // the same with products of bfloat16 pairs
   kWeightDepthwise,   // drivers/depthwise_weight.h
   kWeightGroups,      // drivers/grad_weight.h, vectors over groups
   kWeightTransposed,  // the same for the transposed product of a 1x1 kernel: vectors over input channels

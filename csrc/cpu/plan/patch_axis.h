@@ -21,6 +21,10 @@ struct PatchAxis {
     return (tap_runs == 0 ? number * tap_pitch : number % tap_runs * tap_pitch + number / tap_runs) + shift;
   }
 };
+// The source's coordinate of a patch's.
+inline int64_t source_coordinate(const PatchAxis& axis, int64_t number) {
+  return axis.first + number / axis.run_length * axis.run_shift + number % axis.run_length * axis.run_step;
+}
 PatchAxis make_patch_axis(const GatherAxis& gather, int64_t position0, int64_t positions, int64_t tap0, int64_t taps);
 
 // The same with a run for each tap, so that neighbouring positions are neighbours whatever the stride.

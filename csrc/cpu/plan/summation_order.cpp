@@ -147,6 +147,12 @@ bool takes_amx_weight(const Conv2dProblem& p) {
          saturating_mul(p.in_channels_per_group(), p.taps()) >= kLeastAmxChannels && p.out_pixels() > 1;
 }
 
+bool takes_pairs_weight(const Conv2dProblem& p) {
+  // Each group's pixels are packed for it alone, which few channels don't make up for.
+  const int64_t least = p.groups == 1 ? kLeastAmxChannels : 2 * kLeastAmxChannels;
+  return p.out_channels_per_group() >= least && takes_amx_weight(p);
+}
+
 bool is_patch_layer(const KernelSteps& k) {
   // With fewer taps in a row, planes written with gaps cost less than pieces of rows so short.
   constexpr int64_t kLeastTapsOfRow = 4;

@@ -54,10 +54,12 @@ constexpr ChainLimits chain_limits(bool fused) {
   return limits;
 }
 // Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
-// a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel).
+// a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel). In
+// grad_weight a pair is two pixels of a segment that follow one another, across rows and images.
 constexpr ChainLimits pair_limits() {
   ChainLimits limits;
   limits.products = limits.short_gradient = limits.segment = 144;
+  limits.pixels = kMaxSegment;
   return limits;
 }
 // AMX tiles of bfloat16, of which a step of a sum takes 32 channels at one tap (or columns_per_step). A step is a chain
@@ -89,6 +91,7 @@ struct VectorShape {
   int64_t element_size;  // bytes of the compute type
   bool interleaves;      // has interleave.h's stores
   ChainLimits limits;
+  int64_t step = 1;           // products that a step of a sum takes
   int64_t operand_bytes = 0;  // of an element of a patch or panel, where it is not one of the compute type
   bool halves_pay = false;    // half a vector takes half the time; for the choice of a candidate, which changes no bit
   int64_t operand_size() const { return operand_bytes != 0 ? operand_bytes : element_size; }
@@ -113,6 +116,9 @@ int64_t columns_per_step(const ImageGemm& gemm, const GatherAxis& axis_w);
 // Whether a bfloat16 problem goes to the kernels for AMX tiles, on a CPU that has them.
 bool takes_amx(const ImageGemm& gemm, const GatherAxis& axis_w);
 bool takes_amx_weight(const Conv2dProblem& problem);
+
+// Whether a bfloat16 weight gradient takes pixels in pairs, on a CPU that has products of pairs.
+bool takes_pairs_weight(const Conv2dProblem& problem);
 
 // The canonical cut of K = (c, i, j), c slowest, in products or steps of several. Up to 256 taps: segments of whole
 // channels. More: each channel's taps are cut into rectangles, one segment each. A segment is summed in chains of

@@ -20,7 +20,7 @@ constexpr int64_t kChains = 8, kLeastRows = 4;
 // denormal sums, so that even zeros change them. Rounding down, +0 and a product of -0 are -0, which no bias hides. A
 // panel that ends in half a vector has micro-kernels of its own.
 PaddingRule padding_rule(int64_t m, int64_t chunk_vectors, const VectorShape& vector) {
-  if (!vector.interleaves || vector.operand_size() != vector.element_size) return {};
+  if (!vector.interleaves || vector.step > 1) return {};
   const Panels panels = cut_panels(chunk_vectors, vector.max_vectors);
   const bool ends_in_half = vector.lanes == 16 && (m - 1) % vector.lanes < vector.lanes / 2;
   if (ends_in_half && panels.count == 1) return {};
@@ -127,7 +127,7 @@ struct ConvTiler {
   }
 };
 
-// The pixels of a segment as a row of AMX tiles.
+// The pixels of a segment as a row of operands, for steps of several.
 int64_t row_bytes(const PixelBlocking& pixels) {
   return round_up(pixels.images * pixels.rows * pixels.cols, kBlockChannels) * int64_t(sizeof(BFloat16));
 }
@@ -140,7 +140,8 @@ struct WeightTiler {
   const bool groups_are_neighbours;
   const int num_threads;
 
-  bool in_tiles() const { return vector.operand_size() != vector.element_size; }  // of AMX
+  bool in_steps() const { return vector.step > 1; }  // of several pixels
+  bool in_tiles() const { return vector.step > 2; }  // of AMX
 
   void cut_groups(WeightTiling& t) const {
     t.groups_in_turn = 1;
@@ -162,7 +163,7 @@ struct WeightTiler {
       // Items of a tile's bytes, as many for each thread.
       const int64_t bytes = saturating_mul(round_up(problem.out_channels_per_group(), vector.lanes),
                                            problem.in_channels_per_group() * problem.taps(), vector.element_size);
-      const int64_t most = groups_are_neighbours && !in_tiles() ? limit::kWeightTileBytes / max64(bytes, 1) : 1;
+      const int64_t most = groups_are_neighbours && !in_steps() ? limit::kWeightTileBytes / max64(bytes, 1) : 1;
       const int64_t blocks = div_up(problem.groups, max64(most, 1));
       t.groups_in_turn = div_up(problem.groups, round_up(blocks, num_threads));
       t.group_blocks = div_up(problem.groups, t.groups_in_turn);
@@ -258,7 +259,8 @@ struct WeightTiler {
 
   // Weight elements of a tile whose pixels AMX takes as rows, which lie in scratch beside the patch.
   int64_t most_rows() const {
-    return in_tiles() ? limits::amx::kRowBytes / max64(row_bytes(pixels), 1) : std::numeric_limits<int64_t>::max();
+    if (!in_steps()) return std::numeric_limits<int64_t>::max();
+    return (in_tiles() ? limits::amx::kRowBytes : limit::kPairRowBytes) / max64(row_bytes(pixels), 1);
   }
 
   // Of a pixel of the patch.
@@ -327,7 +329,9 @@ WeightTiling tile_grad_weight(const Call& call, const PixelBlocking& pixels, con
     const int64_t* const to = call.result.stride;
     const bool by_taps = lanes == WeightLanes::kChannels && call.problem.taps() > 1 && to[1] == 1 && to[3] != 1;
     tiler.cut_channels(t, limit::kWeightTileBytes,
-                       by_taps ? limit::kWeightTileColumnsByTap : limit::kWeightTileColumns);
+                       vector.step == 2 ? limit::kPairColumns
+                       : by_taps        ? limit::kWeightTileColumnsByTap
+                                        : limit::kWeightTileColumns);
   }
   tiler.cut_pixels(t);
   tiler.leave_out_padding(t, t.chunk_vectors);
@@ -383,7 +387,7 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   }
   s.runs = layout.take(inner_groups ? segment_pixels * kWeightRunBytes : 0);
   s.zeros = layout.take(inner_groups ? 0 : vector.max_vectors * vector.lanes * size);
-  if (vector.operand_size() == size) {
+  if (vector.step == 1) {
     s.panel = layout.take(segment_pixels * size * (inner_groups ? (tiling.group_vectors + 1) * vector.lanes : width));
     s.patch = layout.take(tiling.patch_elements * size);
     s.rows = s.patch;

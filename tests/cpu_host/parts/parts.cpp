@@ -9,6 +9,7 @@
 #include "winograd.h"
 #if defined(CONV2D_BFLOAT16_PAIRS)
 #include "pairs.h"
+#include "pixel_rows.h"
 #endif
 #if defined(CONV2D_AMX)
 #include "amx.h"
@@ -22,6 +23,7 @@ void check_pair_parts() {
 #if defined(CONV2D_BFLOAT16_PAIRS)
   check_gemm<Float>();
   check_pairs();
+  check_pixel_steps();
   check_columns<BFloat16, Float>();
   check_convert<BFloat16>();
 #endif

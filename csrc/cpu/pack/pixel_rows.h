@@ -1,7 +1,8 @@
-// Packers of grad_weight's operands for AMX tiles, whose steps are 32 pixels of a segment.
+// Packers of grad_weight's operands where a step takes several pixels of a segment: pairs, or 32 for AMX tiles. Both
+// have the same rows of the input's pixels, in blocks of 32, the last of which is filled up with zeros.
 #pragma once
 
-#include "amx.h"
+#include "pairs.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -89,7 +90,7 @@ struct TapCounts {
   int64_t rows, cols;
 };
 
-// Rows of tiles: for each (channel, i, j) the segment's pixels, `steps` blocks of them.
+// For each (channel, i, j) the segment's pixels, `steps` blocks of them.
 inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const TapCounts& taps,
                             const BFloat16* patch_data, int64_t steps, BFloat16Block* rows) {
   const int64_t step = segment.cols > 1 ? patch.cols.position_pitch : 1;
@@ -148,17 +149,23 @@ class PixelWalk {
   int64_t row_ = 0, col_ = 0, step_ = 0;
 };
 
-// Pairs of a segment's pixels, of up to 32 channels of grad_output: row p of step s holds pixels 32s + 2p and the next,
-// of 16 channels; those of the next 16 are `pitch` blocks further. `src`: the segment's first pixel and the first
-// channel.
+// Rows of pairs of pixels, of 16 channels each: from row to row, and from a row to that of the next 16 channels, in
+// blocks.
+struct PairRows {
+  BFloat16Block* first;
+  int64_t count, row_pitch, pitch;
+};
+// Of a segment's pixels, of up to 32 channels of grad_output: row p holds pixels 2p and 2p + 1; beyond the last pixel
+// there are zeros. `src`: the segment's first pixel and the first channel.
 inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], const Tile& segment, int64_t lanes,
-                             BFloat16Block* dst, int64_t pitch) {
+                             const PairRows& to) {
   constexpr int64_t L = kBlockChannels / 2;
-  const int64_t pixels = segment.pixels(), length = round_up(pixels, kBlockChannels);
+  const int64_t pixels = segment.pixels();
+  BFloat16Block* dst = to.first;
   if (stride[1] == 1 && lanes > 1) {
     const __mmask32 mask = mask_of_first(lanes);
     PixelWalk walk(src, stride, segment);
-    for (int64_t x = 0; x < pixels; x += 2, ++dst) {
+    for (int64_t x = 0; x < pixels; x += 2, dst += to.row_pitch) {
       const __m512i a = load_words(walk.next(), mask);
       __m512i b = _mm512_setzero_si512();
       if (x + 1 < pixels) {
@@ -168,19 +175,20 @@ inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], co
       }
       const ZippedWords zipped = zip_words(a, b);
       _mm512_storeu_si512(dst, zipped.low);
-      if (lanes > L) _mm512_storeu_si512(dst + pitch, zipped.high);
+      if (lanes > L) _mm512_storeu_si512(dst + to.pitch, zipped.high);
     }
-    const int64_t missing = length / 2 - div_up(pixels, 2);
-    fill_zero(dst, missing);
-    if (lanes > L) fill_zero(dst + pitch, missing);
+    for (int64_t row = div_up(pixels, 2); row < to.count; ++row, dst += to.row_pitch) {
+      fill_zero(dst, 1);
+      if (lanes > L) fill_zero(dst + to.pitch, 1);
+    }
     return;
   }
   const bool one_run = stride[3] == 1 && segment.images == 1 && (segment.rows == 1 || stride[2] == segment.cols);
-  for (int64_t lane0 = 0; lane0 < lanes; lane0 += L, dst += pitch, src += L * stride[1]) {
-    const Panel<BFloat16Pair> to{reinterpret_cast<BFloat16Pair*>(dst), L, L};
+  for (int64_t lane0 = 0; lane0 < lanes; lane0 += L, dst += to.pitch, src += L * stride[1]) {
+    const Panel<BFloat16Pair> panel{reinterpret_cast<BFloat16Pair*>(dst), to.row_pitch * L, L};
     const int64_t now = min64(lanes - lane0, L);
     if (one_run) {
-      pack_transposed_pairs(now, length / 2, to, [&](int64_t lane, int64_t k) {
+      pack_transposed_pairs(now, to.count, panel, [&](int64_t lane, int64_t k) {
         return load_words(src + lane * stride[1] + 2 * k, mask_of_first(max64(pixels - 2 * k, 0)));
       });
       continue;
@@ -193,9 +201,9 @@ inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], co
           copy_words(src + lane * stride[1] + n * stride[0] + p * stride[2], stride[3], segment.cols, d);
         }
       }
-      fill_zero(d, length - pixels);
+      fill_zero(d, 2 * round_up(to.count, L) - pixels);
     }
-    pack_transposed_pairs(now, length / 2, to,
+    pack_transposed_pairs(now, to.count, panel,
                           [&](int64_t lane, int64_t k) { return _mm512_loadu_si512(planes[lane] + 2 * k); });
   }
 }
