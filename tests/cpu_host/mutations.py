@@ -1888,8 +1888,8 @@ MUTATIONS = (
     M(
         "plan/candidates.cpp",
         "pixels that no tap meets are not zeroed",
-        "if (met < p.in_h * p.in_w || p.out_channels == 0) return",
-        "if (p.out_channels == 0) return",
+        "return met >= p.in_h * p.in_w && saturating_mul(3, met)",
+        "return saturating_mul(3, met)",
     ),
     M(
         "plan/tile_one_pixel.cpp",

@@ -310,6 +310,7 @@ int64_t* const kLimits[] = {
     &d::kFiniteProducts,
     &o::kMaxPlacedImages,
     &o::kLeastPlacedLanes,
+    &o::kMostPlacedTaps,
     &t::kPairRowBytes,
     &t::kPairColumns,
 };

@@ -72,8 +72,8 @@ CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 288;
 CONV2D_LIMIT kLeastWeightTileColumns = 64;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
-// Where products are taken in pairs: fewer columns, since many output channels share copies of the input's pixels at
-// each; and these copies.
+// The columns where products are taken in pairs: fewer, so that more output channels share the copy of the input's
+// pixels that each has. And what an item's copies may take.
 CONV2D_LIMIT kPairColumns = 144;
 CONV2D_LIMIT kPairRowBytes = 128 * 1024;
 // The columns where the weight is in channels_last: each tap's channels are a run.
@@ -216,10 +216,13 @@ CONV2D_LIMIT kRowLanes = 2048;
 // Batches beyond which packing pays: for the input gradient sooner where the weight isn't in L2 and every six images
 // read it again.
 CONV2D_LIMIT kMaxRowImages = 64;
-CONV2D_LIMIT kMaxPlacedImages = 8;
-CONV2D_LIMIT kLeastPlacedLanes = 64;
 CONV2D_LIMIT kMaxRowImagesFar = 12;
 CONV2D_LIMIT kFarWeights = 4 * 1024 * 1024;
+// The same where patches are gathered or scattered; lanes that make that worthwhile; and taps, of which each item looks
+// at all.
+CONV2D_LIMIT kMaxPlacedImages = 8;
+CONV2D_LIMIT kLeastPlacedLanes = 64;
+CONV2D_LIMIT kMostPlacedTaps = 64;
 // Rows of a product of matrices from which on packing the other factor pays: of one whose rows, or columns, are read.
 CONV2D_LIMIT kMostProductRows = 2;
 CONV2D_LIMIT kMostColumnRows = 8;

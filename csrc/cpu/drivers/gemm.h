@@ -166,7 +166,11 @@ struct ConvCall {
   CONV2D_INLINE LinesAhead lines_after(int64_t number, const Item& item) const {
     if (!asks_ahead || number + 1 == items()) return {};
     const TilePart next = tile_part(number + 1, tiling.tiles(), items() / tiling.tiles(), tiling.groups_first);
-    return LinesAhead::of<S>(gemm, tiling.tile(next.tile, gemm), item.piece.tile.pixels());
+    const Tile tile = tiling.tile(next.tile, gemm);
+    return LinesAhead::of(static_cast<const S*>(gemm.source) + tile.image * gemm.source_n,
+                          {gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h},
+                          {gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w}, gemm.source_row, gemm.source_col, tile,
+                          item.piece.tile.pixels());
   }
 
   // The patch, and where it lies: in scratch, or in the source itself.

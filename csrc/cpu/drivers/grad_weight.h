@@ -70,10 +70,14 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   // are up to speed.
   bool waits_for_memory(int num_threads) const {
     if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
-    const bool dense = input.stride[1] == 1 && input.stride[3] == problem.in_channels && grad_output.stride[1] == 1;
+    const bool dense = input.stride[1] == 1 && input.stride[3] == problem.in_channels && grad_output.stride[1] == 1 &&
+                       tiling.block_channels == problem.in_channels;
     const int64_t bytes =
         saturating_mul(problem.batch, problem.out_pixels(), problem.out_channels * int64_t(sizeof(S)));
-    return dense && !in_place && problem.groups == 1 && bytes / num_threads >= limits::tiling::kStreamedBytes;
+    // Rows that no tap meets are not worth a request.
+    const bool meets_all = problem.stride_h <= problem.kernel_h && problem.stride_w <= problem.kernel_w;
+    return dense && meets_all && !in_place && problem.groups == 1 &&
+           bytes / num_threads >= limits::tiling::kStreamedBytes;
   }
 
   // The tile of weights that an item owns of each of its groups. These are a vector's lanes (G), or taken in turn.
@@ -139,17 +143,18 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     const ListedSteps<T>& listed;
     LinesAhead (&ahead)[2];
   };
-  // What the next segment reads of grad_output, where that is the panel, and of the input.
+  // What the next segment reads of grad_output, where that is the panel, and of the input. Shares are rows of C, of
+  // each pass over the panel.
   void lines_after(const WeightTile& t, const Tile& next, LinesAhead (&ahead)[2]) const {
     const Panels panels = panels_of(t);
     if (next.images != 1 || panels.count != 1 || !is_panel(t, next, panels.size(0))) return;
-    const int64_t blocks = t.elements() * div_up(next.pixels(), pass_depth(pixels.chain));
-    ahead[0] = LinesAhead::of(grad_output_at(next, t.m0), 1, next.pixels() * t.channels_m, 0, blocks);
-    const int64_t first = max64(problem.rows().source(next.row, t.i0), 0);
-    const int64_t last = problem.rows().source(next.row + next.rows - 1, t.i0 + t.tap_rows - 1);
-    const int64_t rows = min64(last + 1, problem.in_h) - first, row = input.stride[2];
-    if (rows <= 0) return;
-    ahead[1] = LinesAhead::of(input_at(t, next) + first * row, rows, problem.in_w * input.stride[3], row, blocks);
+    const int64_t shares = t.elements() * div_up(next.pixels(), pass_depth(pixels.chain));
+    ahead[0] = LinesAhead::of(grad_output_at(next, t.m0), 1, next.pixels() * t.channels_m, 0, shares);
+    GatheredAxis h{problem.rows(), t.tap_rows, problem.out_h, problem.in_h};
+    GatheredAxis w{problem.cols(), t.tap_cols, problem.out_w, problem.in_w};
+    h.axis.origin = h.axis.source(0, t.i0);
+    w.axis.origin = w.axis.source(0, t.j0);
+    ahead[1] = LinesAhead::of(input_at(t, next), h, w, input.stride[2], input.stride[3], next, shares);
   }
 
   // c[panel][element][channel] = the sum over one chunk of pixels.

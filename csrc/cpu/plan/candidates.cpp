@@ -20,6 +20,7 @@ using limits::one_pixel::kMaxPlacedImages;
 using limits::one_pixel::kMaxRowImages;
 using limits::one_pixel::kMaxRowImagesFar;
 using limits::one_pixel::kMostColumnRows;
+using limits::one_pixel::kMostPlacedTaps;
 using limits::one_pixel::kMostProductRows;
 
 const char* const kNotCompiled = "these kernels are not compiled for this dtype and instruction set";
@@ -284,6 +285,8 @@ bool groups_fill_more(const Conv2dProblem& p, const VectorShape& vector) {
 const char* refuse_placed_lanes(const Conv2dProblem& p, const int64_t* weight) {
   if (p.batch > kMaxPlacedImages) return "from this batch on packing pays more than placing the patches' lanes";
   if (!has_dense_rows(p, weight)) return "a row of the weight is not one run";
+  // Each item looks at all taps; and groups of one channel are better lanes themselves.
+  if (p.taps() > kMostPlacedTaps || (p.groups > 1 && p.in_channels_per_group() == 1)) return "many taps, or depthwise";
   return p.gemm_k() >= kLeastPlacedLanes ? nullptr : "few lanes in a row of the weight";
 }
 
@@ -292,23 +295,23 @@ int64_t taps_inside(const GatherAxis& axis, int64_t taps, int64_t size) {
   return indices_inside(axis.origin, axis.tap, taps, size).count();
 }
 
-// Where each tap would else be a GEMM of its own, which reads the weight's lines anew.
-const char* refuse_input_rows(const Call& call, const VectorShape& vector) {
+// Whether the input gradient of one output pixel scatters patches. Each tap would else be a GEMM of its own, which
+// reads the weight's lines anew, unless they lie as rows.
+bool scatters_patch(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
   const int64_t *const weight = call.b.stride, *const grad_input = call.result.stride;
-  if (!vector.interleaves || !is_floating(call.dtype)) return kNotCompiled;
-  if (lies_as_a_row(p, grad_input, weight)) return "the patch lies in the input's gradient as it does in the weight";
-  if (weight[1] == 1 && grad_input[1] == 1) return "channels lie side by side";
+  if (p.out_pixels() != 1 || p.out_channels == 0 || !vector.interleaves || !is_floating(call.dtype)) return false;
+  if (lies_as_a_row(p, grad_input, weight) || (weight[1] == 1 && grad_input[1] == 1)) return false;
+  // Every input pixel meets a tap, and not too many taps lie in the padding.
   const int64_t met = taps_inside(p.rows(), p.kernel_h, p.in_h) * taps_inside(p.cols(), p.kernel_w, p.in_w);
-  if (met < p.in_h * p.in_w || p.out_channels == 0) return "an input pixel meets no tap, or no channel";
-  if (saturating_mul(3, met) < p.taps()) return "most taps lie in the padding";
-  return refuse_placed_lanes(p, weight);
+  return met >= p.in_h * p.in_w && saturating_mul(3, met) >= p.taps() && refuse_placed_lanes(p, weight) == nullptr;
 }
 
 void visit_grad_input(const Tasks& tasks) {
   const Call& call = tasks.call;
   const VectorShape& vector = tasks.isa.vector;
-  if (call.problem.out_pixels() == 1 && tasks.takes(Driver::kRows, refuse_input_rows(call, vector))) {
+  // (If not, GEMMs of taps may be rows, too: no refusal.)
+  if (scatters_patch(call, vector)) {
     const ConvGemm patches = patch_gemm(call);
     return tasks.visit_rows(&patches, input_row_products(call, patches, vector.limits));
   }

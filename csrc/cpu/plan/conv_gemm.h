@@ -121,7 +121,7 @@ bool for_each_forward_gemm(const Call& call, const ConvGemm& whole, const GemmVi
 void for_each_grad_input_gemm(const Call& call, const GemmVisitor& visit);
 
 // Or, of one output pixel and a weight whose rows are runs, one GEMM with a result channel for each element of a row:
-// patches, whose elements are nowhere yet.
+// patches. Where their elements go, it doesn't say: its destination strides within an image mean nothing.
 ConvGemm patch_gemm(const Call& call);
 
 // Whether taps that meet no output at many positions are left out of a phase's sums there.

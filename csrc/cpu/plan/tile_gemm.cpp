@@ -16,9 +16,9 @@ namespace limit = limits::tiling;
 // are loaded in the time of so many rows.
 constexpr int64_t kChains = 8, kLeastRows = 4;
 
-// Which products with the padding are left out, of sums of m results in chunks of so many vectors. AMX tiles flush
-// denormal sums, so that even zeros change them. Rounding down, +0 and a product of -0 are -0, which no bias hides. A
-// panel that ends in half a vector has micro-kernels of its own.
+// Which products with the padding are left out, of sums of m results in chunks of so many vectors. Pairs and AMX tiles
+// flush denormal sums, so that even zeros change them. Rounding down, +0 and a product of -0 are -0, which no bias
+// hides. A panel that ends in half a vector has micro-kernels of its own.
 PaddingRule padding_rule(int64_t m, int64_t chunk_vectors, const VectorShape& vector) {
   if (!vector.interleaves || vector.step > 1) return {};
   const Panels panels = cut_panels(chunk_vectors, vector.max_vectors);
@@ -257,7 +257,7 @@ struct WeightTiler {
     return line * even_piece(div_up(channels, line), most / line);
   }
 
-  // Weight elements of a tile whose pixels AMX takes as rows, which lie in scratch beside the patch.
+  // Weight elements of a tile whose pixels are copied to rows, which lie in scratch beside the patch.
   int64_t most_rows() const {
     if (!in_steps()) return std::numeric_limits<int64_t>::max();
     return (in_tiles() ? limits::amx::kRowBytes : limit::kPairRowBytes) / max64(row_bytes(pixels), 1);
@@ -394,7 +394,7 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   } else {
     s.panel = layout.take(row_bytes(pixels) * width);
     s.patch = layout.take(tiling.patch_elements * int64_t(sizeof(BFloat16)));
-    // The last tile reads 16 rows, whether they are there or not.
+    // The last AMX tile reads 16 rows, whether they are there or not.
     s.rows = layout.take(row_bytes(pixels) * round_up(tiling.max_elements(), 16));
   }
   if (tiling.slots == 1) {

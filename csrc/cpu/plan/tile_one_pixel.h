@@ -41,8 +41,8 @@ bool dot_is_dense(const ConvGemm& gemm, int64_t stride_c, int64_t stride_i, int6
 // What of the second factor lies side by side: lanes, or steps of k.
 enum class Along { kLanes, kK };
 
-// The lanes of one pixel's patch, where they don't lie in the image as in the weight: channel c of tap (i, j) is lane
-// c * lane_c + i * lane_i + j * lane_j, all lanes in a row, and in the image it is in its channel where the axes say.
+// One pixel's patch, whose elements lie otherwise in the image than in a row of the weight: channel c of tap (i, j) is
+// lane c * lane_c + i * lane_i + j * lane_j of the row, which is one run, and in the image it is where the axes say.
 struct PatchLanes {
   int64_t channels, taps_h, taps_w;
   int64_t lane_c, lane_i, lane_j;
@@ -50,12 +50,13 @@ struct PatchLanes {
   int64_t image_h, image_w;
   int64_t image_c, image_row, image_col;  // strides
 };
-// What they are, if anything: rows, which an item gathers, or results, which it scatters.
+// Which operand of RowProducts is such a patch: the rows, which an item gathers, or the results, which it scatters.
 enum class Placed { kNothing, kRows, kResults };
 
 // result[g, r, lane] = bias[lane] + sum over k of factor[g, r, k] * row[g, k, lane], with consecutive lanes in the
-// result. k counts pairs of elements where the GEMM does. Summed as the GEMM drivers do: segments of `segment` products
-// (the last may be shorter), in chains of `chain`, and chunks of segments.
+// result. (Of what is placed the pointer and the strides are the image's.) k counts pairs of elements where the GEMM
+// does. Summed as the GEMM drivers do: segments of `segment` products (the last may be shorter), in chains of `chain`,
+// and chunks of segments.
 struct RowProducts {
   Along along;
   int64_t groups, results, depth, lanes;

@@ -99,7 +99,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   if (!vector.interleaves) return "these kernels are not compiled for this dtype and instruction set";
   const int64_t* const gi = call.result.stride;
   phases.whole_rows = gi[3] == 1 && gi[2] == p.in_w && gi[1] != 1;
-  // Groups of one vector that lie side by side: pages of grad_output and of the result are read and written once.
+  // Groups that lie side by side: pages of grad_output and of the result are read and written once.
   const bool side_by_side = p.groups > 1 && gi[1] == 1;
   const int64_t m = p.in_channels_per_group();
   // A vector of channels is as good as one of groups, where whole rows are stored together or groups lie side by side.
