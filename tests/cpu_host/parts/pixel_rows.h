@@ -25,6 +25,16 @@ inline void check_copy_words() {
   }
 }
 
+// Images of the dimensions' sizes in any order, some with gaps: the memory that they span, of which the first element
+// is `before` elements on.
+inline int64_t lay_out_images(Random& random, Dimension (&d)[5], int64_t& before) {
+  const int64_t gaps[5] = {random.once_in(4) ? 2 : 1, random.once_in(4) ? 3 : 1, random.once_in(4) ? 2 : 1, 1, 1};
+  lay_out(d, kOrders[random.between(0, 5)], gaps);
+  int64_t span = 0;
+  span_of(d, before, span);
+  return span;
+}
+
 // A segment's pixels at each weight element, and grad_output's in pairs.
 inline void check_pixel_rows() {
   begin_part("pixel rows");
@@ -37,11 +47,8 @@ inline void check_pixel_rows() {
     d[kImage].size = random.between(1, 2);
     d[kGroup].size = 1;
     d[kChannel].size = random.between(1, random.once_in(3) ? 70 : 5);
-    const int64_t gaps[5] = {random.once_in(4) ? 2 : 1, random.once_in(4) ? 3 : 1, random.once_in(4) ? 2 : 1, 1, 1};
-    lay_out(d, kOrders[random.between(0, 5)], gaps);
-    int64_t before = 0, span = 0;
-    span_of(d, before, span);
-    Buffer<BFloat16> memory(span);
+    int64_t before = 0;
+    Buffer<BFloat16> memory(lay_out_images(random, d, before));
     fill(memory, random);
     const Tile segment{0, d[kImage].size, 0, p, 0, q};
     const int64_t channels = d[kChannel].size, steps = div_up(segment.pixels(), kBlockChannels);
@@ -81,11 +88,8 @@ inline void check_pixel_pairs() {
     d[kChannel].size = random.between(1, 32);
     d[kRow].size = random.between(1, 5);
     d[kCol].size = random.between(1, 17);
-    const int64_t gaps[5] = {random.once_in(4) ? 2 : 1, random.once_in(4) ? 3 : 1, random.once_in(4) ? 2 : 1, 1, 1};
-    lay_out(d, kOrders[random.between(0, 5)], gaps);
-    int64_t before = 0, span = 0;
-    span_of(d, before, span);
-    Buffer<BFloat16> memory(span);
+    int64_t before = 0;
+    Buffer<BFloat16> memory(lay_out_images(random, d, before));
     fill(memory, random);
     const Tile segment{0, d[kImage].size, 0, d[kRow].size, 0, d[kCol].size};
     const int64_t lanes = d[kChannel].size, pixels = segment.pixels(), steps = div_up(pixels, kBlockChannels);
