@@ -70,7 +70,7 @@ CONV2D_LIMIT kSumBytes = 384 * 1024;
 // thread's share of the partials that are in flight.
 CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 288;
-CONV2D_LIMIT kLeastWeightTileColumns = 64;
+CONV2D_LIMIT kLeastWeightTileColumns = 16;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
 // The columns where products are taken in pairs: fewer, so that more output channels share the copy of the input's
 // pixels that each has. And what an item's copies may take.

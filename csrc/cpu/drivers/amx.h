@@ -67,8 +67,9 @@ struct AmxCall {
     const int64_t group = number / tiling.tiles() / tiling.chunks_m;
     item.piece.group = group;
     item.piece.groups = 1;
-    item.m0 = chunk * tiling.chunk_vectors * L;
-    item.channels_m = min64(tiling.chunk_vectors * L, gemm.m - item.m0);
+    const Panels chunks = near_equal(div_up(gemm.m, L), tiling.chunks_m);
+    item.m0 = chunks.start(chunk) * L;
+    item.channels_m = min64(chunks.size(chunk) * L, gemm.m - item.m0);
     item.panels = cut_panels(div_up(item.channels_m, L), kPanelVectors<float>);
     char* const scratch = static_cast<char*>(thread_scratch(layout.bytes));
     item.row_tiles = part<RowTile>(scratch, layout.row_tiles);

@@ -123,8 +123,9 @@ struct ConvCall {
     const int64_t group = of.part / tiling.chunks_m * (G ? L : 1);
     item.piece.group = group;
     item.piece.groups = G ? min64(L, gemm.groups - group) : 1;
-    item.m0 = chunk * tiling.chunk_vectors * kPerVector;
-    item.channels_m = min64(tiling.chunk_vectors * kPerVector, gemm.m - item.m0);
+    const Panels chunks = near_equal(div_up(gemm.m, kPerVector), tiling.chunks_m);
+    item.m0 = chunks.start(chunk) * kPerVector;
+    item.channels_m = min64(chunks.size(chunk) * kPerVector, gemm.m - item.m0);
     item.panels = cut_panels(div_up(item.channels_m, kPerVector), kPanelVectors<T>);
     const OwnedScratch owned = tiling.kept_panels == 0
                                    ? OwnedScratch{thread_scratch(layout.bytes), false}

@@ -93,11 +93,13 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     item /= tiling.blocks_h;
     t.c0 = item % tiling.blocks_c * tiling.block_channels;
     item /= tiling.blocks_c;
-    t.m0 = item % tiling.chunks_m * tiling.chunk_vectors * kPerVector;
+    const int64_t all_m = problem.out_channels_per_group();
+    const Panels chunks = near_equal(div_up(all_m, kPerVector), tiling.chunks_m);
+    t.m0 = chunks.start(item % tiling.chunks_m) * kPerVector;
+    t.channels_m = min64(chunks.size(item % tiling.chunks_m) * kPerVector, all_m - t.m0);
     const int64_t block_groups = G ? L : tiling.groups_in_turn;
     t.group = item / tiling.chunks_m * block_groups;
     t.groups = min64(block_groups, problem.groups - t.group);
-    t.channels_m = min64(tiling.chunk_vectors * kPerVector, problem.out_channels_per_group() - t.m0);
     t.channels = min64(tiling.block_channels, problem.in_channels_per_group() - t.c0);
     t.tap_rows = min64(tiling.tap_rows, problem.kernel_h - t.i0);
     t.tap_cols = min64(tiling.tap_cols, problem.kernel_w - t.j0);

@@ -39,19 +39,40 @@ struct AmxTiler {
     t.one_block = t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
   }
 
-  // Result channels of a work item: all of them while the C tile fits, or their bias where panels are stored one by
-  // one; fewer where threads would idle.
-  void cut_result_channels(AmxTiling& t) const {
-    const int64_t vectors = div_up(gemm.m, vector.lanes);
-    // Of several chunks there are three tiles: a chunk's sum, the total, and what that lost.
+  int64_t vectors() const { return div_up(gemm.m, vector.lanes); }
+
+  // Chunks of result channels whose C tile of so many sums fits, or their bias where panels are stored one by one.
+  int64_t least_chunks(const AmxTiling& t, int64_t sums) const {
+    // Of several chunks of K there are three tiles: a chunk's sum, the total, and what that lost.
     const int64_t tile_bytes = k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes;
-    const int64_t vector_bytes = t.sums * vector.lanes * vector.element_size;
-    const int64_t most =
-        t.one_block ? limit::kBiasBytes / (vector.lanes * vector.element_size) : tile_bytes / vector_bytes;
-    const int64_t fit = max64(vector.max_vectors, most);
-    const int64_t chunks = avoid_idle_threads(t.tiles() * gemm.groups, vectors, div_up(vectors, fit), num_threads);
-    t.chunk_vectors = div_up(vectors, chunks);
-    t.chunks_m = div_up(vectors, t.chunk_vectors);
+    const int64_t vector_bytes = vector.lanes * vector.element_size;
+    const int64_t most = t.one_block ? limit::kBiasBytes / vector_bytes : tile_bytes / (sums * vector_bytes);
+    return div_up(vectors(), max64(vector.max_vectors, most));
+  }
+
+  // Result channels of a work item: all of them while they fit, fewer where threads would idle.
+  void cut_result_channels(AmxTiling& t) const {
+    const ChunkCut cut = cut_chunks(gemm, t, gemm.groups, vectors(), least_chunks(t, t.sums), num_threads);
+    t.chunk_vectors = div_up(vectors(), cut.chunks);
+    t.chunks_m = div_up(vectors(), t.chunk_vectors);
+  }
+
+  // Tiles of fewer pixels, where threads would idle.
+  void cut_tiles(AmxTiling& t) const {
+    const auto least = [&](int64_t pixels) { return least_chunks(t, pixels); };
+    if (!has_few_items(t.items(gemm.groups), num_threads)) return;
+    if (!cut_tiles_for_threads(gemm, gemm.groups, vectors(), least, num_threads, t)) return;
+    round_columns(t);
+    cut_source(t);
+    t.sums_at_once = t.sums;
+    cut_result_channels(t);
+  }
+
+  // Of a single row, as joined rows are, nothing is lost with whole tiles of pixels.
+  void round_columns(AmxTiling& t) const {
+    if (gemm.rows != 1 || t.tile_cols >= gemm.cols) return;
+    t.tile_cols = min64(round_up(t.tile_cols, kAmxTileRows), gemm.cols);
+    t.count_tiles(gemm);
   }
 
   // Weights are packed once a call where they fit the threads' share of the workspace.
@@ -80,17 +101,14 @@ AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& 
   // A segment of scattered taps can make a patch too large: smaller tiles then. That of 16 pixels fits.
   for (int64_t target = limit::kTilePixels;; target /= 2) {
     cut_pixels(gemm, gemm.groups, target, num_threads, t);
-    if (gemm.rows == 1 && t.tile_cols < gemm.cols) {
-      // Of a single row, as joined rows are, nothing is lost with whole tiles of pixels.
-      t.tile_cols = min64(round_up(t.tile_cols, kAmxTileRows), gemm.cols);
-      t.count_tiles(gemm);
-    }
+    tiler.round_columns(t);
     tiler.cut_source(t);
     t.sums_at_once = t.sums;
     const bool smallest = target < 16,
                fits = t.patch_elements <= limits::tiling::kMaxPatchBytes / vector.operand_size();
     if (!fits && !smallest) continue;
     tiler.cut_result_channels(t);
+    tiler.cut_tiles(t);
     if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));

@@ -1,6 +1,7 @@
 #include "tile_gemm.h"
 
 #include <cfenv>
+#include <cmath>
 #include <limits>
 
 #include "../base/limits.h"
@@ -75,27 +76,42 @@ struct ConvTiler {
     t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.operand_size());
   }
 
+  int64_t vectors() const { return lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes); }
+
+  // Chunks of result channels whose C tile of so many pixels fits.
+  int64_t least_chunks(const ConvTiling& t, int64_t pixels) const {
+    if (t.one_block || t.interleaved) return 1;
+    // Of several chunks of K there are three tiles: a chunk's sum, the total, and what that lost.
+    const int64_t most_bytes = gathers() ? limit::kGatheredTileBytes : limit::kTileBytes;
+    const int64_t tile_bytes = k.has_chunks() ? most_bytes / 3 : most_bytes;
+    const int64_t fit = tile_bytes / (pixels * vector.lanes * vector.element_size);
+    return div_up(vectors(), max64(vector.max_vectors, fit));
+  }
+
+  // Tiles of fewer pixels, where threads would idle.
+  void cut_tiles(ConvTiling& t) const {
+    const auto least = [&](int64_t pixels) { return least_chunks(t, pixels); };
+    if (!has_few_items(t.tiles() * t.chunks_m * groups(), num_threads)) return;
+    if (!cut_tiles_for_threads(gemm, groups(), t.interleaved ? 1 : vectors(), least, num_threads, t)) return;
+    cut_source_channels(t);
+    cut_result_channels(t);
+  }
+
   // Result channels of a work item: all of them while the C tile fits, fewer where threads would idle.
   void cut_result_channels(ConvTiling& t) const {
-    const int64_t vectors = lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes);
     t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 &&
                     can_interleave(gemm.m) && vector.interleaves;
     t.one_block =
         !t.interleaved && gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
-    t.chunk_vectors = vectors;
+    t.chunk_vectors = vectors();
     t.chunks_m = 1;
     if (t.interleaved) return;
-    // Of several chunks there are three tiles: a chunk's sum, the total, and what that lost.
-    const int64_t most_bytes = gathers() ? limit::kGatheredTileBytes : limit::kTileBytes;
-    const int64_t tile_bytes = k.has_chunks() ? most_bytes / 3 : most_bytes;
-    const int64_t vector_bytes = t.pixels() * vector.lanes * vector.element_size;
-    const int64_t fit_vectors = t.one_block ? vectors : max64(vector.max_vectors, tile_bytes / vector_bytes);
-    const int64_t chunks = avoid_idle_threads(t.tiles() * groups(), vectors, div_up(vectors, fit_vectors), num_threads);
-    t.chunk_vectors = div_up(vectors, chunks);
+    const ChunkCut cut = cut_chunks(gemm, t, groups(), vectors(), least_chunks(t, t.pixels()), num_threads);
+    t.chunk_vectors = div_up(vectors(), cut.chunks);
     while (t.chunk_vectors > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
       t.chunk_vectors = div_up(t.chunk_vectors, 2);
     }
-    t.chunks_m = div_up(vectors, t.chunk_vectors);
+    t.chunks_m = div_up(vectors(), t.chunk_vectors);
   }
 
   // Two segments of whole chains are one panel where L1 holds it: it is packed at once, and their sums are complete
@@ -137,7 +153,7 @@ struct WeightTiler {
   const PixelBlocking& pixels;
   const VectorShape& vector;
   const WeightLanes lanes;
-  const bool groups_are_neighbours;
+  const bool channels_are_neighbours, groups_are_neighbours;  // of the input, and of grad_output
   const int num_threads;
 
   bool in_steps() const { return vector.step > 1; }  // of several pixels
@@ -219,23 +235,51 @@ struct WeightTiler {
       t.block_channels = whole_lines(channels, max64(1, min64(fit_patch, fit_tile)));
     }
     t.blocks_c = div_up(channels, t.block_channels);
-    // Finer blocks of input channels where threads would idle.
-    const int64_t most_blocks = max64(t.blocks_c, min64(channels, channels * taps / limit::kLeastWeightTileColumns));
-    while (threads_would_idle(t.items(), num_threads) && t.blocks_c < most_blocks) {
-      t.block_channels = div_up(channels, t.blocks_c + 1);
-      const int64_t blocks = div_up(channels, t.block_channels);
-      if (blocks <= t.blocks_c) break;
-      t.blocks_c = blocks;
-    }
-    // Where there still are fewer than threads, and no chunks of pixels for these: chunks of output channels, each of
-    // which packs the patch anew.
-    while (t.items() < num_threads && pixels.chunks() <= 1 && t.chunk_vectors > vector.max_vectors) {
-      t.chunk_vectors = div_up(vectors, t.chunks_m + 1);
-      const int64_t chunks = div_up(vectors, t.chunk_vectors);
-      if (chunks <= t.chunks_m) break;
-      t.chunks_m = chunks;
-    }
+    cut_for_threads(t, vectors);
     t.patch_elements = patch_elements(plane(t), t.block_channels, pixels.images, vector.element_size);
+  }
+
+  // Finer tiles where threads would idle, and chunks of pixels in parallel don't fill them.
+  void cut_for_threads(WeightTiling& t, int64_t vectors) const {
+    constexpr double kGain = 0.95;  // of the cost, for which a finer cut is worth it
+    const int64_t channels = problem.in_channels_per_group(), tile_taps = t.tap_rows * t.tap_cols;
+    // Parts of a line of channels_last cost as much as the line.
+    const int64_t least_channels = channels_are_neighbours ? 64 / vector.element_size : 1;
+    double best = kGain * cost_of_items(t);
+    const auto take = [&](const WeightTiling& finer) {
+      const double cost = cost_of_items(finer);
+      if (cost >= best) return;
+      best = cost;
+      t = finer;
+    };
+    for (WeightTiling by_c = t; has_few_items(by_c.items(), num_threads);) {
+      for (WeightTiling by_m = by_c; by_m.chunk_vectors > 1 && has_few_items(by_m.items(), num_threads); take(by_m)) {
+        by_m.chunk_vectors = even_piece(vectors, by_m.chunk_vectors - 1);
+        by_m.chunks_m = div_up(vectors, by_m.chunk_vectors);
+      }
+      const int64_t least = max64(least_channels, limit::kLeastWeightTileColumns / tile_taps);
+      if (by_c.block_channels <= max64(least, 1)) return;
+      by_c.block_channels = whole_lines(channels, by_c.block_channels - 1);
+      by_c.blocks_c = div_up(channels, by_c.block_channels);
+      take(by_c);
+    }
+  }
+
+  // The threads' rounds over all items, in the time of a vector's products with one column: an item packs its vectors
+  // of grad_output and its columns of the patch.
+  double cost_of_items(const WeightTiling& t) const {
+    constexpr double kPanelColumns = 3, kPatchVectors = 0.1, kPatchVectorsOfTap = 0.4;
+    const double items = double(t.items()), segments = double(pixels.segments());
+    double rounds = std::ceil(items / num_threads);
+    if (t.items() < num_threads && pixels.chunks() > 1) {
+      // Chunks in parallel, of which the last may have fewer segments.
+      rounds = std::ceil(items * double(pixels.chunks()) / num_threads) * double(kPixelSegmentsPerChunk) / segments;
+    }
+    const double columns = double(max64(t.block_channels * t.tap_rows * t.tap_cols, kLeastRows));
+    const double vectors = double(t.chunk_vectors) + (t.chunk_vectors == 1 ? kLoneVector : 0);
+    const double patch = kPatchVectors + kPatchVectorsOfTap / double(t.tap_rows * t.tap_cols);
+    return rounds * (columns * (vectors + patch) + kPanelColumns * double(t.chunk_vectors) +
+                     kItemCycles / double(max64(problem.batch * problem.out_pixels(), 1)));
   }
 
   // Where items are still too few: chunks of pixels in parallel, as many as fit the workspace.
@@ -306,6 +350,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
     tiler.cut_source_channels(t);
     if (t.patch_elements > limit::kMaxPatchBytes / vector.operand_size() && !smallest) continue;
     tiler.cut_result_channels(t);
+    tiler.cut_tiles(t);
     if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
   // Threads that would idle may have made chunks too narrow, or tiles of too few images.
@@ -318,7 +363,9 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
 WeightTiling tile_grad_weight(const Call& call, const PixelBlocking& pixels, const VectorShape& vector,
                               WeightLanes lanes, int num_threads) {
   const bool groups_are_neighbours = weight_groups_are_neighbours(call, vector.element_size);
-  const WeightTiler tiler{call.problem, pixels, vector, lanes, groups_are_neighbours, num_threads};
+  const bool channels_are_neighbours = call.b.stride[1] == 1 && call.problem.in_w * call.problem.in_h > 1;
+  const WeightTiler tiler{call.problem,          pixels,     vector, lanes, channels_are_neighbours,
+                          groups_are_neighbours, num_threads};
   WeightTiling t{};
   tiler.cut_groups(t);
   tiler.cut_kernel(t);

@@ -2,6 +2,14 @@
 
 namespace conv2d_ext::cpu {
 
+namespace {
+// What an item takes beside its products, in the time of a vector's products with one pixel: so many pixels' worth
+// stand for packing a vector's weights and for the halo's rows, so much of a vector for a pixel's patch, which taps
+// share.
+constexpr int64_t kItemPixels = 40;
+constexpr double kPatchVectors = 0.2, kPatchVectorsOfTap = 0.8;
+}  // namespace
+
 void cut_pixels(const ConvGemm& gemm, int64_t groups, int64_t target, int num_threads, TileGrid& t) {
   // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
   t.tile_cols = even_piece(gemm.cols, gemm.taps_h > 1 ? target / 2 : target);
@@ -21,8 +29,7 @@ void cut_pixels(const ConvGemm& gemm, int64_t groups, int64_t target, int num_th
     for (int64_t rows = t.tile_rows, min_rows = max64(1, max_rows / 2); rows >= min_rows; --rows) {
       if (rows != even_piece(gemm.rows, rows)) continue;
       const int64_t items = div_up(gemm.rows, rows) * tiles_w * gemm.batch * groups;
-      // 40 pixels' worth of work stand for what a tile costs by itself (weight panels, halo rows).
-      const double cost = double(div_up(items, num_threads)) * double(rows * t.tile_cols + 40);
+      const double cost = double(div_up(items, num_threads)) * double(rows * t.tile_cols + kItemPixels);
       if (cost < best_cost) {
         best_cost = cost;
         t.tile_rows = rows;
@@ -32,19 +39,22 @@ void cut_pixels(const ConvGemm& gemm, int64_t groups, int64_t target, int num_th
   t.count_tiles(gemm);
 }
 
-int64_t avoid_idle_threads(int64_t tiles, int64_t vectors, int64_t chunks, int num_threads) {
-  if (!threads_would_idle(tiles * chunks, num_threads)) return chunks;
-  // Rounds of the threads over the items, weighted by an item's share, decide between a few finer cuts.
-  double best_cost = 1e300;
-  int64_t best = chunks;
-  for (int64_t c = chunks; c <= min64(vectors, chunks * 2 * num_threads); ++c) {
-    const int64_t per_chunk = div_up(vectors, c);
-    const double rounds = double(div_up(tiles * div_up(vectors, per_chunk), num_threads));
-    const double cost = rounds * (double(per_chunk) + 0.2);
-    if (cost < best_cost * 0.97) {
-      best_cost = cost;
-      best = c;
-    }
+ChunkCut cut_chunks(const ConvGemm& gemm, const TileGrid& t, int64_t parts, int64_t vectors, int64_t chunks,
+                    int num_threads) {
+  const int64_t items = t.tiles() * parts;
+  const double pixels = double(t.pixels() + kItemPixels);
+  const double patch = kPatchVectors + kPatchVectorsOfTap / double(max64(gemm.taps(), 1));
+  const double fixed = kItemCycles / double(max64(saturating_mul(gemm.channels, gemm.taps()), 1));
+  ChunkCut best{chunks, 1e300};
+  for (int64_t count = chunks; count <= vectors;) {
+    const int64_t per_chunk = div_up(vectors, count);
+    count = div_up(vectors, per_chunk);
+    const double rounds = double(div_up(items * count, num_threads));
+    const double width = double(per_chunk) + (per_chunk == 1 ? kLoneVector : 0);
+    const double cost = rounds * (pixels * (width + patch) + fixed);
+    if (cost < best.cost * 0.97) best = {count, cost};
+    if (per_chunk == 1 || !has_few_items(items * count, num_threads)) break;
+    count = div_up(vectors, per_chunk - 1);
   }
   return best;
 }

@@ -60,13 +60,54 @@ struct SumPitches {
   int64_t row, image;
 };
 
-// Whether there are few items and their last round leaves threads without one.
+// Whether there are few items for so many threads, and whether their last round leaves threads without one.
+inline bool has_few_items(int64_t items, int num_threads) { return num_threads > 1 && items < 4 * num_threads; }
 inline bool threads_would_idle(int64_t items, int num_threads) {
-  return items < 4 * num_threads && items % num_threads != 0;
+  return has_few_items(items, num_threads) && items % num_threads != 0;
 }
 
-// `chunks` of so many vectors of result channels for each of so many tiles, or a few more.
-int64_t avoid_idle_threads(int64_t tiles, int64_t vectors, int64_t chunks, int num_threads);
+// What a panel of one vector takes more, since it loads as much as it multiplies; and a work item by itself, in cycles.
+constexpr double kLoneVector = 0.25, kItemCycles = 3000;
+
+// Result channels of a GEMM as chunks of vectors, each of which is a work item of every tile.
+struct ChunkCut {
+  int64_t chunks;
+  double cost;  // of the threads' rounds over all items, about
+};
+// `chunks` of so many vectors for each of `parts` of each tile, or a few more where threads would idle.
+ChunkCut cut_chunks(const ConvGemm& gemm, const TileGrid& t, int64_t parts, int64_t vectors, int64_t chunks,
+                    int num_threads);
+
+// Cuts tiles further where there are so few items that threads would idle, or chunks of fewer vectors would each pack
+// the patch anew. least_chunks(pixels): of a tile of so many. Returns whether it cut any.
+template <class LeastChunks>
+bool cut_tiles_for_threads(const ConvGemm& gemm, int64_t parts, int64_t vectors, const LeastChunks& least_chunks,
+                           int num_threads, TileGrid& t) {
+  constexpr int64_t kLeastPixels = 24;  // a few micro-kernels
+  constexpr double kGain = 0.95;        // of the cost, for which a finer cut is worth it
+  if (num_threads == 1 || t.tile_images > 1) return false;
+  const auto cost_of = [&](const TileGrid& grid) {
+    return cut_chunks(gemm, grid, parts, vectors, least_chunks(grid.pixels()), num_threads).cost;
+  };
+  const TileGrid whole = t;
+  double best = kGain * cost_of(whole);
+  bool cuts = false;
+  for (TileGrid grid = whole;;) {
+    int64_t& size = grid.tile_rows > 1 ? grid.tile_rows : grid.tile_cols;
+    const int64_t all = grid.tile_rows > 1 ? gemm.rows : gemm.cols;
+    if (size == 1) return cuts;
+    size = even_piece(all, size - 1);
+    if (grid.pixels() < kLeastPixels) return cuts;
+    grid.count_tiles(gemm);
+    const double cost = cost_of(grid);
+    if (cost < best) {
+      best = cost;
+      t = grid;
+      cuts = true;
+    }
+    if (!has_few_items(grid.tiles() * parts, num_threads)) return cuts;
+  }
+}
 
 // Vectors cut into panels of near-equal width, at most a given one.
 struct Panels {
@@ -78,5 +119,7 @@ inline Panels cut_panels(int64_t vectors, int64_t max_vectors) {
   const int64_t count = div_up(vectors, max_vectors);
   return {count, vectors / count, vectors % count};
 }
+// The same in so many.
+inline Panels near_equal(int64_t vectors, int64_t count) { return {count, vectors / count, vectors % count}; }
 
 }  // namespace conv2d_ext::cpu
