@@ -485,6 +485,22 @@ def test_threads_share_few_rows_of_depthwise_layers(size, kernel):
     assert plan.work_items >= 8
 
 
+@pytest.mark.parametrize("threads", [2, 8])
+@pytest.mark.parametrize(
+    ("channels", "size", "results", "kernel"),
+    [(192, 28, 48, 3), (64, 56, 64, 3), (256, 14, 256, 3), (64, 48, 256, 1), (256, 65, 21, 1)],
+)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_threads_share_a_single_image(channels, size, results, kernel, threads, memory_format):
+    """Where result channels don't suffice pixels are cut, too, and in weight gradients columns."""
+    input = torch.randn(1, channels, size, size).contiguous(memory_format=memory_format)
+    weight = torch.randn(results, channels, kernel, kernel)
+    torch.set_num_threads(threads)
+    plan = conv2d_ext.explain(input, weight, padding="same")
+    for direction in (plan.forward, plan.grad_input, plan.grad_weight):
+        assert direction.work_items >= 3 * threads // 4
+
+
 def test_depthwise_phases_are_items_of_one_task():
     """A work item takes a tile of each phase, so there are as many as the largest phase has."""
     input = torch.randn(2, 64, 41, 41).to(memory_format=torch.channels_last)

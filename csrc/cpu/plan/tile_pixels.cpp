@@ -94,69 +94,119 @@ PixelTiling tile_columns(const ConvGemm& gemm, [[maybe_unused]] const KBlocking&
   return t;
 }
 
+struct PixelTiler {
+  const ConvGemm& gemm;
+  const KBlocking& k;
+  const VectorShape& vector;
+  const int64_t storage_size;
+  const bool source_in_place;
+  const int num_threads;
+
+  bool is_pointwise() const { return gemm.taps() == 1; }
+  bool same_type() const { return storage_size == vector.element_size; }
+
+  int64_t plane_of(int64_t rows, int64_t cols) const {
+    return odd_lines(
+        saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),
+        vector.element_size);
+  }
+
+  // Pixels of a tile, about. Segments of few planes leave room for larger tiles, which store rows in longer runs; while
+  // all threads have some.
+  int64_t most_pixels() const {
+    const int64_t few_planes = limit::kPanelPlanes / max64(k.segment_channels, 1);
+    const int64_t panels =
+        min64(min64(limit::kMostPanelsOfTile, few_planes), panels_for_threads(gemm, vector, num_threads));
+    return max64(source_in_place ? 2 : 1, panels) * pixels_of_panel(vector);
+  }
+
+  // Tiles of about `target` pixels, or of fewer, whose patch fits.
+  PixelTiling cut(int64_t target) const {
+    PixelTiling t{};
+    t.tile_images = 1;
+    t.source_in_place = source_in_place;
+    int64_t plane = 0;
+    for (;; target /= 2) {
+      // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
+      const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
+      t.tile_cols = min64(round_up(cols, vector.lanes), gemm.cols);
+      t.tile_rows = even_piece(gemm.rows, target / t.tile_cols);
+      plane =
+          plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
+      if (saturating_mul(plane, k.segment_channels, vector.element_size) <= limit::kMaxPatchBytes || target < 16) break;
+    }
+    t.count_tiles(gemm);
+    t.block_channels = channels_of_block(k, plane, vector.element_size, limit::kPatchBytes);
+    // The last panel reads beyond the last row of the patch.
+    t.patch_elements =
+        patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
+    t.join_rows = t.tile_cols == gemm.cols && is_pointwise();
+    // The sum of a chunk lies in scratch, beside the total of those before it.
+    t.direct = same_type() && !k.has_chunks() && gemm.destination_col == 1 &&
+               (!t.join_rows || t.tile_rows == 1 || gemm.destination_row == gemm.cols);
+    const bool rows_far_apart = is_pointwise() && gemm.m > 1 &&
+                                saturating_mul(gemm.weight_m, storage_size) >= limit::kFarRowsBytes &&
+                                t.tile_rows * t.tile_cols >= limit::kLeastPixelsToCopyRows;
+    const bool weight_in_place = same_type() && segments_are_contiguous(gemm, k) && !rows_far_apart;
+    t.weight_depth = weight_in_place ? 0 : k.max_depth();
+    cut_result_channels(t);
+    return t;
+  }
+
+  // As many as scratch holds, fewer where threads would idle.
+  void cut_result_channels(PixelTiling& t) const {
+    const int64_t runs = t.join_rows ? 1 : t.tile_rows;
+    const int64_t run = round_up(t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols, vector.lanes);
+    const int64_t c_row = runs * (t.direct ? min64(run, kMaxPanelVectors * vector.lanes) : run);
+    const int64_t row = c_row + round_up(t.weight_depth, vector.lanes);
+    // Of several chunks there are three tiles of them (tile_conv).
+    int64_t fit = (k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes) / (row * vector.element_size);
+    // Sums that every segment adds to stay in L2, wherever they lie.
+    if (k.segments() > 1) fit = min64(fit, limit::kSumBytes / (runs * run * vector.element_size));
+    int64_t chunks = div_up(gemm.m, max64(pixel_rows(vector), fit));
+    const int64_t tiles = gemm.groups * t.tiles();
+    const int64_t most_chunks = gemm.m / (2 * pixel_rows(vector));
+    while (threads_would_idle(tiles * chunks, num_threads) && chunks < most_chunks) ++chunks;
+    t.chunk_m = div_up(gemm.m, chunks);
+    t.c_elements = t.chunk_m * c_row;
+    while (t.chunk_m > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
+      t.chunk_m = div_up(t.chunk_m, 2);
+      t.c_elements = t.chunk_m * c_row;
+    }
+    t.chunks_m = div_up(gemm.m, t.chunk_m);
+  }
+
+  int64_t items(const PixelTiling& t) const { return gemm.groups * t.tiles() * t.chunks_m; }
+
+  // The threads' rounds over all items, in the time of a pixel's products with one row: an item copies its patch and
+  // has some pixels' worth of other work.
+  double cost_of_items(const PixelTiling& t) const {
+    constexpr int64_t kItemPixels = 64, kPatchRows = 4;
+    const int64_t rows = t.chunk_m + (source_in_place ? 0 : kPatchRows);
+    return double(div_up(items(t), num_threads)) * double((t.pixels() + kItemPixels) * rows);
+  }
+};
+
 }  // namespace
 
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads) {
   if (goes_by_columns(gemm, k, vector, storage_size)) return tile_columns(gemm, k, vector, storage_size, num_threads);
-  PixelTiling t{};
-  t.tile_images = 1;
-  const bool same_type = storage_size == vector.element_size, pointwise = gemm.taps() == 1;
-  t.source_in_place = reads_pixels_in_place(gemm, k, vector, storage_size);
-  const auto plane_of = [&](int64_t rows, int64_t cols) {
-    return odd_lines(
-        saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),
-        vector.element_size);
-  };
-  int64_t plane = 0;
-  const int64_t panel_pixels = pixels_of_panel(vector);
-  int64_t panels = t.source_in_place ? 2 : 1;
-  // Segments of few planes leave room for larger tiles, which store rows in longer runs; while all threads have some.
-  panels = max64(panels, min64(min64(limit::kMostPanelsOfTile, limit::kPanelPlanes / max64(k.segment_channels, 1)),
-                               panels_for_threads(gemm, vector, num_threads)));
-  for (int64_t target = panels * panel_pixels;; target /= 2) {
-    // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
-    const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
-    t.tile_cols = min64(round_up(cols, vector.lanes), gemm.cols);
-    t.tile_rows = even_piece(gemm.rows, target / t.tile_cols);
-    plane =
-        plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
-    if (saturating_mul(plane, k.segment_channels, vector.element_size) <= limit::kMaxPatchBytes || target < 16) break;
+  const PixelTiler tiler{gemm,       k, vector, storage_size, reads_pixels_in_place(gemm, k, vector, storage_size),
+                         num_threads};
+  PixelTiling t = tiler.cut(tiler.most_pixels());
+  // Finer tiles where threads would idle.
+  constexpr double kGain = 0.95;  // of the cost, for which a finer cut is worth it
+  const int64_t least = kMaxPanelVectors * vector.lanes;
+  double best = kGain * tiler.cost_of_items(t);
+  for (int64_t target = t.pixels(); has_few_items(tiler.items(t), num_threads) && target > least;) {
+    target = max64(target * 3 / 4, least);
+    const PixelTiling finer = tiler.cut(target);
+    const double cost = tiler.cost_of_items(finer);
+    if (cost >= best) continue;
+    best = cost;
+    t = finer;
   }
-  t.count_tiles(gemm);
-  t.block_channels = channels_of_block(k, plane, vector.element_size, limit::kPatchBytes);
-  // The last panel reads beyond the last row of the patch.
-  t.patch_elements = patch_elements(plane, t.block_channels, 1, vector.element_size) + kMaxPanelVectors * vector.lanes;
-  t.join_rows = t.tile_cols == gemm.cols && pointwise;
-  // The sum of a chunk lies in scratch, beside the total of those before it.
-  t.direct = same_type && !k.has_chunks() && gemm.destination_col == 1 &&
-             (!t.join_rows || t.tile_rows == 1 || gemm.destination_row == gemm.cols);
-  const bool rows_far_apart = pointwise && gemm.m > 1 &&
-                              saturating_mul(gemm.weight_m, storage_size) >= limit::kFarRowsBytes &&
-                              t.tile_rows * t.tile_cols >= limit::kLeastPixelsToCopyRows;
-  const bool weight_in_place = same_type && segments_are_contiguous(gemm, k) && !rows_far_apart;
-  t.weight_depth = weight_in_place ? 0 : k.max_depth();
-
-  // Result channels: as many as scratch holds, fewer where threads would idle.
-  const int64_t runs = t.join_rows ? 1 : t.tile_rows;
-  const int64_t run = round_up(t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols, vector.lanes);
-  const int64_t c_row = runs * (t.direct ? min64(run, kMaxPanelVectors * vector.lanes) : run);
-  const int64_t row = c_row + round_up(t.weight_depth, vector.lanes);
-  // Of several chunks there are three tiles of them (tile_conv).
-  int64_t fit = (k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes) / (row * vector.element_size);
-  // Sums that every segment adds to stay in L2, wherever they lie.
-  if (k.segments() > 1) fit = min64(fit, limit::kSumBytes / (runs * run * vector.element_size));
-  int64_t chunks = div_up(gemm.m, max64(pixel_rows(vector), fit));
-  const int64_t tiles = gemm.groups * t.tiles();
-  const int64_t most_chunks = gemm.m / (2 * pixel_rows(vector));
-  while (threads_would_idle(tiles * chunks, num_threads) && chunks < most_chunks) ++chunks;
-  t.chunk_m = div_up(gemm.m, chunks);
-  t.c_elements = t.chunk_m * c_row;
-  while (t.chunk_m > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
-    t.chunk_m = div_up(t.chunk_m, 2);
-    t.c_elements = t.chunk_m * c_row;
-  }
-  t.chunks_m = div_up(gemm.m, t.chunk_m);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   return t;
 }
