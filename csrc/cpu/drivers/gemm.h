@@ -86,13 +86,14 @@ struct ConvCall {
     return inside && std::is_same_v<S, Operand<T>>;
   }
 
-  // A source of dense pixels that L2 does not hold. (In place hardware prefetchers follow the pixels themselves; sums
-  // that wait in scratch are stored in bursts, which these prefetches would delay.)
+  // A source of dense pixels that L2 does not hold. (Sums that wait in scratch are stored in bursts, which these
+  // prefetches would delay.)
   bool waits_for_source(int num_threads) const {
-    const bool dense =
-        order == PatchOrder::kChannelInner && gemm.groups == 1 && gemm.source_col == gemm.channels && !in_place;
-    return kStoresSums && dense && gemm.destination_m == 1 && gemm.m % kLeastLanes == 0 && tiling.one_block &&
-           source_streams(gemm, gemm.channels * int64_t(sizeof(S)), num_threads);
+    const bool dense = order == PatchOrder::kChannelInner && gemm.groups == 1 && gemm.source_col == gemm.channels;
+    // Rows and columns that no tap meets are not worth a request.
+    const bool meets_all = gemm.axis_h.step <= gemm.taps_h && gemm.axis_w.step <= gemm.taps_w;
+    return kStoresSums && dense && meets_all && gemm.destination_m == 1 && gemm.m % kLeastLanes == 0 &&
+           tiling.one_block && source_streams(gemm, gemm.channels * int64_t(sizeof(S)), num_threads);
   }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
@@ -168,10 +169,10 @@ struct ConvCall {
     if (!asks_ahead || number + 1 == items()) return {};
     const TilePart next = tile_part(number + 1, tiling.tiles(), items() / tiling.tiles(), tiling.groups_first);
     const Tile tile = tiling.tile(next.tile, gemm);
-    return LinesAhead::of(static_cast<const S*>(gemm.source) + tile.image * gemm.source_n,
+    const S* const source = static_cast<const S*>(gemm.source) + tile.image * gemm.source_n;
+    return LinesAhead::of(SourceOfTile<S>{source, gemm.channels, gemm.source_row, gemm.source_col},
                           {gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h},
-                          {gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w}, gemm.source_row, gemm.source_col, tile,
-                          item.piece.tile.pixels());
+                          {gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w}, tile, item.piece.tile.pixels());
   }
 
   // The patch, and where it lies: in scratch, or in the source itself.

@@ -66,18 +66,21 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     return Vec<T>::kMaxVectors <= 2 && bytes >= limits::tiling::kStreamedBytes;
   }
 
-  // Few channels of channels_last, from beyond L2: segments are rows of some KiB, which end before hardware prefetchers
-  // are up to speed.
+  // Channels_last from beyond L2: a segment's pixels are short runs, or end before hardware prefetchers are up to
+  // speed.
   bool waits_for_memory(int num_threads) const {
     if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
-    const bool dense = input.stride[1] == 1 && input.stride[3] == problem.in_channels && grad_output.stride[1] == 1 &&
-                       tiling.block_channels == problem.in_channels;
-    const int64_t bytes =
-        saturating_mul(problem.batch, problem.out_pixels(), problem.out_channels * int64_t(sizeof(S)));
+    const bool side_by_side = input.stride[1] == 1 && grad_output.stride[1] == 1 && problem.groups == 1;
+    const int64_t elements = saturating_add(saturating_mul(problem.out_pixels(), problem.out_channels),
+                                            saturating_mul(problem.in_h, problem.in_w, problem.in_channels));
+    const int64_t bytes = saturating_mul(problem.batch, elements, int64_t(sizeof(S)));
     // Rows that no tap meets are not worth a request.
     const bool meets_all = problem.stride_h <= problem.kernel_h && problem.stride_w <= problem.kernel_w;
-    return dense && meets_all && !in_place && problem.groups == 1 &&
-           bytes / num_threads >= limits::tiling::kStreamedBytes;
+    // Beside what this segment uses, L2 holds what the next one does.
+    const int64_t channels = saturating_add(tiling.chunk_vectors * kPerVector, tiling.block_channels);
+    const int64_t ahead = saturating_mul(pixels.images * pixels.rows * pixels.cols, channels, int64_t(sizeof(S)));
+    const bool fits = l2_bytes() == 0 || ahead <= l2_bytes() / 2;
+    return side_by_side && meets_all && fits && bytes / num_threads >= limits::tiling::kStreamedBytes;
   }
 
   // The tile of weights that an item owns of each of its groups. These are a vector's lanes (G), or taken in turn.
@@ -145,18 +148,19 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     const ListedSteps<T>& listed;
     LinesAhead (&ahead)[2];
   };
-  // What the next segment reads of grad_output, where that is the panel, and of the input. Shares are rows of C, of
-  // each pass over the panel.
+  // What the next segment reads of grad_output and of the input. Shares are rows of C, of each panel and each pass.
   void lines_after(const WeightTile& t, const Tile& next, LinesAhead (&ahead)[2]) const {
-    const Panels panels = panels_of(t);
-    if (next.images != 1 || panels.count != 1 || !is_panel(t, next, panels.size(0))) return;
-    const int64_t shares = t.elements() * div_up(next.pixels(), pass_depth(pixels.chain));
-    ahead[0] = LinesAhead::of(grad_output_at(next, t.m0), 1, next.pixels() * t.channels_m, 0, shares);
+    const int64_t shares = panels_of(t).count * t.elements() * div_up(next.pixels(), pass_depth(pixels.chain));
+    if (pixels_join(next, grad_output_steps())) {
+      ahead[0] =
+          LinesAhead::of_pixels(grad_output_at(next, t.m0), next.pixels(), t.channels_m, grad_output.stride[3], shares);
+    }
     GatheredAxis h{problem.rows(), t.tap_rows, problem.out_h, problem.in_h};
     GatheredAxis w{problem.cols(), t.tap_cols, problem.out_w, problem.in_w};
     h.axis.origin = h.axis.source(0, t.i0);
     w.axis.origin = w.axis.source(0, t.j0);
-    ahead[1] = LinesAhead::of(input_at(t, next), h, w, input.stride[2], input.stride[3], next, shares);
+    const SourceOfTile<S> source{input_at(t, next), t.channels, input.stride[2], input.stride[3]};
+    ahead[1] = LinesAhead::of(source, h, w, next, shares);
   }
 
   // c[panel][element][channel] = the sum over one chunk of pixels.
@@ -280,18 +284,19 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
       operands.a_pitch = operands.c_pitch = vectors * L;
       operands.c = c_tile + t.elements() * start * L;
       operands.half = !G && ends_in_half<T>(min64(vectors * L, t.channels_m - start * L));
-      if constexpr (kListsSteps) {
-        if (patch.listed.padding.count > 0 && !operands.half) {
-          operands.c_offset = scratch.listed_numbers;
-          patch.listed.multiply(vectors, operands);
-          continue;
-        }
-      }
-      gemm_panel<G, T>(t.elements(), vectors, operands, [&](int64_t rows) {
+      const auto ask_ahead = [&](int64_t rows) {
         for (LinesAhead& lines : patch.ahead) {
           if (lines.any()) lines.ask(rows);
         }
-      });
+      };
+      if constexpr (kListsSteps) {
+        if (patch.listed.padding.count > 0 && !operands.half) {
+          operands.c_offset = scratch.listed_numbers;
+          patch.listed.multiply(vectors, operands, ask_ahead);
+          continue;
+        }
+      }
+      gemm_panel<G, T>(t.elements(), vectors, operands, ask_ahead);
     }
   }
   Panels panels_of(const WeightTile& t) const { return cut_panels(div_up(t.channels_m, kPerVector), kPanelVectors<T>); }

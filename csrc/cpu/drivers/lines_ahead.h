@@ -5,37 +5,44 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// Where a source of few channels side by side does not fit the caches, copying an item's patch waits for memory: its
-// rows are short runs that jump, of which hardware prefetchers see little. So each few pixels of an item (rows of C of
-// a segment) ask for some lines of the next one's rows: all of them at once would fill the core's miss buffers, and
-// wait like the copy.
+// A source whose channels lie side by side: its first pixel's first channel, so many channels, steps between pixels.
+template <class S>
+struct SourceOfTile {
+  const S* data;
+  int64_t channels, row_step, col_step;
+};
+
+// Where a source of channels side by side does not fit the caches, copying an item's patch waits for memory: its rows
+// or pixels are short runs that jump, of which hardware prefetchers see little. So each few pixels of an item (rows of
+// C of a segment) ask for some lines of what the next one reads: all of them at once would fill the core's miss
+// buffers, and wait like the copy.
 class LinesAhead {
  public:
   // None.
   LinesAhead() = default;
 
-  // What a tile of one image meets of a source, whose first element this is, while so many shares of other work are
-  // done. Of taps side by side: between others lies what nobody reads.
+  // What a tile of one image meets of a source, while so many shares of other work are done. Of taps side by side:
+  // between others lies what nobody reads. Of a part of the channels only where whole rows are met, which continue one
+  // another.
   template <class S>
-  static LinesAhead of(const S* source, const GatheredAxis& h, const GatheredAxis& w, int64_t row_step,
-                       int64_t col_step, const Tile& next, int64_t shares) {
+  static LinesAhead of(const SourceOfTile<S>& source, const GatheredAxis& h, const GatheredAxis& w, const Tile& next,
+                       int64_t shares) {
     if (next.images != 1 || !lie_together(h) || !lie_together(w)) return {};
     const Interval rows = met(h, next.row, next.rows), cols = met(w, next.col, next.cols);
     if (rows.count() <= 0 || cols.count() <= 0) return {};
-    return of(source + rows.begin * row_step + cols.begin * col_step, rows.count(), cols.count() * col_step, row_step,
-              shares);
+    const S* const first = source.data + rows.begin * source.row_step + cols.begin * source.col_step;
+    if (source.channels == source.col_step) {
+      return of_rows(first, rows.count(), cols.count() * source.col_step, source.row_step, shares);
+    }
+    if (cols.count() != w.size || source.row_step != w.size * source.col_step) return {};
+    return of_pixels(first, rows.count() * cols.count(), source.channels, source.col_step, shares);
   }
 
-  // So many elements of each of some rows.
+  // So many channels of each of some pixels.
   template <class S>
-  static LinesAhead of(const S* first, int64_t rows, int64_t elements, int64_t row_step, int64_t shares) {
-    LinesAhead ahead;
-    ahead.row_ = reinterpret_cast<uintptr_t>(first);
-    ahead.row_step_ = row_step * int64_t(sizeof(S));
-    ahead.row_bytes_ = elements * int64_t(sizeof(S));
-    ahead.left_ = ahead.lines_ = rows * div_up(ahead.row_bytes_, kLine);
-    ahead.shares_ = shares;
-    return ahead;
+  static LinesAhead of_pixels(const S* first, int64_t pixels, int64_t channels, int64_t step, int64_t shares) {
+    return channels == step ? of_rows(first, 1, pixels * channels, 0, shares)
+                            : of_rows(first, pixels, channels, step, shares);
   }
 
   bool any() const { return left_ > 0; }
@@ -56,6 +63,18 @@ class LinesAhead {
 
  private:
   static constexpr int64_t kLine = 64;
+
+  // So many elements of each of some rows.
+  template <class S>
+  static LinesAhead of_rows(const S* first, int64_t rows, int64_t elements, int64_t row_step, int64_t shares) {
+    LinesAhead ahead;
+    ahead.row_ = reinterpret_cast<uintptr_t>(first);
+    ahead.row_step_ = row_step * int64_t(sizeof(S));
+    ahead.row_bytes_ = elements * int64_t(sizeof(S));
+    ahead.left_ = ahead.lines_ = rows * div_up(ahead.row_bytes_, kLine);
+    ahead.shares_ = shares;
+    return ahead;
+  }
 
   // Taps; a single one's step may be any.
   static bool lie_together(const GatheredAxis& a) { return a.taps == 1 || a.axis.tap == 1 || a.axis.tap == -1; }

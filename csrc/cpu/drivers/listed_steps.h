@@ -66,7 +66,11 @@ struct ListedSteps {
   }
 
   // As gemm_panel; `c_offset`: of the results. Its passes are those of gemm_panel, too.
-  void multiply(int64_t vectors, GemmOperands<T> operands) const {
+  void multiply(int64_t vectors, const GemmOperands<T>& operands) const {
+    multiply(vectors, operands, [](int64_t) {});
+  }
+  template <class Before>
+  void multiply(int64_t vectors, GemmOperands<T> operands, const Before& before_block) const {
     const Ukernels<T> ukernels = ukernels_for<T, false, true>(vectors);
     const int64_t depth = operands.depth, at_once = pass_depth(chain);
     const int whole = padding.whole_list();
@@ -85,6 +89,7 @@ struct ListedSteps {
       for (int64_t block = 0; block < blocks.count; ++block) {
         operands.j_offset = b_offsets + first + blocks.start(block);
         operands.c_offset = c_offset + first + blocks.start(block);
+        before_block(blocks.size(block));
         ukernels.by_rows[blocks.size(block) - 1](operands);
       }
     };

@@ -23,6 +23,7 @@
 #include "../base/numeric.h"
 #include "../base/sanitizers.h"
 #include "../base/scratch.h"
+#include "../plan/caches.h"
 #include "../plan/candidates.h"
 #include "../plan/padding_classes.h"
 #include "../plan/patch_axis.h"

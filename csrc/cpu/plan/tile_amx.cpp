@@ -57,15 +57,17 @@ struct AmxTiler {
     t.chunks_m = div_up(vectors(), t.chunk_vectors);
   }
 
-  // Tiles of fewer pixels, where threads would idle.
+  // Tiles of fewer pixels, where there are few. (Narrow tiles have copies for each tap: their patch may be larger.)
   void cut_tiles(AmxTiling& t) const {
     const auto least = [&](int64_t pixels) { return least_chunks(t, pixels); };
     if (!has_few_items(t.items(gemm.groups), num_threads)) return;
+    const AmxTiling whole = t;
     if (!cut_tiles_for_threads(gemm, gemm.groups, vectors(), least, num_threads, t)) return;
     round_columns(t);
     cut_source(t);
     t.sums_at_once = t.sums;
     cut_result_channels(t);
+    if (t.patch_elements > whole.patch_elements) t = whole;
   }
 
   // Of a single row, as joined rows are, nothing is lost with whole tiles of pixels.

@@ -1,7 +1,7 @@
 #include "tile_gemm.h"
 
 #include <cfenv>
-#include <cmath>
+#include <algorithm>
 #include <limits>
 
 #include "../base/limits.h"
@@ -88,7 +88,7 @@ struct ConvTiler {
     return div_up(vectors(), max64(vector.max_vectors, fit));
   }
 
-  // Tiles of fewer pixels, where threads would idle.
+  // Tiles of fewer pixels, where there are few.
   void cut_tiles(ConvTiling& t) const {
     const auto least = [&](int64_t pixels) { return least_chunks(t, pixels); };
     if (!has_few_items(t.tiles() * t.chunks_m * groups(), num_threads)) return;
@@ -153,7 +153,7 @@ struct WeightTiler {
   const PixelBlocking& pixels;
   const VectorShape& vector;
   const WeightLanes lanes;
-  const bool channels_are_neighbours, groups_are_neighbours;  // of the input, and of grad_output
+  const bool input_channels_are_neighbours, groups_are_neighbours;
   const int num_threads;
 
   bool in_steps() const { return vector.step > 1; }  // of several pixels
@@ -239,13 +239,11 @@ struct WeightTiler {
     t.patch_elements = patch_elements(plane(t), t.block_channels, pixels.images, vector.element_size);
   }
 
-  // Finer tiles where threads would idle, and chunks of pixels in parallel don't fill them.
+  // Finer tiles where there are few, and that is estimated to be faster on so many threads.
   void cut_for_threads(WeightTiling& t, int64_t vectors) const {
-    constexpr double kGain = 0.95;  // of the cost, for which a finer cut is worth it
     const int64_t channels = problem.in_channels_per_group(), tile_taps = t.tap_rows * t.tap_cols;
-    // Parts of a line of channels_last cost as much as the line.
-    const int64_t least_channels = channels_are_neighbours ? 64 / vector.element_size : 1;
-    double best = kGain * cost_of_items(t);
+    const int64_t least_channels = max64(div_up(limit::kLeastWeightTileColumns, tile_taps), 1);
+    double best = kWorthCutting * cost_of_items(t);
     const auto take = [&](const WeightTiling& finer) {
       const double cost = cost_of_items(finer);
       if (cost >= best) return;
@@ -257,42 +255,53 @@ struct WeightTiler {
         by_m.chunk_vectors = even_piece(vectors, by_m.chunk_vectors - 1);
         by_m.chunks_m = div_up(vectors, by_m.chunk_vectors);
       }
-      const int64_t least = max64(least_channels, limit::kLeastWeightTileColumns / tile_taps);
-      if (by_c.block_channels <= max64(least, 1)) return;
-      by_c.block_channels = whole_lines(channels, by_c.block_channels - 1);
+      if (by_c.block_channels <= least_channels) return;
+      by_c.block_channels = even_piece(channels, by_c.block_channels - 1);
       by_c.blocks_c = div_up(channels, by_c.block_channels);
       take(by_c);
     }
   }
 
   // The threads' rounds over all items, in the time of a vector's products with one column: an item packs its vectors
-  // of grad_output and its columns of the patch.
+  // of grad_output and its columns of the patch. (Fitted to AVX-512.)
   double cost_of_items(const WeightTiling& t) const {
-    constexpr double kPanelColumns = 3, kPatchVectors = 0.1, kPatchVectorsOfTap = 0.4;
-    const double items = double(t.items()), segments = double(pixels.segments());
-    double rounds = std::ceil(items / num_threads);
-    if (t.items() < num_threads && pixels.chunks() > 1) {
-      // Chunks in parallel, of which the last may have fewer segments.
-      rounds = std::ceil(items * double(pixels.chunks()) / num_threads) * double(kPixelSegmentsPerChunk) / segments;
-    }
-    const double columns = double(max64(t.block_channels * t.tap_rows * t.tap_cols, kLeastRows));
+    constexpr double kPanelColumns = 3, kPatchVectors = 0.1, kPatchVectorsOfChannel = 0.4;
+    const int64_t taps = t.tap_rows * t.tap_cols, columns = max64(t.block_channels * taps, kLeastRows);
+    // Parts of a line of channels_last cost as much as the line.
+    const int64_t line = input_channels_are_neighbours ? 64 / (in_steps() ? 2 : vector.element_size) : 1;
+    const double patch =
+        kPatchVectors * double(columns) + kPatchVectorsOfChannel * double(round_up(t.block_channels, line));
     const double vectors = double(t.chunk_vectors) + (t.chunk_vectors == 1 ? kLoneVector : 0);
-    const double patch = kPatchVectors + kPatchVectorsOfTap / double(t.tap_rows * t.tap_cols);
-    return rounds * (columns * (vectors + patch) + kPanelColumns * double(t.chunk_vectors) +
-                     kItemCycles / double(max64(problem.batch * problem.out_pixels(), 1)));
+    const double depth = double(max64(problem.batch * problem.out_pixels(), 1));
+    const double item =
+        double(columns) * vectors + patch + kPanelColumns * double(t.chunk_vectors) + kItemCycles / depth;
+    const double rounds = double(div_up(t.items(), num_threads)), wake = t.items() > 1 ? kWakeCycles / depth : 0;
+    if (t.items() >= num_threads || pixels.chunks() <= 1) return rounds * item + wake;
+    // Chunks in parallel, of which the last may have fewer segments. Each is then added to the total.
+    constexpr double kAddCycles = 16;  // of a vector
+    const int64_t slots = slots_of(t), flights = div_up(pixels.chunks(), slots);
+    const double chunk = double(kPixelSegmentsPerChunk) / double(max64(pixels.segments(), 1));
+    const double of_chunks = double(flights * div_up(t.items() * slots, num_threads)) * chunk;
+    const double adds = rounds * double(pixels.chunks() * columns * t.chunk_vectors) * kAddCycles / depth;
+    return std::min(of_chunks, 1.0) * item + adds + kWakeCycles / depth;
   }
 
   // Where items are still too few: chunks of pixels in parallel, as many as fit the workspace.
   void cut_pixels(WeightTiling& t) const {
     t.slots = 1;
     if (t.items() >= num_threads || pixels.chunks() <= 1) return;
-    // A slot's, and twice as much for the totals and what they lost.
-    const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * t.items();
-    const int64_t fit = num_threads * limit::kPartialBytes / max64(partial, 1) - 2;
-    t.slots = min64(pixels.chunks(), max64(div_up(num_threads, t.items()), fit));
+    t.slots = slots_of(t);
   }
 
  private:
+  // Chunks in parallel, in near-equal flights.
+  int64_t slots_of(const WeightTiling& t) const {
+    // A slot's, and twice as much for the totals and what they lost.
+    const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * t.items();
+    const int64_t fit = num_threads * limit::kPartialBytes / max64(partial, 1) - 2;
+    return even_piece(pixels.chunks(), max64(div_up(num_threads, t.items()), fit));
+  }
+
   // Pieces of at most `most` channels, of whole cache lines in a weight in channels_last where they can be: a line that
   // two items write costs both.
   int64_t whole_lines(int64_t channels, int64_t most) const {
@@ -363,8 +372,8 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
 WeightTiling tile_grad_weight(const Call& call, const PixelBlocking& pixels, const VectorShape& vector,
                               WeightLanes lanes, int num_threads) {
   const bool groups_are_neighbours = weight_groups_are_neighbours(call, vector.element_size);
-  const bool channels_are_neighbours = call.b.stride[1] == 1 && call.problem.in_w * call.problem.in_h > 1;
-  const WeightTiler tiler{call.problem,          pixels,     vector, lanes, channels_are_neighbours,
+  const bool input_channels_are_neighbours = call.b.stride[1] == 1 && call.problem.in_w * call.problem.in_h > 1;
+  const WeightTiler tiler{call.problem,          pixels,     vector, lanes, input_channels_are_neighbours,
                           groups_are_neighbours, num_threads};
   WeightTiling t{};
   tiler.cut_groups(t);

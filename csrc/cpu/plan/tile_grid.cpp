@@ -44,14 +44,15 @@ ChunkCut cut_chunks(const ConvGemm& gemm, const TileGrid& t, int64_t parts, int6
   const int64_t items = t.tiles() * parts;
   const double pixels = double(t.pixels() + kItemPixels);
   const double patch = kPatchVectors + kPatchVectorsOfTap / double(max64(gemm.taps(), 1));
-  const double fixed = kItemCycles / double(max64(saturating_mul(gemm.channels, gemm.taps()), 1));
+  const double depth = double(max64(saturating_mul(gemm.channels, gemm.taps()), 1));
   ChunkCut best{chunks, 1e300};
   for (int64_t count = chunks; count <= vectors;) {
     const int64_t per_chunk = div_up(vectors, count);
     count = div_up(vectors, per_chunk);
     const double rounds = double(div_up(items * count, num_threads));
     const double width = double(per_chunk) + (per_chunk == 1 ? kLoneVector : 0);
-    const double cost = rounds * (pixels * (width + patch) + fixed);
+    const double wake = items * count > 1 ? kWakeCycles / depth : 0;
+    const double cost = rounds * (pixels * (width + patch) + kItemCycles / depth) + wake;
     if (cost < best.cost * 0.97) best = {count, cost};
     if (per_chunk == 1 || !has_few_items(items * count, num_threads)) break;
     count = div_up(vectors, per_chunk - 1);

@@ -66,37 +66,38 @@ inline bool threads_would_idle(int64_t items, int num_threads) {
   return has_few_items(items, num_threads) && items % num_threads != 0;
 }
 
-// What a panel of one vector takes more, since it loads as much as it multiplies; and a work item by itself, in cycles.
-constexpr double kLoneVector = 0.25, kItemCycles = 3000;
+// Cuts for threads are chosen by estimates. What a panel of one vector takes more, since it loads as much as it
+// multiplies, in vectors; what a work item takes by itself, and waking threads for several, in cycles, where a vector's
+// multiply-add takes one; the share of the cost at which a finer cut is worth it.
+constexpr double kLoneVector = 0.25, kItemCycles = 3000, kWakeCycles = 10000, kWorthCutting = 0.95;
 
 // Result channels of a GEMM as chunks of vectors, each of which is a work item of every tile.
 struct ChunkCut {
   int64_t chunks;
   double cost;  // of the threads' rounds over all items, about
 };
-// `chunks` of so many vectors for each of `parts` of each tile, or a few more where threads would idle.
+// Cuts so many vectors into at least `chunks`, for each of `parts` of each tile.
 ChunkCut cut_chunks(const ConvGemm& gemm, const TileGrid& t, int64_t parts, int64_t vectors, int64_t chunks,
                     int num_threads);
 
-// Cuts tiles further where there are so few items that threads would idle, or chunks of fewer vectors would each pack
-// the patch anew. least_chunks(pixels): of a tile of so many. Returns whether it cut any.
+// Cuts tiles of one image further where that is estimated to be faster on so many threads. least_chunks(pixels): those
+// of a tile of so many. Returns whether it cut any.
 template <class LeastChunks>
 bool cut_tiles_for_threads(const ConvGemm& gemm, int64_t parts, int64_t vectors, const LeastChunks& least_chunks,
                            int num_threads, TileGrid& t) {
   constexpr int64_t kLeastPixels = 24;  // a few micro-kernels
-  constexpr double kGain = 0.95;        // of the cost, for which a finer cut is worth it
   if (num_threads == 1 || t.tile_images > 1) return false;
   const auto cost_of = [&](const TileGrid& grid) {
     return cut_chunks(gemm, grid, parts, vectors, least_chunks(grid.pixels()), num_threads).cost;
   };
   const TileGrid whole = t;
-  double best = kGain * cost_of(whole);
+  double best = kWorthCutting * cost_of(whole);
   bool cuts = false;
   for (TileGrid grid = whole;;) {
     int64_t& size = grid.tile_rows > 1 ? grid.tile_rows : grid.tile_cols;
     const int64_t all = grid.tile_rows > 1 ? gemm.rows : gemm.cols;
     if (size == 1) return cuts;
-    size = even_piece(all, size - 1);
+    size = even_piece(all, size - max64(1, size / 16));
     if (grid.pixels() < kLeastPixels) return cuts;
     grid.count_tiles(gemm);
     const double cost = cost_of(grid);

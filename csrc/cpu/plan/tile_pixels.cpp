@@ -105,6 +105,8 @@ struct PixelTiler {
   bool is_pointwise() const { return gemm.taps() == 1; }
   bool same_type() const { return storage_size == vector.element_size; }
 
+  int64_t depth() const { return max64(saturating_mul(gemm.channels, gemm.taps()), 1); }
+
   int64_t plane_of(int64_t rows, int64_t cols) const {
     return odd_lines(
         saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),
@@ -165,7 +167,10 @@ struct PixelTiler {
     if (k.segments() > 1) fit = min64(fit, limit::kSumBytes / (runs * run * vector.element_size));
     int64_t chunks = div_up(gemm.m, max64(pixel_rows(vector), fit));
     const int64_t tiles = gemm.groups * t.tiles();
-    const int64_t most_chunks = gemm.m / (2 * pixel_rows(vector));
+    // Of a single item only where it takes longer than waking threads.
+    const bool wakes =
+        tiles * chunks > 1 || double(saturating_mul(gemm.m, t.pixels(), depth())) > kWakeCycles * double(vector.lanes);
+    const int64_t most_chunks = wakes ? gemm.m / (2 * pixel_rows(vector)) : chunks;
     while (threads_would_idle(tiles * chunks, num_threads) && chunks < most_chunks) ++chunks;
     t.chunk_m = div_up(gemm.m, chunks);
     t.c_elements = t.chunk_m * c_row;
@@ -178,12 +183,14 @@ struct PixelTiler {
 
   int64_t items(const PixelTiling& t) const { return gemm.groups * t.tiles() * t.chunks_m; }
 
-  // The threads' rounds over all items, in the time of a pixel's products with one row: an item copies its patch and
-  // has some pixels' worth of other work.
+  // The threads' rounds over all items, in the time of a pixel's products with one row: an item copies its patch, and
+  // so many pixels' worth stand for its other work.
   double cost_of_items(const PixelTiling& t) const {
-    constexpr int64_t kItemPixels = 64, kPatchRows = 4;
+    constexpr int64_t kOtherPixels = 64, kPatchRows = 4;
     const int64_t rows = t.chunk_m + (source_in_place ? 0 : kPatchRows);
-    return double(div_up(items(t), num_threads)) * double((t.pixels() + kItemPixels) * rows);
+    const double per_cycle = double(vector.lanes) / double(depth());
+    const double rounds = double(div_up(items(t), num_threads)), wake = items(t) > 1 ? kWakeCycles : 0;
+    return rounds * (double((t.pixels() + kOtherPixels) * rows) + kItemCycles * per_cycle) + wake * per_cycle;
   }
 };
 
@@ -195,10 +202,9 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   const PixelTiler tiler{gemm,       k, vector, storage_size, reads_pixels_in_place(gemm, k, vector, storage_size),
                          num_threads};
   PixelTiling t = tiler.cut(tiler.most_pixels());
-  // Finer tiles where threads would idle.
-  constexpr double kGain = 0.95;  // of the cost, for which a finer cut is worth it
+  // Finer tiles where there are few.
   const int64_t least = kMaxPanelVectors * vector.lanes;
-  double best = kGain * tiler.cost_of_items(t);
+  double best = kWorthCutting * tiler.cost_of_items(t);
   for (int64_t target = t.pixels(); has_few_items(tiler.items(t), num_threads) && target > least;) {
     target = max64(target * 3 / 4, least);
     const PixelTiling finer = tiler.cut(target);
