@@ -272,7 +272,7 @@ struct WeightTiler {
     const double patch =
         kPatchVectors * double(columns) + kPatchVectorsOfChannel * double(round_up(t.block_channels, line));
     const double vectors = double(t.chunk_vectors) + (t.chunk_vectors == 1 ? kLoneVector : 0);
-    const double depth = double(max64(problem.batch * problem.out_pixels(), 1));
+    const double depth = double(max64(saturating_mul(problem.batch, problem.out_pixels()), 1));
     const double item =
         double(columns) * vectors + patch + kPanelColumns * double(t.chunk_vectors) + kItemCycles / depth;
     const double rounds = double(div_up(t.items(), num_threads)), wake = t.items() > 1 ? kWakeCycles / depth : 0;
@@ -282,7 +282,7 @@ struct WeightTiler {
     const int64_t slots = slots_of(t), flights = div_up(pixels.chunks(), slots);
     const double chunk = double(kPixelSegmentsPerChunk) / double(max64(pixels.segments(), 1));
     const double of_chunks = double(flights * div_up(t.items() * slots, num_threads)) * chunk;
-    const double adds = rounds * double(pixels.chunks() * columns * t.chunk_vectors) * kAddCycles / depth;
+    const double adds = rounds * double(pixels.chunks()) * double(columns * t.chunk_vectors) * kAddCycles / depth;
     return std::min(of_chunks, 1.0) * item + adds + kWakeCycles / depth;
   }
 

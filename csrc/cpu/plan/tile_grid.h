@@ -66,10 +66,13 @@ inline bool threads_would_idle(int64_t items, int num_threads) {
   return has_few_items(items, num_threads) && items % num_threads != 0;
 }
 
-// Cuts for threads are chosen by estimates. What a panel of one vector takes more, since it loads as much as it
-// multiplies, in vectors; what a work item takes by itself, and waking threads for several, in cycles, where a vector's
-// multiply-add takes one; the share of the cost at which a finer cut is worth it.
-constexpr double kLoneVector = 0.25, kItemCycles = 3000, kWakeCycles = 10000, kWorthCutting = 0.95;
+// Cuts for threads are chosen by estimates. In cycles, in each of which a core multiplies and adds one vector:
+constexpr double kItemCycles = 3000;   // what a work item takes by itself
+constexpr double kWakeCycles = 10000;  // what waking threads takes, where there are several items
+// A panel of one vector loads as much as it multiplies: what it takes more, in vectors.
+constexpr double kLoneVector = 0.25;
+// The share of the cost below which a finer cut is worth it.
+constexpr double kWorthCutting = 0.95;
 
 // Result channels of a GEMM as chunks of vectors, each of which is a work item of every tile.
 struct ChunkCut {
