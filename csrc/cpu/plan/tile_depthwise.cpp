@@ -59,7 +59,7 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   // Threads share a small image's rows, and the columns of few rows; large images have tiles enough.
   const auto too_few_items = [&] {
     const int64_t items = div_up(gemm.rows, t.tile_rows) * div_up(gemm.cols, t.tile_cols) * t.blocks * gemm.batch;
-    return num_threads > 1 && items < 4 * num_threads;
+    return has_few_items(items, num_threads);
   };
   while (t.tile_rows > 4 && too_few_items()) t.tile_rows = div_up(t.tile_rows, 2);
   while (t.tile_cols > 4 * kDepthwisePixels && too_few_items()) {

@@ -119,11 +119,10 @@ struct Panels {
   int64_t size(int64_t panel) const { return vectors + (panel < larger ? 1 : 0); }
   int64_t start(int64_t panel) const { return panel * vectors + (panel < larger ? panel : larger); }
 };
-inline Panels cut_panels(int64_t vectors, int64_t max_vectors) {
-  const int64_t count = div_up(vectors, max_vectors);
-  return {count, vectors / count, vectors % count};
-}
-// The same in so many.
+// So many panels, or chunks; and as few as such a width allows.
 inline Panels near_equal(int64_t vectors, int64_t count) { return {count, vectors / count, vectors % count}; }
+inline Panels cut_panels(int64_t vectors, int64_t max_vectors) {
+  return near_equal(vectors, div_up(vectors, max_vectors));
+}
 
 }  // namespace conv2d_ext::cpu
