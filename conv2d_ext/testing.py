@@ -200,6 +200,10 @@ GROUPED = (
     Problem("3 groups, 4 channels to 1", 2, 12, (6, 8), 3, (2, 3), padding=(0, 1), groups=3),
     Problem("2 groups, 1x1", 2, 18, (5, 6), 34, (1, 1), groups=2),
     Problem("2 groups of 20", 1, 40, (8, 7), 40, (3, 3), padding=(1, 1), groups=2),
+    Problem("16 groups of 16", 1, 256, (6, 7), 256, (3, 3), padding=(1, 1), groups=16),
+    Problem("17 groups of 8", 2, 136, (5, 6), 136, (3, 3), padding=(1, 1), groups=17),
+    Problem("17 groups of 8, stride 2", 2, 136, (9, 8), 136, (3, 3), (2, 2), (1, 1), groups=17),
+    Problem("9 groups of 6, stride 2", 1, 54, (10, 7), 54, (3, 3), (2, 2), (1, 1), groups=9),
 )
 
 DEPTHWISE = (

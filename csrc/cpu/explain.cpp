@@ -28,9 +28,9 @@ std::string why_widened(DType dtype, const char* where) {
             "columns of the kernel on; with groups 16 channels of each, source and result; in grad_weight 16 "
             "results), and neither images of one pixel nor input gradients of patch layers"
       : dtype == DType::kBFloat16 && engine().pairs != nullptr
-          ? "bfloat16 products are taken in pairs, but not with few channels a group (in grad_weight fewer than 16 "
-            "results, with groups 32, or than 16 channels times taps), nor by the kernels for groups, for images of "
-            "one pixel, or for input gradients of patch layers"
+          ? "bfloat16 products are taken in pairs, but not with one channel or fewer than 6 results a group (in "
+            "strided grad_input of 16 groups and more fewer than 16 results; in grad_weight fewer than 16, with groups "
+            "32, or than 16 channels times taps), nor for images of one pixel, or for input gradients of patch layers"
           : "no native 16-bit micro-kernel for this dtype and instruction set";
   return std::string(reason) + ": widened to float32 " + where + ", rounded once";
 }

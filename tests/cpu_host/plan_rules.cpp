@@ -159,7 +159,6 @@ void check_order_of_pixels() {
 
 void check_other_rules() {
   begin_part("one pixel, pairs");
-  const VectorShape avx512{16, 4, 4, true, chain_limits(true)};
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kComplex64, DType::kInt32}) {
     for (const int64_t channels : {1, 2, 5, 15, 16, 17, 64, 1000}) {
       for (const int64_t m : {1, 5, 6, 16, 60, 63, 64, 65, 1024}) {
@@ -178,7 +177,7 @@ void check_other_rules() {
               expect(k.products == products && k.steps == steps && k.chain == near_equal(steps, 64), "dot's chains");
             }
             // One channel, fewer than six result channels, one pixel: not in pairs.
-            expect(takes_pairs(gemm, avx512) == (channels > 1 && m >= 6 && rows > 1), "pairs");
+            expect(takes_pairs(gemm) == (channels > 1 && m >= 6 && rows > 1), "pairs");
             // Columns of up to 8 channels that lie side by side share a step of tiles, as 2, 4 or 8 words each; so 4 or
             // more channels are enough for tiles, or such columns of fewer for 6 or more results.
             for (const int64_t tap : {1, -1, 2, -3}) {
@@ -194,9 +193,17 @@ void check_other_rules() {
       }
     }
   }
-  describe("patch layers and vectors over groups take no pairs");
-  expect(!takes_pairs({1, 64, 8, 1, 1, 7, 7, 2, 2, true}, avx512), "patch layer");
-  expect(!takes_pairs({64, 6, 6, 3, 3, 7, 7}, avx512), "over groups");
+  describe("patch layers take no pairs, groups do as one group does");
+  expect(!takes_pairs({1, 64, 8, 1, 1, 7, 7, 2, 2, true}), "patch layer");
+  expect(takes_pairs({64, 6, 6, 3, 3, 7, 7}) && !takes_pairs({64, 5, 6, 3, 3, 7, 7}), "groups");
+  for (const int64_t groups : {1, 15, 16, 64}) {
+    for (const int64_t m : {5, 6, 15, 16}) {
+      describe("phases of %d groups, %d results", int(groups), int(m));
+      ImageGemm gemm{groups, m, 6, 2, 2, 7, 7};
+      gemm.is_phase = true;
+      expect(takes_pairs(gemm) == (m >= 16 || (m >= 6 && groups < 16)), "phases");
+    }
+  }
   expect(!takes_amx({1, 64, 8, 1, 1, 7, 7, 2, 2, true}, {1, 0, 1}), "patch layer in tiles");
   expect(!takes_amx({4, 16, 8, 3, 3, 7, 7}, {1, 0, 1}) && !takes_amx({4, 15, 16, 3, 3, 7, 7}, {1, 0, 1}) &&
              takes_amx({4, 16, 16, 3, 3, 7, 7}, {1, 0, 1}),
@@ -215,7 +222,7 @@ void check_order_of_products() {
         ImageGemm gemm{1, columns, k, 1, 1, 1, rows};
         gemm.is_matmul = true;
         expect(!sums_as_dots(gemm, DType::kFloat32) && !sums_as_dots(gemm, DType::kBFloat16), "no dots");
-        expect(takes_pairs(gemm, avx512) == (k > 1), "pairs");
+        expect(takes_pairs(gemm) == (k > 1), "pairs");
         const KBlocking blocks = block_k(gemm, avx512.limits);
         expect(blocks.segment_channels == near_equal(k, 128) && blocks.chain == near_equal(blocks.segment_channels, 64),
                "segments and chains");

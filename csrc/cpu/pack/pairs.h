@@ -116,7 +116,18 @@ struct PixelCopier<BFloat16, BFloat16Pair> {
       } else if (step == channels && channels < 16) {  // which lie without gaps in the patch, too
         copy_few_channels(src, channels, count, round_up(channels, 2), reinterpret_cast<BFloat16*>(dst));
       } else {
-        for (int64_t x = 0; x < count; ++x) copy_channels(src + x * step, channels, dst + x * patch.col_pitch);
+        // The even numbers of channels that groups have, of which a copy is a move or two, are constants.
+        with_constant<8, 16, 24, 32, 0>(channels, [&](auto constant) CONV2D_INLINE_LAMBDA {
+          constexpr int64_t kChannels = constant;
+          for (int64_t x = 0; x < count; ++x) {
+            BFloat16Pair* const to = dst + x * patch.col_pitch;
+            if constexpr (kChannels > 0) {
+              __builtin_memcpy(to, src + x * step, kChannels * sizeof(BFloat16));
+            } else {
+              copy_channels(src + x * step, channels, to);
+            }
+          }
+        });
       }
     }
   }

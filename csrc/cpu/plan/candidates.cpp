@@ -82,7 +82,7 @@ bool fills_wide_vectors(int64_t m, int64_t groups, bool side_by_side, const Vect
 
 const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector) {
   const bool side_by_side = g.source_c == 1 && g.destination_m == 1;
-  if (!lanes_are_groups(g, vector)) return kFewerLanesAtWork;
+  if (g.result_taps() != 1 || !lanes_are_groups(g.groups, g.m, g.channels, vector)) return kFewerLanesAtWork;
   return fills_wide_vectors(g.m, g.groups, side_by_side, vector) ? kFilled : nullptr;
 }
 
@@ -197,7 +197,7 @@ struct Tasks {
 
  private:
   void give(const ConvGemm& gemm) const {
-    const bool pairs = isa.has_pairs && takes_pairs(gemm, isa.vector);
+    const bool pairs = isa.has_pairs && takes_pairs(gemm);
     const bool amx = isa.has_amx && takes_amx(gemm, gemm.axis_w);
     const bool has_rows = !pairs && !amx && (gemm.is_gradient || gemm.is_matmul);
     if (has_rows && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
@@ -217,7 +217,7 @@ struct Tasks {
       }
     }
     if (isa.has_pairs) {
-      if (takes(Driver::kPairs, pairs ? nullptr : "few channels, a patch layer, one pixel, or vectors over groups")) {
+      if (takes(Driver::kPairs, pairs ? nullptr : "few channels, a patch layer, one pixel, or phases of groups")) {
         return visit(Driver::kPairs, in_steps(gemm, 2));
       }
     }
@@ -307,6 +307,16 @@ bool scatters_patch(const Call& call, const VectorShape& vector) {
   return met >= p.in_h * p.in_w && saturating_mul(3, met) >= p.taps() && refuse_placed_lanes(p, weight) == nullptr;
 }
 
+// Products in pairs and tiles have an order of their own, which phases that run together don't follow.
+const char* refuse_phases_of_steps(const JoinedPhases& phases, const IsaShape& isa) {
+  for (int f = 0; f < phases.count; ++f) {
+    const ConvGemm& gemm = phases.gemm[f];
+    if (isa.has_pairs && takes_pairs(gemm)) return "bfloat16 products are taken in pairs";
+    if (isa.has_amx && takes_amx(gemm, gemm.axis_w)) return "bfloat16 products are taken in AMX tiles";
+  }
+  return nullptr;
+}
+
 void visit_grad_input(const Tasks& tasks) {
   const Call& call = tasks.call;
   const VectorShape& vector = tasks.isa.vector;
@@ -320,12 +330,7 @@ void visit_grad_input(const Tasks& tasks) {
   if (!has_short_rows && tasks.takes(Driver::kStrided, not_strided)) return tasks.visit(Driver::kStrided);
   JoinedPhases phases;
   const char* refusal = join_phases(call, vector, phases);
-  // Products in pairs and tiles have an order of their own. With vectors over groups there are none.
-  if (refusal == nullptr && !phases.over_groups) {
-    refusal = tasks.isa.has_pairs ? "bfloat16 products are taken in pairs"
-              : tasks.isa.has_amx ? "bfloat16 products are taken in AMX tiles"
-                                  : nullptr;
-  }
+  if (refusal == nullptr) refusal = refuse_phases_of_steps(phases, tasks.isa);
   if (has_short_rows) {
     if (refusal != nullptr) return tasks.visit(Driver::kStrided);
     tasks.takes(Driver::kStrided, "groups fill more lanes than short rows do");

@@ -384,6 +384,7 @@ void visit_phases(const Call& call, const GemmVisitor& visit) {
   ConvGemm g = grad_input_gemm(call);
   g.destination_row = saturating_mul(gi[2], p.stride_h);
   g.destination_col = saturating_mul(gi[3], p.stride_w);
+  g.is_phase = p.stride_h > 1 || p.stride_w > 1;
   // Phases run one after the other.
   g.owns_columns_between = p.stride_w == 2 && gi[3] == 1;
   for_each_phase(rows, cols, [&](const GradInputPhase& h, const GradInputPhase& v) {
@@ -437,6 +438,16 @@ void for_each_grad_input_gemm(const Call& call, const GemmVisitor& visit) {
   } else {
     visit_phases(call, visit);
   }
+}
+
+bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector) {
+  // Share of the lanes at work. A single vector of result channels leaves the micro-kernel six chains of additions
+  // where the FMA units want eight.
+  const int64_t lanes = vector.lanes;
+  if (groups < 2 || lanes < 2 || channels > 16) return false;
+  double over_m = double(m) / double(round_up(m, lanes));
+  if (m <= lanes && vector.max_vectors > 1) over_m *= 0.75;
+  return double(groups) / double(round_up(groups, lanes)) > over_m;
 }
 
 }  // namespace conv2d_ext::cpu

@@ -127,4 +127,8 @@ ConvGemm patch_gemm(const Call& call);
 // Whether taps that meet no output at many positions are left out of a phase's sums there.
 bool grad_input_cuts_bands(const Conv2dProblem& problem);
 
+// Whether vectors should run over groups instead of over one group's result channels (m of them, from `channels`). This
+// changes no bit.
+bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector);
+
 }  // namespace conv2d_ext::cpu

@@ -10,6 +10,8 @@ namespace {
 
 // Results that vectors over them should have, for bfloat16 pairs to pay, and tiles of very few source channels.
 constexpr int64_t kLeastResults = 6;
+// Results in a vector of the kernels that take pairs.
+constexpr int64_t kPairLanes = 16;
 // Channels of a group, source and result, that fill enough of a tile. Without groups there is no better kernel for any
 // number of result channels, nor for as few source channels as these.
 constexpr int64_t kLeastAmxChannels = 16, kFewestAmxChannels = 4;
@@ -107,22 +109,13 @@ PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const Ch
   return b;
 }
 
-bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector) {
-  // Share of the lanes at work. A single vector of result channels leaves the micro-kernel six chains of additions
-  // where the FMA units want eight.
-  const int64_t lanes = vector.lanes;
-  if (groups < 2 || lanes < 2 || channels > 16) return false;
-  double over_m = double(m) / double(round_up(m, lanes));
-  if (m <= lanes && vector.max_vectors > 1) over_m *= 0.75;
-  return double(groups) / double(round_up(groups, lanes)) > over_m;
-}
-
-bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector) {
-  // Few result channels are better off with vectors over pixels; patch layers' gradients and images of one pixel have
-  // kernels of their own, which don't take pairs.
+bool takes_pairs(const ImageGemm& gemm) {
+  // Few result channels are better off with vectors over pixels or groups; patch layers' gradients and images of one
+  // pixel have kernels of their own, which don't take pairs.
   if (gemm.is_matmul) return gemm.channels > 1;
-  const bool over_groups = lanes_are_groups(gemm, vector);
-  return gemm.channels > 1 && gemm.pixels() > 1 && gemm.m >= kLeastResults && gemm.result_taps() == 1 && !over_groups;
+  // Phases that run together (drivers/phases.h) save more than pairs where groups fill vectors and channels do not.
+  if (gemm.is_phase && gemm.groups >= kPairLanes && gemm.m < kPairLanes) return false;
+  return gemm.channels > 1 && gemm.pixels() > 1 && gemm.m >= kLeastResults && gemm.result_taps() == 1;
 }
 
 int64_t columns_per_step(const ImageGemm& gemm, const GatherAxis& axis_w) {

@@ -24,6 +24,7 @@ struct ImageGemm {
   // More than 1: result channels are (channel, tap) pairs (ConvGemm).
   int64_t result_taps_h = 1, result_taps_w = 1;
   bool is_gradient = false;  // a GEMM of grad_input
+  bool is_phase = false;     // of a stride above 1
   // Of matmul, which can't know which of its dimensions is a batch: the rules read `channels` alone.
   bool is_matmul = false;
   int64_t taps() const { return taps_h * taps_w; }
@@ -97,16 +98,8 @@ struct VectorShape {
   int64_t operand_size() const { return operand_bytes != 0 ? operand_bytes : element_size; }
 };
 
-// Whether vectors should run over groups instead of over one group's result channels (m of them, from `channels`). A
-// rule of order only because takes_pairs asks.
-bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector);
-inline bool lanes_are_groups(const ImageGemm& gemm, const VectorShape& vector) {
-  return gemm.result_taps() == 1 && lanes_are_groups(gemm.groups, gemm.m, gemm.channels, vector);
-}
-
-// Whether a bfloat16 problem goes to the kernels that take products in pairs, on a CPU that has them. `vector`: of the
-// kernels that do not.
-bool takes_pairs(const ImageGemm& gemm, const VectorShape& vector);
+// Whether a bfloat16 problem goes to the kernels that take products in pairs, on a CPU that has them.
+bool takes_pairs(const ImageGemm& gemm);
 
 // How many columns of the kernel a step of AMX tiles takes. 1: a step is 32 channels at one tap. More, where
 // neighbouring columns lie side by side and few channels would leave most of a step empty: 32 / columns_per_step(...)
