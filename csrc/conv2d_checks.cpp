@@ -156,8 +156,8 @@ ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_siz
               channels_fit ? c10::str(expected_channels) : "2^63 or more", " channels, but got ", p.in_channels,
               " channels instead");
   TORCH_CHECK(at_least(p.kernel_h, Int(1)) && at_least(p.kernel_w, Int(1)),
-              "expected weight to have a kernel of at least ", shown == Shown::kImage ? "1 x 1" : "1",
-              ", but got weight of size ", show_sizes(weight_size, shown));
+              "kernel size should be greater than zero: expected weight to have a kernel of at least ",
+              shown == Shown::kImage ? "1 x 1" : "1", ", but got weight of size ", show_sizes(weight_size, shown));
 
   const Extent<Int> h = extent_of("height", p.in_h, p.pad_top, p.pad_bottom, p.kernel_h, p.dilation_h);
   const Extent<Int> w = extent_of("width", p.in_w, p.pad_left, p.pad_right, p.kernel_w, p.dilation_w);

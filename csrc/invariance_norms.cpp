@@ -1,7 +1,8 @@
 // The mode's kernels of norms: PyTorch's own, of tensors in the format in which their bits follow no batch.
 //   group_norm     channels_last: sums are shared out among threads
 //   instance_norm  a gradient that is channels_last: read as one image's for a batch of one, copied for others
-//   batch_norm     evaluated, not dense: another order of operations than of a dense tensor, as a batch of one is
+//   batch_norm     evaluated, not dense: another order of operations than of a dense tensor, as a batch of one is;
+//                  a gradient in another format than the input's
 #include "copy_as.h"
 #include "invariance_kernels.h"
 
@@ -45,13 +46,24 @@ struct InstanceNorm {
 
 struct BatchNorm {
   using Op = at::_ops::batch_norm;
-  // Of the formats that a dense tensor is in, which sizes of 1 can make several, the one that PyTorch's result has.
-  static at::MemoryFormat format_of(const Tensor& input) {
-    for (const auto format :
-         {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast3d, at::MemoryFormat::ChannelsLast}) {
-      if (input.is_contiguous(format)) return format;
+  // Whether an example is channels_last, whatever the batch's stride, of which a batch of one has none to speak of:
+  // where channels lie closer together than pixels.
+  static bool examples_are_channels_last(const Tensor& input) {
+    const auto holds = [](const c10::SymBool& condition) { return condition.guard_bool(__FILE__, __LINE__); };
+    if ((input.dim() != 4 && input.dim() != 5) || holds(input.sym_size(1).sym_eq(1))) return false;
+    bool is_pixel = true;
+    for (int64_t d = 2; d < input.dim(); ++d) {
+      if (holds(input.sym_size(d).sym_eq(1))) continue;
+      if (holds(input.sym_stride(1).sym_ge(input.sym_stride(d)))) return false;
+      is_pixel = false;
     }
-    return input.suggest_memory_format();
+    return !is_pixel;
+  }
+  // Whether PyTorch's result is. (Sizes of 1 can make a dense tensor both this and contiguous.)
+  static bool result_is_channels_last(const Tensor& input) {
+    if (input.is_contiguous()) return false;
+    return input.is_contiguous(at::MemoryFormat::ChannelsLast3d) ||
+           input.is_contiguous(at::MemoryFormat::ChannelsLast) || is_channels_last(input);
   }
   static Tensor call(DispatchKeySet keys, const Tensor& input, const std::optional<Tensor>& weight,
                      const std::optional<Tensor>& bias, const std::optional<Tensor>& running_mean,
@@ -61,13 +73,14 @@ struct BatchNorm {
       return Op::redispatch(keys & kBelow, input, weight, bias, running_mean, running_var, training, momentum, eps,
                             cudnn_enabled);
     }
-    const at::MemoryFormat format = format_of(input);
-    const bool last = format != at::MemoryFormat::Contiguous, dense = input.is_contiguous(format);
+    const bool last = examples_are_channels_last(input), result_last = result_is_channels_last(input);
+    const auto last_format = input.dim() == 5 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
+    const bool dense = last ? input.is_contiguous(last_format) && is_channels_last(input) : input.is_contiguous();
     const Tensor result = Op::redispatch(keys & kBelow, dense ? input : copy_as(input, last, last), weight, bias,
                                          running_mean, running_var, training, momentum, eps, cudnn_enabled);
-    // The same of a gradient: of one in another format PyTorch's order shows in 16-bit types, and in a batch of one,
-    // which it takes for the format of the input, its result is wrong.
-    return may_record(result) && (input.dim() == 4 || !last) ? copy_as(result, last, last) : result;
+    // Its gradient is in the example's format: of one in another PyTorch's order shows in 16-bit types, and in a batch
+    // of one, which it takes for that format, its result is wrong.
+    return may_record(result) || last != result_last ? copy_as(result, result_last, last) : result;
   }
 };
 

@@ -91,11 +91,12 @@ bool lies_by_columns(const Tensor& matrix) {
          matrix.sym_stride(1).sym_eq(matrix.sym_size(0)).guard_bool(__FILE__, __LINE__);
 }
 
-// A product that lies by rows or by columns, which changes no bit of real numbers. Of complex ones it would: the order
-// of an imaginary part's two products follows the roles of the factors.
+// A product that lies by rows or by columns. Factors that change their roles change no bit of real numbers; of complex
+// ones they would: the order of an imaginary part's two products follows the roles.
 Tensor product_by(bool columns, const Tensor& mat1, const Tensor& mat2) {
-  return columns && !mat1.is_complex() ? matrix_product(mat2.transpose(0, 1), mat1.transpose(0, 1)).transpose(0, 1)
-                                       : matrix_product(mat1, mat2);
+  if (!columns) return matrix_product(mat1, mat2);
+  if (mat1.is_complex()) return matrix_product(mat1, mat2).transpose(0, 1).contiguous().transpose(0, 1);
+  return matrix_product(mat2.transpose(0, 1), mat1.transpose(0, 1)).transpose(0, 1);
 }
 
 struct MatmulBackward {  // of (mat1, mat2, bias)

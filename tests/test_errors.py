@@ -66,7 +66,8 @@ BAD_CALLS = (
             ("groups=4", "[2, 1, 3, 3]"), weight=(2, 1, 3, 3), kwargs={"groups": 4}),
     BadCall("no output channels", "expected weight to be at least 1 at dimension 0",
             ("[0, 4, 3, 3]",), weight=(0, 4, 3, 3)),
-    BadCall("kernel without taps", "", ("weight", "[6, 4, 0, 3]"), weight=(6, 4, 0, 3)),
+    BadCall("kernel without taps", "", ("kernel size should be greater than zero", "weight",
+            "[6, 4, 0, 3]"), weight=(6, 4, 0, 3)),
     *(
         BadCall(f"groups {groups}", "non-positive groups is not supported", (str(groups),),
                 kwargs={"groups": groups})

@@ -199,6 +199,22 @@ class TestLinear:
                 results.append((output, *torch.autograd.grad(output, leaves, grad)))
             assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+    @pytest.mark.parametrize("by_columns", [False, True])
+    def test_gradients_lie_as_their_arguments(self, dtype, by_columns):
+        def make(rows, columns):
+            matrix = torch.randn(columns, rows, dtype=dtype).t()
+            return (matrix if by_columns else matrix.contiguous()).requires_grad_()
+
+        input, weight = make(3, 8), make(5, 8)
+        output = conv2d_ext.linear(input, weight)
+        for leaf, grad in zip(
+            (input, weight),
+            torch.autograd.grad(output, (input, weight), torch.ones_like(output)),
+            strict=True,
+        ):
+            assert grad.stride() == leaf.stride()
+
     def test_traces_hold_for_other_strides(self):
         """Of images whose permutation is contiguous, run with those for which it is not."""
         layer = conv2d_ext.Linear(6, 7).requires_grad_(False)

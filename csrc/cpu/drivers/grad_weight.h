@@ -69,7 +69,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   // Channels_last from beyond L2: a segment's pixels are short runs, or end before hardware prefetchers are up to
   // speed.
   bool waits_for_memory(int num_threads) const {
-    if constexpr (G || !std::is_same_v<S, T> || !kHasTranspose<T>) return false;
+    if constexpr (G || kTakesBlocks<T> || !kHasTranspose<T> || !(std::is_same_v<S, T> || kTakesPairs<T>)) return false;
     const bool side_by_side = input.stride[1] == 1 && grad_output.stride[1] == 1 && problem.groups == 1;
     const int64_t elements = saturating_add(saturating_mul(problem.out_pixels(), problem.out_channels),
                                             saturating_mul(problem.in_h, problem.in_w, problem.in_channels));
@@ -142,17 +142,29 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     const T* data;
   };
 
+  // What the next segment reads.
+  struct SegmentAhead {
+    LinesAhead grad_output, input;
+    // Asks for what belongs to so many rows of C, of one panel and pass.
+    CONV2D_INLINE void ask(int64_t rows) {
+      if (grad_output.any()) grad_output.ask(rows);
+      if (input.any()) input.ask(rows);
+    }
+  };
   // The same, and which steps the sums take.
   struct SegmentSource {
     const PatchView& view;
     const ListedSteps<T>& listed;
-    LinesAhead (&ahead)[2];
+    SegmentAhead& ahead;
   };
-  // What the next segment reads of grad_output and of the input. Shares are rows of C, of each panel and each pass.
-  void lines_after(const WeightTile& t, const Tile& next, LinesAhead (&ahead)[2]) const {
-    const int64_t shares = panels_of(t).count * t.elements() * div_up(next.pixels(), pass_depth(pixels.chain));
+  // Asked for while the one before is multiplied, in so many passes; where there is a next one, and where it pays.
+  SegmentAhead ahead_of(const WeightTile& t, const Interval& segments, int64_t number, int64_t passes) const {
+    SegmentAhead ahead;
+    if (!asks_ahead || number + 1 >= segments.end) return ahead;
+    const Tile next = this->segment_at(number + 1);
+    const int64_t shares = panels_of(t).count * t.elements() * passes;
     if (pixels_join(next, grad_output_steps())) {
-      ahead[0] =
+      ahead.grad_output =
           LinesAhead::of_pixels(grad_output_at(next, t.m0), next.pixels(), t.channels_m, grad_output.stride[3], shares);
     }
     GatheredAxis h{problem.rows(), t.tap_rows, problem.out_h, problem.in_h};
@@ -160,7 +172,8 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     h.axis.origin = h.axis.source(0, t.i0);
     w.axis.origin = w.axis.source(0, t.j0);
     const SourceOfTile<S> source{input_at(t, next), t.channels, input.stride[2], input.stride[3]};
-    ahead[1] = LinesAhead::of(source, h, w, next, shares);
+    ahead.input = LinesAhead::of(source, h, w, next, shares);
+    return ahead;
   }
 
   // c[panel][element][channel] = the sum over one chunk of pixels.
@@ -186,8 +199,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
           fill_positions(view.patch, segment.images, segment.rows, segment.cols, scratch.pixel_offsets);
           listed = list_steps(t, segment, view.patch, scratch);
         }
-        LinesAhead ahead[2];
-        if (asks_ahead && number + 1 < segments.end) lines_after(of, this->segment_at(number + 1), ahead);
+        SegmentAhead ahead = ahead_of(of, segments, number, div_up(segment.pixels(), pass_depth(pixels.chain)));
         multiply(of, segment, {view, listed, ahead}, scratch, number != segments.begin,
                  c_tile + turn * sums_of_group(t));
       }
@@ -284,11 +296,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
       operands.a_pitch = operands.c_pitch = vectors * L;
       operands.c = c_tile + t.elements() * start * L;
       operands.half = !G && ends_in_half<T>(min64(vectors * L, t.channels_m - start * L));
-      const auto ask_ahead = [&](int64_t rows) {
-        for (LinesAhead& lines : patch.ahead) {
-          if (lines.any()) lines.ask(rows);
-        }
-      };
+      const auto ask_ahead = [&](int64_t rows) { patch.ahead.ask(rows); };
       if constexpr (kListsSteps) {
         if (patch.listed.padding.count > 0 && !operands.half) {
           operands.c_offset = scratch.listed_numbers;

@@ -25,8 +25,10 @@ struct StepOperands {
 };
 
 #if defined(CONV2D_AMX)
-// element_offsets, pixel_offsets: room for the tables.
-inline void multiply_steps(const StepOperands& of, int64_t* element_offsets, int64_t* pixel_offsets, const float*) {
+// `scratch` has room for the tables. (Nothing is prefetched between tiles.)
+template <class Scratch, class Before>
+void multiply_steps(const StepOperands& of, const Scratch& scratch, const Before&) {
+  int64_t *const element_offsets = scratch.element_offsets, *const pixel_offsets = scratch.pixel_offsets;
   RowTile* const row_tiles = reinterpret_cast<RowTile*>(element_offsets);
   for (int64_t e = 0; e < of.elements; e += kTileRows) {
     row_tiles[e / kTileRows] = {e * of.blocks(), of.blocks(), nullptr, min64(kTileRows, of.elements - e)};
@@ -43,9 +45,10 @@ inline void multiply_steps(const StepOperands& of, int64_t* element_offsets, int
   amx_panel(row_tiles, div_up(of.elements, kTileRows), of.vectors, operands);
 }
 #else
-// A segment is one chain.
-inline void multiply_steps(const StepOperands& of, int64_t* element_offsets, int64_t* pixel_offsets,
-                           const float* zeros) {
+// A segment is one chain, and one pass.
+template <class Scratch, class Before>
+void multiply_steps(const StepOperands& of, const Scratch& scratch, const Before& before) {
+  int64_t *const element_offsets = scratch.element_offsets, *const pixel_offsets = scratch.pixel_offsets;
   constexpr int64_t L = Vec<float>::kLanes;
   for (int64_t e = 0; e < of.elements; ++e) element_offsets[e] = e * of.blocks() * (kBlockChannels / 2);
   GemmOperands<float> operands{};
@@ -56,10 +59,10 @@ inline void multiply_steps(const StepOperands& of, int64_t* element_offsets, int
   operands.b = reinterpret_cast<const BFloat16Pair*>(of.rows);
   operands.j_offset = element_offsets;
   operands.k_offset = pixel_offsets;
-  operands.start = zeros;
+  operands.start = scratch.zeros;
   operands.accumulate = of.accumulate;
   operands.c = of.c;
-  gemm_panel<false, float>(of.elements, of.vectors, operands);
+  gemm_panel<false, float>(of.elements, of.vectors, operands, before);
 }
 #endif
 
@@ -85,6 +88,7 @@ void sum_chunk_in_steps(const Call& call, const typename Call::WeightTile& t, in
     pack_pixel_patch(patch, call.source_from(call.input_at(t, segment)), patch_data);
     StepOperands operands{panel, rows, segment.pixels(), t.elements(), 0, number != segments.begin, nullptr};
     copy_pixel_rows(patch, segment, {t.tap_rows, t.tap_cols}, patch_data, operands.blocks(), rows);
+    typename Call::SegmentAhead ahead = call.ahead_of(t, segments, number, /*passes=*/1);
     const Panels panels = call.panels_of(t);
     for (int64_t x = 0; x < panels.count; ++x) {
       const int64_t m = panels.start(x) * L, channel = t.group * p.out_channels_per_group() + t.m0 + m;
@@ -100,7 +104,7 @@ void sum_chunk_in_steps(const Call& call, const typename Call::WeightTile& t, in
         pack_pixel_pairs(call.grad_output_at(segment, channel + v * L), call.grad_output.stride, segment,
                          min64(t.channels_m - m - v * L, min64(operands.vectors - v, 2) * L), two);
       }
-      multiply_steps(operands, scratch.element_offsets, scratch.pixel_offsets, scratch.zeros);
+      multiply_steps(operands, scratch, [&](int64_t rows) { ahead.ask(rows); });
     }
   }
 }
