@@ -204,6 +204,11 @@ GROUPED = (
     Problem("17 groups of 8", 2, 136, (5, 6), 136, (3, 3), padding=(1, 1), groups=17),
     Problem("17 groups of 8, stride 2", 2, 136, (9, 8), 136, (3, 3), (2, 2), (1, 1), groups=17),
     Problem("9 groups of 6, stride 2", 1, 54, (10, 7), 54, (3, 3), (2, 2), (1, 1), groups=9),
+    Problem("16 groups of 6, stride 2", 1, 96, (8, 7), 96, (3, 3), (2, 2), (1, 1), groups=16),
+    Problem(
+        "16 groups of 8 to 18, stride 2", 1, 128, (7, 8), 288, (3, 3), (2, 2), (1, 1), groups=16
+    ),
+    Problem("16 groups of 8, 1x1, stride 2", 1, 128, (7, 8), 128, (1, 1), (2, 2), groups=16),
 )
 
 DEPTHWISE = (

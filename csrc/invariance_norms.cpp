@@ -1,8 +1,8 @@
 // The mode's kernels of norms: PyTorch's own, of tensors in the format in which their bits follow no batch.
 //   group_norm     channels_last: sums are shared out among threads
 //   instance_norm  a gradient that is channels_last: read as one image's for a batch of one, copied for others
-//   batch_norm     evaluated, not dense: another order of operations than of a dense tensor, as a batch of one is;
-//                  a gradient in another format than the input's
+//   batch_norm     evaluated: the order of operations follows the format of the input, and of its gradient, which a
+//                  batch of one can have another than a batch of several
 #include "copy_as.h"
 #include "invariance_kernels.h"
 
@@ -46,11 +46,13 @@ struct InstanceNorm {
 
 struct BatchNorm {
   using Op = at::_ops::batch_norm;
-  // Whether an example is channels_last, whatever the batch's stride, of which a batch of one has none to speak of:
-  // where channels lie closer together than pixels.
+  static bool holds(const c10::SymBool& condition) { return condition.guard_bool(__FILE__, __LINE__); }
+  // Whether an example is channels_last: its channels lie closer together than its pixels. The batch's stride doesn't
+  // count, of which a batch of one has none to speak of.
   static bool examples_are_channels_last(const Tensor& input) {
-    const auto holds = [](const c10::SymBool& condition) { return condition.guard_bool(__FILE__, __LINE__); };
-    if ((input.dim() != 4 && input.dim() != 5) || holds(input.sym_size(1).sym_eq(1))) return false;
+    if (input.is_contiguous() || (input.dim() != 4 && input.dim() != 5) || holds(input.sym_size(1).sym_eq(1))) {
+      return false;
+    }
     bool is_pixel = true;
     for (int64_t d = 2; d < input.dim(); ++d) {
       if (holds(input.sym_size(d).sym_eq(1))) continue;
@@ -65,21 +67,28 @@ struct BatchNorm {
     return input.is_contiguous(at::MemoryFormat::ChannelsLast3d) ||
            input.is_contiguous(at::MemoryFormat::ChannelsLast) || is_channels_last(input);
   }
+  // Left to PyTorch: statistics of the batch, no elements, and examples of vmap, whose strides don't show.
+  static bool leaves_to_pytorch(const Tensor& input, bool training) {
+    const bool is_batched = input.key_set().has(c10::DispatchKey::FuncTorchBatched);
+    return training || (is_batched && !input.is_contiguous()) || holds(input.sym_numel().sym_eq(0));
+  }
   static Tensor call(DispatchKeySet keys, const Tensor& input, const std::optional<Tensor>& weight,
                      const std::optional<Tensor>& bias, const std::optional<Tensor>& running_mean,
                      const std::optional<Tensor>& running_var, bool training, double momentum, double eps,
                      bool cudnn_enabled) {
-    if (leaves<Op>(keys) || !takes_on_cpu(input) || training) {
+    if (leaves<Op>(keys) || !takes_on_cpu(input) || leaves_to_pytorch(input, training)) {
       return Op::redispatch(keys & kBelow, input, weight, bias, running_mean, running_var, training, momentum, eps,
                             cudnn_enabled);
     }
     const bool last = examples_are_channels_last(input), result_last = result_is_channels_last(input);
     const auto last_format = input.dim() == 5 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
-    const bool dense = last ? input.is_contiguous(last_format) && is_channels_last(input) : input.is_contiguous();
+    // PyTorch goes by what strides suggest, too, those of sizes of 1 among them.
+    const bool dense =
+        input.is_contiguous(last ? last_format : at::MemoryFormat::Contiguous) && is_channels_last(input) == last;
     const Tensor result = Op::redispatch(keys & kBelow, dense ? input : copy_as(input, last, last), weight, bias,
                                          running_mean, running_var, training, momentum, eps, cudnn_enabled);
-    // Its gradient is in the example's format: of one in another PyTorch's order shows in 16-bit types, and in a batch
-    // of one, which it takes for that format, its result is wrong.
+    // The gradient is in the example's format, too. In another one PyTorch computes in another order, which shows in 16
+    // bits; and in a batch of one, whose format it mistakes, its result is wrong.
     return may_record(result) || last != result_last ? copy_as(result, result_last, last) : result;
   }
 };

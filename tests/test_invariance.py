@@ -800,6 +800,7 @@ def test_weight_gradients_follow_no_thread_count(norm, size, dtype):
     ("norm", "dims"),
     [
         (nn.BatchNorm2d(6).eval(), 4),
+        (nn.BatchNorm2d(1).eval(), 4),
         (nn.BatchNorm3d(6).eval(), 5),
         (nn.GroupNorm(3, 6), 4),
         (nn.GroupNorm(3, 6), 5),
@@ -809,51 +810,55 @@ def test_weight_gradients_follow_no_thread_count(norm, size, dtype):
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value),
 )
 def test_norms_of_examples_that_lie_in_any_order(norm, dims, dtype):
-    """The batch may lie between an example's dimensions, which it does not when it is one."""
+    """The batch may lie between an example's dimensions; a batch of one has no place among them."""
     norm, exact = copy.deepcopy(norm).to(dtype), copy.deepcopy(norm).double()
-    if isinstance(norm, nn.BatchNorm2d | nn.BatchNorm3d):
+    evaluated = isinstance(norm, nn.BatchNorm2d | nn.BatchNorm3d)
+    if evaluated:
         norm.running_mean.uniform_(-1, 1)
         norm.running_var.uniform_(0.5, 2)
+        nn.init.uniform_(norm.weight, 0.5, 2)
     exact.load_state_dict(norm.state_dict())
+    channels = norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
     generator = torch.Generator().manual_seed(dims)
-    for _ in range(40):
+
+    def lying_in_an_order(sizes):
+        order = torch.randperm(dims, generator=generator)
+        larger = sizes.clone()
+        larger[2:] += torch.rand(dims - 2, generator=generator) < 0.2  # a slice, not dense
+        memory = torch.randn(larger[order].tolist(), generator=generator).to(dtype)
+        to_logical = order.argsort().tolist()
+
+        def examples(which):
+            """As a batch of them lies when it is made in this order."""
+            part = memory.index_select(to_logical[0], torch.arange(3)[which]).permute(to_logical)
+            return part[(slice(None), *(slice(size) for size in sizes[1:].tolist()))]
+
+        return examples
+
+    def results(norm, x, grad):
+        leaf = x.detach().requires_grad_()
+        output = norm(leaf)
+        return output.detach(), *torch.autograd.grad(output, (leaf, *norm.parameters()), grad)
+
+    for _ in range(60):
         sizes = torch.randint(1, 4, (dims,), generator=generator)
-        sizes[:2] = torch.tensor([3, 6])
-        sizes[-1] += 6  # the statistics of few pixels would be ill-conditioned
-
-        def lying_in_an_order(sizes=sizes):
-            order = torch.randperm(dims, generator=generator)
-            memory = torch.randn(sizes[order].tolist(), generator=generator).to(dtype)
-            view = order.argsort().tolist()
-
-            def examples(which):
-                """As a batch of them lies in memory when it is made in this order."""
-                part = memory.index_select(view[0], torch.arange(3)[which])
-                return part.permute(view)
-
-            return examples
-
-        inputs, gradients = lying_in_an_order(), lying_in_an_order()
-
-        def results(norm, x, grad):
-            leaf = x.detach().requires_grad_()
-            output = norm(leaf)
-            return output.detach(), *torch.autograd.grad(output, leaf, grad)
-
+        sizes[:2] = torch.tensor([3, channels])
+        if not evaluated:
+            sizes[-1] += 6  # the statistics of few pixels are ill-conditioned
+        inputs, gradients = lying_in_an_order(sizes), lying_in_an_order(sizes)
+        x, grad = inputs(slice(None)), gradients(slice(None))
         with conv2d_ext.batch_invariant():
-            x, grad = inputs(slice(None)), gradients(slice(None))
             together = results(norm, x, grad)
             for n in range(3):
                 one = slice(n, n + 1)
-                for ours, alone in zip(
-                    together, results(norm, inputs(one), gradients(one)), strict=True
-                ):
-                    assert same_bits(ours[one], alone), (x.stride(), grad.stride(), n)
+                for alone in ((inputs(one), gradients(one)), (x[one], grad[one])):
+                    for ours, theirs in zip(together[:2], results(norm, *alone), strict=False):
+                        assert same_bits(ours[one], theirs), (x.stride(), grad.stride(), n)
         # PyTorch's own gradients of tensors in such orders can be wrong.
         dense = [t.double().clone(memory_format=torch.contiguous_format) for t in (x, grad)]
         for ours, theirs in zip(together, results(exact, *dense), strict=True):
-            bound = 60 * torch.finfo(dtype).eps
-            assert (ours.double() - theirs).abs().max() <= bound * max(1, theirs.abs().max())
+            bound = 12 * torch.finfo(dtype).eps * max(1, theirs.abs().max())
+            assert (ours.double() - theirs).abs().max() <= bound, (x.stride(), grad.stride())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

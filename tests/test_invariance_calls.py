@@ -297,6 +297,17 @@ def test_strides_that_sizes_of_1_leave_open(call):
                     assert call(x).stride() == expected, (x.shape, x.stride())
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_strides_of_a_batch_norm_of_no_examples(memory_format, gradients):
+    x = torch.randn(4, 3, 5, 6).contiguous(memory_format=memory_format)[:0]
+    norm = nn.BatchNorm2d(3).eval()
+    with torch.set_grad_enabled(gradients):
+        expected = norm(x).stride()
+        with conv2d_ext.batch_invariant():
+            assert norm(x).stride() == expected
+
+
 SOFTMAX_SHAPES = (((4, 5), 1), ((4, 5), 0), ((2, 17, 3), -2), ((3,), 0), ((), 0), ((2, 0), 1))
 over_softmax = pytest.mark.parametrize(("shape", "dim"), SOFTMAX_SHAPES, ids=str)
 

@@ -182,6 +182,18 @@ def test_compiled_gradients_of_examples(function):
         torch.testing.assert_close(compiled(x), function(x))
 
 
+@pytest.mark.parametrize("in_dim", [0, 1])
+@pytest.mark.parametrize("size", [(2, 3, 6), (2, 3, 6, 5), (2, 3, 6, 5, 4)], ids=str)
+def test_vmap_of_an_evaluated_batch_norm(size, in_dim):
+    def function(x):
+        return F.batch_norm(x, torch.full((6,), 0.5), torch.full((6,), 2.0))
+
+    x = torch.randn(size)
+    expected = vmap(function, in_dim)(x)
+    with conv2d_ext.batch_invariant():
+        torch.testing.assert_close(vmap(function, in_dim)(x), expected)
+
+
 class Square(torch.autograd.Function):
     generate_vmap_rule = True
 

@@ -197,11 +197,13 @@ void check_other_rules() {
   expect(!takes_pairs({1, 64, 8, 1, 1, 7, 7, 2, 2, true}), "patch layer");
   expect(takes_pairs({64, 6, 6, 3, 3, 7, 7}) && !takes_pairs({64, 5, 6, 3, 3, 7, 7}), "groups");
   for (const int64_t groups : {1, 15, 16, 64}) {
-    for (const int64_t m : {5, 6, 15, 16}) {
-      describe("phases of %d groups, %d results", int(groups), int(m));
-      ImageGemm gemm{groups, m, 6, 2, 2, 7, 7};
-      gemm.is_phase = true;
-      expect(takes_pairs(gemm) == (m >= 16 || (m >= 6 && groups < 16)), "phases");
+    for (const int64_t m : {5, 6, 8, 9, 16}) {
+      for (const int64_t channels : {6, 16, 17}) {
+        describe("phases of %d groups, %d channels to %d", int(groups), int(channels), int(m));
+        ImageGemm gemm{groups, m, channels, 2, 2, 7, 7};
+        gemm.is_phase = true;
+        expect(takes_pairs(gemm) == (m >= 6 && (m > 8 || groups < 16 || channels > 16)), "phases");
+      }
     }
   }
   expect(!takes_amx({1, 64, 8, 1, 1, 7, 7, 2, 2, true}, {1, 0, 1}), "patch layer in tiles");

@@ -313,6 +313,7 @@ int64_t* const kLimits[] = {
     &o::kMostPlacedTaps,
     &t::kPairRowBytes,
     &t::kPairColumns,
+    &t::kStreamedPairBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

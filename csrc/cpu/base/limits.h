@@ -51,6 +51,8 @@ CONV2D_LIMIT kTileBytes = 1024 * 1024;
 CONV2D_LIMIT kGatheredTileBytes = 2000 * 1024;
 // From so many bytes on a source that a thread reads is taken not to fit L2.
 CONV2D_LIMIT kStreamedBytes = 2048 * 1024;
+// The same of weight gradients in bfloat16 pairs: below, L3 answers soon enough, and requests cost more than they save.
+CONV2D_LIMIT kStreamedPairBytes = 5120 * 1024;
 // Rows of the weight that lie apart (input gradients in channels_last), in a block of source channels. Each panel reads
 // a line of every one: of so few rows the pages stay in the TLB for the next panel, and lines that the hardware fetched
 // along with them in L2. They lie apart from kFarWeightBytes on.

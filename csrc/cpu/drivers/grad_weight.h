@@ -80,8 +80,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     const int64_t channels = saturating_add(tiling.chunk_vectors * kPerVector, tiling.block_channels);
     const int64_t ahead = saturating_mul(pixels.images * pixels.rows * pixels.cols, channels, int64_t(sizeof(S)));
     const bool fits = l2_bytes() == 0 || ahead <= l2_bytes() / 2;
-    // For pairs L3 is soon enough up to some more, and requests would cost more than they save.
-    const int64_t least = (kTakesPairs<T> ? 5 : 2) * (limits::tiling::kStreamedBytes / 2);
+    const int64_t least = kTakesPairs<T> ? limits::tiling::kStreamedPairBytes : limits::tiling::kStreamedBytes;
     return side_by_side && meets_all && fits && bytes / num_threads >= least;
   }
 

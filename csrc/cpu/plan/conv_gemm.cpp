@@ -380,11 +380,12 @@ void visit_phases(const Call& call, const GemmVisitor& visit) {
   const Conv2dProblem& p = call.problem;
   const int64_t *const w = call.b.stride, *const gi = call.result.stride;
   const PhasedAxis rows = phased_rows(p), cols = phased_cols(p);
-  if (!rows.meets_all() || !cols.meets_all()) visit_zeros(call, visit);
+  const bool meets_all = rows.meets_all() && cols.meets_all();
+  if (!meets_all) visit_zeros(call, visit);
   ConvGemm g = grad_input_gemm(call);
   g.destination_row = saturating_mul(gi[2], p.stride_h);
   g.destination_col = saturating_mul(gi[3], p.stride_w);
-  g.is_phase = p.stride_h > 1 || p.stride_w > 1;
+  g.is_phase = meets_all && (p.stride_h > 1 || p.stride_w > 1);
   // Phases run one after the other.
   g.owns_columns_between = p.stride_w == 2 && gi[3] == 1;
   for_each_phase(rows, cols, [&](const GradInputPhase& h, const GradInputPhase& v) {

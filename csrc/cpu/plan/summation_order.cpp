@@ -113,8 +113,10 @@ bool takes_pairs(const ImageGemm& gemm) {
   // Few result channels are better off with vectors over pixels or groups; patch layers' gradients and images of one
   // pixel have kernels of their own, which don't take pairs.
   if (gemm.is_matmul) return gemm.channels > 1;
-  // Phases that run together (drivers/phases.h) save more than pairs where groups fill vectors and channels do not.
-  if (gemm.is_phase && gemm.groups >= kPairLanes && gemm.m < kPairLanes) return false;
+  // Phases that run together (drivers/phases.h), with vectors over groups, save more than pairs that leave half of the
+  // lanes empty.
+  const bool over_groups = gemm.groups >= kPairLanes && gemm.channels <= kPairLanes && 2 * gemm.m <= kPairLanes;
+  if (gemm.is_phase && over_groups) return false;
   return gemm.channels > 1 && gemm.pixels() > 1 && gemm.m >= kLeastResults && gemm.result_taps() == 1;
 }
 

@@ -24,7 +24,7 @@ struct ImageGemm {
   // More than 1: result channels are (channel, tap) pairs (ConvGemm).
   int64_t result_taps_h = 1, result_taps_w = 1;
   bool is_gradient = false;  // a GEMM of grad_input
-  bool is_phase = false;     // of a stride above 1
+  bool is_phase = false;     // of several that the stride has, which all have taps
   // Of matmul, which can't know which of its dimensions is a batch: the rules read `channels` alone.
   bool is_matmul = false;
   int64_t taps() const { return taps_h * taps_w; }
