@@ -30,9 +30,8 @@ std::string why_widened(DType dtype, const char* where) {
       : dtype == DType::kBFloat16 && engine().pairs != nullptr
           ? "bfloat16 products are taken in pairs, but not with one channel or fewer than 6 results a group (in "
             "strided grad_input of 16 groups and more, of up to 16 channels, up to 8 results; in grad_weight fewer "
-            "than "
-            "16 results, with groups 32, or than 16 channels times taps), nor for images of one pixel, or for input "
-            "gradients of patch layers"
+            "than 16 results, with groups 32, or than 16 channels times taps), nor for images of one pixel, or for "
+            "input gradients of patch layers"
           : "no native 16-bit micro-kernel for this dtype and instruction set";
   return std::string(reason) + ": widened to float32 " + where + ", rounded once";
 }
