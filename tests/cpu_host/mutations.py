@@ -1656,8 +1656,8 @@ MUTATIONS = (
     M(
         "plan/conv_gemm.cpp",
         "rows that no tap meets are not set to zero",
-        "if (!rows.meets_all() || !cols.meets_all())",
-        "if (!cols.meets_all())",
+        "if (!meets_all) visit_zeros(call, visit);",
+        "if (!cols.meets_all()) visit_zeros(call, visit);",
     ),
     M(
         "plan/conv_gemm.cpp",

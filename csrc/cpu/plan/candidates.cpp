@@ -217,7 +217,8 @@ struct Tasks {
       }
     }
     if (isa.has_pairs) {
-      if (takes(Driver::kPairs, pairs ? nullptr : "few channels, a patch layer, one pixel, or phases of narrow groups")) {
+      if (takes(Driver::kPairs,
+                pairs ? nullptr : "few channels, a patch layer, one pixel, or phases of narrow groups")) {
         return visit(Driver::kPairs, in_steps(gemm, 2));
       }
     }
