@@ -159,6 +159,10 @@ constexpr GemmCandidate kGemmCandidates[] = {
     {Driver::kPixels, refuse_pixels},       {Driver::kGemm, accept},
 };
 
+// Whether a step of a GEMM's sums takes a pair of products, or an AMX tile's 32.
+bool in_pairs(const ConvGemm& gemm, const IsaShape& isa) { return isa.has_pairs && takes_pairs(gemm); }
+bool in_tiles(const ConvGemm& gemm, const IsaShape& isa) { return isa.has_amx && takes_amx(gemm, gemm.axis_w); }
+
 // The tasks of a call, on their way to a visitor.
 struct Tasks {
   const Call& call;
@@ -197,8 +201,7 @@ struct Tasks {
 
  private:
   void give(const ConvGemm& gemm) const {
-    const bool pairs = isa.has_pairs && takes_pairs(gemm);
-    const bool amx = isa.has_amx && takes_amx(gemm, gemm.axis_w);
+    const bool pairs = in_pairs(gemm, isa), amx = in_tiles(gemm, isa);
     const bool has_rows = !pairs && !amx && (gemm.is_gradient || gemm.is_matmul);
     if (has_rows && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
       return visit_rows(&gemm, row_products(gemm, isa.vector.limits, Along::kLanes));
@@ -312,8 +315,8 @@ bool scatters_patch(const Call& call, const VectorShape& vector) {
 const char* refuse_phases_of_steps(const JoinedPhases& phases, const IsaShape& isa) {
   for (int f = 0; f < phases.count; ++f) {
     const ConvGemm& gemm = phases.gemm[f];
-    if (isa.has_pairs && takes_pairs(gemm)) return "bfloat16 products are taken in pairs";
-    if (isa.has_amx && takes_amx(gemm, gemm.axis_w)) return "bfloat16 products are taken in AMX tiles";
+    if (in_pairs(gemm, isa)) return "bfloat16 products are taken in pairs";
+    if (in_tiles(gemm, isa)) return "bfloat16 products are taken in AMX tiles";
   }
   return nullptr;
 }
