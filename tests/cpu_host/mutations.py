@@ -1358,6 +1358,18 @@ MUTATIONS = (
     ),
     M(
         "pack/lanes.h",
+        "the last block of a band's taps begins with a channel",
+        "element_(k % elements_.size),",
+        "element_(0),",
+    ),
+    M(
+        "pack/weights.h",
+        "a band's taps are transposed though its columns run backwards",
+        "const bool in_order = j_step > 0 && i_step",
+        "const bool in_order = i_step",
+    ),
+    M(
+        "pack/lanes.h",
         "the last block of rows that are transposed as one run begins with a row",
         "left_(run_ - k % run_),",
         "left_(run_),",

@@ -22,6 +22,19 @@ template <class T>
 struct GappedPanel : Panel<T> {
   int64_t run, gap;
 };
+// The same of some elements of every `size`: those whose bits are set.
+struct PickedElements {
+  static constexpr int64_t kMost = 64;
+  int64_t size;
+  uint64_t picked;
+  bool has(int64_t element) const { return (picked >> element & 1) != 0; }
+  int64_t before(int64_t element) const { return __builtin_popcountll(picked & ((uint64_t{1} << element) - 1)); }
+  int64_t count() const { return __builtin_popcountll(picked); }
+};
+template <class T>
+struct PickedPanel : Panel<T> {
+  PickedElements elements;
+};
 
 // Where element k of a panel lies, and those after it in turn.
 template <class T>
@@ -61,6 +74,33 @@ class GappedCursor {
   int64_t left_;
   T* at_;
 };
+template <class T>
+class PickedCursor {
+ public:
+  CONV2D_INLINE PickedCursor(const PickedPanel<T>& panel, int64_t lane, int64_t k)
+      : pitch_(panel.pitch),
+        elements_(panel.elements),
+        element_(k % elements_.size),
+        at_(panel.data + lane + (k / elements_.size * elements_.count() + elements_.before(element_)) * pitch_) {}
+  CONV2D_INLINE T* next() {
+    const bool picked = elements_.has(element_);
+    T* const at = picked ? at_ : others_;
+    at_ += picked ? pitch_ : 0;
+    element_ = element_ + 1 == elements_.size ? 0 : element_ + 1;
+    return at;
+  }
+
+ private:
+  const int64_t pitch_;
+  const PickedElements elements_;
+  int64_t element_;
+  T* at_;
+  T others_[Vec<T>::kLanes];  // written, and never read
+};
+template <class T>
+CONV2D_INLINE PickedCursor<T> cursor_at(const PickedPanel<T>& panel, int64_t lane, int64_t k) {
+  return {panel, lane, k};
+}
 template <class T>
 CONV2D_INLINE PanelCursor<T> cursor_at(const Panel<T>& panel, int64_t lane, int64_t k) {
   return {panel, lane, k};

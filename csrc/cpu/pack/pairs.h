@@ -192,6 +192,49 @@ CONV2D_INLINE void transpose_words(const WordRows& from, BFloat16* dst, int64_t 
   if (from.columns > 4) transpose_half<true>(from, dst, dst_pitch, width);
 }
 
+// Weights of pairs of channels that lie near one another, each tap behind the one before it.
+struct NearPairs {
+  const BFloat16* data;
+  int64_t lane_step, lanes, pairs, pair_step, second, tap_rows, tap_cols, row_step, col_step;
+  bool lone;  // the last pair has one channel
+};
+constexpr int64_t kWordsAtOnce = 64;
+// Of more taps a pair nearly fills a transposition by itself.
+constexpr int64_t kFewTaps = 8;
+
+// Rows k = (pair, i, j) of a panel, up to 16 at a time: as many as two vectors of a lane's words have.
+inline void pack_near_pairs(const NearPairs& from, const Panel<BFloat16Pair>& to) {
+  const int64_t depth = from.pairs * from.tap_rows * from.tap_cols;
+  int64_t pair = 0, i = 0, j = 0;
+  for (int64_t k = 0, n = 0; k < depth; k += n) {
+    const int64_t first = pair * from.pair_step + i * from.row_step + j * from.col_step;
+    uint32_t words[16] = {};
+    __mmask32 present = 0;
+    int64_t end = 0;
+    for (n = 0; n < 16 && k + n < depth; ++n) {
+      const bool alone = from.lone && pair == from.pairs - 1;
+      const int64_t at = pair * from.pair_step + i * from.row_step + j * from.col_step - first;
+      const int64_t last = at + (alone ? 0 : from.second);
+      if (last >= kWordsAtOnce) break;
+      words[n] = uint32_t(at) | uint32_t(last) << 16;
+      present |= (alone ? 1u : 3u) << (2 * n);
+      end = max64(end, last + 1);
+      if (++j == from.tap_cols) {
+        j = 0;
+        if (++i == from.tap_rows) i = 0, ++pair;
+      }
+    }
+    const __m512i index = _mm512_loadu_si512(words);
+    const __mmask32 low = mask_of_first(end), high = mask_of_first(end - 32);
+    const BFloat16* const src = from.data + first;
+    const Panel<BFloat16Pair> rows{to.data + k * to.pitch, to.pitch, to.width};
+    pack_transposed_pairs(from.lanes, n, rows, [&](int64_t lane, int64_t) {
+      const BFloat16* const s = src + lane * from.lane_step;
+      return _mm512_maskz_permutex2var_epi16(present, load_words(s, low), index, load_words(s + (high ? 32 : 0), high));
+    });
+  }
+}
+
 // pack_weight for k = (block of pairs of channels, i, j, pair of the block). `lone`: the last pair has one channel.
 inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
                               const Panel<BFloat16Pair>& to, int64_t pairs_per_block = 1) {
@@ -234,6 +277,15 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
       }
     }
     return;
+  }
+  const int64_t last_tap = tap_offset(taps - 1);
+  const bool in_order = (from.tap_cols == 1 || gemm.weight_j > 0) &&
+                        (from.tap_rows == 1 || gemm.weight_i > (from.tap_cols - 1) * gemm.weight_j) &&
+                        last_tap < pair_step;
+  if (pairs_per_block == 1 && taps <= kFewTaps && second > 0 && second < kWordsAtOnce && in_order) {
+    return pack_near_pairs(NearPairs{weight, lane_step, lanes, pairs, pair_step, second, from.tap_rows, from.tap_cols,
+                                     gemm.weight_i, gemm.weight_j, lone},
+                           to);
   }
   // Up to 16 taps of a channel at a time, as many as lie within one vector.
   for (int64_t t0 = 0, n = 0; t0 < taps; t0 += n) {

@@ -14,6 +14,26 @@ struct WeightSegment {
   int64_t taps() const { return tap_rows * tap_cols; }
 };
 
+// A band's taps, of a kernel that lies together, are transposed with the others where these are at most so many times
+// as many: gathering them element by element takes longer.
+constexpr int64_t kMostOfTap = 5;
+
+// The taps of a segment among the elements from a channel to the next one; none where they don't lie in order there, or
+// are so few that gathering them is the faster.
+template <class S>
+PickedElements picked_taps(const ConvGemm& gemm, const WeightSegment<S>& from) {
+  const int64_t i_step = from.tap_rows > 1 ? gemm.weight_i : gemm.weight_c,
+                j_step = from.tap_cols > 1 ? gemm.weight_j : 1;
+  const int64_t last_col = (from.tap_cols - 1) * j_step, last = (from.tap_rows - 1) * i_step + last_col;
+  PickedElements taps{gemm.weight_c, 0};
+  const bool in_order = j_step > 0 && i_step > last_col && last < gemm.weight_c;
+  if (!in_order || gemm.weight_c > PickedElements::kMost || gemm.weight_c > kMostOfTap * from.taps()) return taps;
+  for (int64_t i = 0; i < from.tap_rows; ++i) {
+    for (int64_t j = 0; j < from.tap_cols; ++j) taps.picked |= uint64_t{1} << (i * i_step + j * j_step);
+  }
+  return taps;
+}
+
 // Row k = (c, i, j) of the panel: the lanes' weights of that channel and tap.
 template <class S, class T>
 void pack_weight(const ConvGemm& gemm, const WeightSegment<S>& from, const Panel<T>& to) {
@@ -36,6 +56,14 @@ void pack_weight(const ConvGemm& gemm, const WeightSegment<S>& from, const Panel
   } else if (rows_join && (channels == 1 || gemm.weight_c == tap_step * taps)) {
     pack(from.data, tap_step, channels * taps, 0);
   } else {
+    if constexpr (kHasTranspose<T>) {
+      const PickedElements picked = picked_taps(gemm, from);
+      if (channels > 1 && picked.count() > 0) {
+        const int64_t depth = (channels - 1) * picked.size + (64 - __builtin_clzll(picked.picked));
+        return pack_transposed<T>(LaneSource<S>{from.data, from.lane_step, 1, from.lanes, depth},
+                                  PickedPanel<T>{to, picked});
+      }
+    }
     const int64_t rows = rows_join ? 1 : from.tap_rows, run = rows_join ? taps : tap_cols;
     const int64_t step = rows_join ? tap_step : gemm.weight_j;
     // As grad_input has them, all taps or a phase's: the lines of later channels, which lie far apart, are asked for

@@ -56,14 +56,15 @@ struct PaddingProducts {
   }
 
   bool is_finite_run(const Bits* run, const SharedDimension& dimension) const {
+    // GCC vectorizes no loop over members.
+    const Bits exponent = format.exponent;
+    const int64_t size = dimension.size, step = dimension.stride_a;
     Bits found = 0;
-    if (dimension.stride_a == 1) {
+    if (step == 1) {
 #pragma omp simd reduction(| : found)  // -O2 would leave it scalar
-      for (int64_t i = 0; i < dimension.size; ++i) found |= Bits((run[i] & format.exponent) == format.exponent);
+      for (int64_t i = 0; i < size; ++i) found |= Bits((run[i] & exponent) == exponent);
     } else {
-      for (int64_t i = 0; i < dimension.size; ++i) {
-        found |= Bits((run[i * dimension.stride_a] & format.exponent) == format.exponent);
-      }
+      for (int64_t i = 0; i < size; ++i) found |= Bits((run[i * step] & exponent) == exponent);
     }
     return found == 0;
   }
