@@ -7,6 +7,7 @@ import importlib.util
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -180,9 +181,22 @@ def _layers(arguments: argparse.Namespace) -> int:
         for problem, names in problems.select(lists, batches, arguments.filter)
         for dtype in arguments.dtypes
     ]
-    # What time doesn't allow is then a sample of everything, and no drift meets one list alone.
-    random.Random(0).shuffle(blocks)
-    return _run(blocks, arguments)
+    return _run(_sampled(blocks), arguments)
+
+
+def _sampled(blocks: Sequence[LayerBlock], first: int = 3) -> list[LayerBlock]:
+    """Shuffled, some of each class first: what time allows is a sample of everything.
+
+    And no drift meets one list alone.
+    """
+    shuffled = random.Random(0).sample(blocks, len(blocks))
+    ranks: Counter[str] = Counter()
+    early, later = [], []
+    for block in shuffled:
+        name = problems.layer_class(block.problem)
+        ranks[name] += 1
+        (early if ranks[name] <= first else later).append(block)
+    return early + later
 
 
 def _models(arguments: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -413,6 +414,19 @@ def test_a_block_times_every_contestant(dtype):
         assert result.wrong is None
         assert set(result.errors) == set(calls)
         assert result.flops == SMALL.flops * (3 if result.direction == BOTH else 1)
+
+
+def test_some_layers_of_each_class_come_first():
+    chosen = problems.select(problems.DEFAULT_LISTS, [1])
+    blocks = [LayerBlock(p, n, torch.float32, [FORWARD], [1], CONTESTANTS) for p, n in chosen]
+    ordered = program._sampled(blocks, first=2)
+    assert sorted(map(id, ordered)) == sorted(map(id, blocks))
+    assert [id(b) for b in ordered] == [id(b) for b in program._sampled(blocks, first=2)]
+    every = Counter(problems.layer_class(block.problem) for block in blocks)
+    early = sum(min(count, 2) for count in every.values())
+    counts = Counter(problems.layer_class(block.problem) for block in ordered[:early])
+    assert counts == {name: min(count, 2) for name, count in every.items()}
+    assert {"stem", "dilated", "depthwise"} <= set(counts)
 
 
 def test_a_contestant_that_fails_is_left_out():
