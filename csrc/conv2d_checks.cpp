@@ -121,7 +121,7 @@ ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_siz
               "weight should have at least three dimensions: expected weight of size (out_channels, "
               "in_channels/groups, kernel_h, kernel_w), but got weight of size ",
               weight_size);
-  TORCH_CHECK(weight_dim == 4, "Expected ", weight_dim, "-dimensional input for ", weight_dim, "-dimensional weight",
+  TORCH_CHECK(weight_dim == 4, "Expected ", weight_dim, "-dimensional input for ", weight_dim, "-dimensional weight ",
               weight_size, ", but got ", dim, "-dimensional input of size ", input_size,
               " instead: conv2d takes weight of size (out_channels, in_channels/groups, kernel_h, kernel_w)");
   check_hyper_parameters(params, shown);

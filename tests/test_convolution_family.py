@@ -403,8 +403,8 @@ def bad_calls():
         for shape in ((5,) * dims, (1,) * (dims + 3)):
             yield BadCall(function, f"{ranks}{list(shape)}", input=shape)
         yield BadCall(function, "weight should have at least three dimensions", weight=(4, 3))
-        yield BadCall(function, "", ("Expected 5-dimensional input for 5-dimensional weight",),
-                      weight=(4, 4, 3, 3, 3))  # fmt: skip
+        names = ("Expected 5-dimensional input for 5-dimensional weight [4, 4, 3, 3, 3], but got",)
+        yield BadCall(function, "", names, weight=(4, 4, 3, 3, 3))
         weight = (5, 4, 3, 2)[: dims + 2]
         yield BadCall(function, "Given groups=2, expected weight to be divisible by 2 at dimension",
                       ("5, 4, 3",), weight=weight, kwargs={"groups": 2})  # fmt: skip

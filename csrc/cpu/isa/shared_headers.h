@@ -36,6 +36,7 @@
 #include "../plan/tile_grid.h"
 #include "../plan/tile_planes.h"
 #include "../plan/tile_winograd.h"
+#include "cpu_features.h"
 #include "engine.h"
 
 #define CONV2D_INLINE inline __attribute__((always_inline))

@@ -268,11 +268,27 @@ CONV2D_INLINE __m512 widen_partial(const S* p, int n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 constexpr int kDenormal = 0x20;  // of _mm512_fpclass_ps_mask
-CONV2D_INLINE __m256i narrowed(const BFloat16*, __m512 v) {
+// AVX512_BF16's instruction, which flushes denormal numbers: for a CPU that has it.
+CONV2D_INLINE __m256i narrowed_by_instruction(__m512 v) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
-  // The instruction would flush denormal numbers.
-  if (__builtin_expect(_mm512_fpclass_ps_mask(v, kDenormal) == 0, 1)) return __m256i(_mm512_cvtneps_pbh(v));
+  return __m256i(_mm512_cvtneps_pbh(v));
+#else
+  __m256i words;
+  __asm__("vcvtneps2bf16 %1, %0" : "=v"(words) : "v"(v));
+  return words;
 #endif
+}
+CONV2D_INLINE bool has_narrowing_instruction() {
+#if defined(CONV2D_NARROWS_BFLOAT16)
+  return true;
+#else
+  return cpu_narrows_bfloat16;
+#endif
+}
+CONV2D_INLINE __m256i narrowed(const BFloat16*, __m512 v) {
+  if (__builtin_expect(has_narrowing_instruction() && _mm512_fpclass_ps_mask(v, kDenormal) == 0, 1)) {
+    return narrowed_by_instruction(v);
+  }
   const __m512i bits = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -291,7 +307,7 @@ CONV2D_INLINE __m512i narrowed_flushed(__m512 low, __m512 high) {
 }
 CONV2D_INLINE __m256i narrowed_flushed(__m512 v) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
-  return __m256i(_mm512_cvtneps_pbh(v));
+  return narrowed_by_instruction(v);
 #else
   return narrowed(static_cast<const BFloat16*>(nullptr), v);
 #endif

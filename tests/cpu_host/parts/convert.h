@@ -160,6 +160,15 @@ void check_convert() {
   }
 #endif
   check_narrowing<S>();
+#if defined(__x86_64__)
+  // Again as a CPU without the instruction does.
+  if constexpr (std::is_same_v<S, BFloat16>) {
+    const bool usual = cpu_narrows_bfloat16;
+    cpu_narrows_bfloat16 = false;
+    check_narrowing<S>();
+    cpu_narrows_bfloat16 = usual;
+  }
+#endif
 }
 
 template <class T>
