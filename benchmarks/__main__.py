@@ -185,9 +185,9 @@ def _layers(arguments: argparse.Namespace) -> int:
 
 
 def _sampled(blocks: Sequence[LayerBlock], first: int = 3) -> list[LayerBlock]:
-    """Shuffled, some of each class first: what time allows is a sample of everything.
+    """Some problems of each class, then the others, shuffled.
 
-    And no drift meets one list alone.
+    So what time allows has every class in it, and no drift meets one list alone.
     """
     shuffled = random.Random(0).sample(blocks, len(blocks))
     ranks: Counter[str] = Counter()

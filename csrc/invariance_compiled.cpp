@@ -165,8 +165,13 @@ bool batch_norm_follows_threads(const at::Tensor& input) {
   return input.dim() == 2 || !input.is_contiguous() || input.sym_numel() == input.sym_size(0) * input.sym_size(1);
 }
 
-// index_put as its kernel below (invariance_indexing.cpp), which a TorchDispatchMode would hide; and norms whose bits
-// follow the number of threads.
+// Of images of three channels PyTorch's one thread has another kernel than its several.
+bool resizing_follows_threads(const at::Tensor& image) {
+  return image.dim() == 4 && image.sym_size(1).guard_int(__FILE__, __LINE__) == 3;
+}
+
+// index_put as its kernel below (invariance_indexing.cpp), which a TorchDispatchMode would hide; and what follows the
+// number of threads.
 bool runs_on_one_thread(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (is_index_put(op)) return accumulates(stack);
   const auto argument = [&](size_t i) { return torch::jit::peek(stack, i, op.schema().arguments().size()); };
@@ -182,6 +187,7 @@ bool runs_on_one_thread(const c10::OperatorHandle& op, const torch::jit::Stack& 
   if (name == "aten::native_batch_norm_backward") {
     return is_on_cpu(1) && batch_norm_follows_threads(argument(1).toTensor());
   }
+  if (name == "aten::upsample_bilinear2d") return is_on_cpu(0) && resizing_follows_threads(argument(0).toTensor());
   return name == kLayerNormBackward && is_on_cpu(1);
 }
 

@@ -421,6 +421,7 @@ def test_some_layers_of_each_class_come_first():
     blocks = [LayerBlock(p, n, torch.float32, [FORWARD], [1], CONTESTANTS) for p, n in chosen]
     ordered = program._sampled(blocks, first=2)
     assert sorted(map(id, ordered)) == sorted(map(id, blocks))
+    assert [b for b in ordered if b in blocks[:9]] != blocks[:9]  # shuffled
     assert [id(b) for b in ordered] == [id(b) for b in program._sampled(blocks, first=2)]
     every = Counter(problems.layer_class(block.problem) for block in blocks)
     early = sum(min(count, 2) for count in every.values())

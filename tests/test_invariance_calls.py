@@ -127,6 +127,18 @@ CALLS = (
         ((20, 17, 23),),
         IMAGE,
     ),
+    Call(
+        "resizing of three channels",
+        lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
+        ((3, 65, 70),),
+        IMAGE,
+    ),
+    Call(
+        "resizing of three channels by corners",
+        lambda x: F.interpolate(x, size=(20, 131), mode="bilinear", align_corners=True),
+        ((3, 65, 70),),
+        IMAGE,
+    ),
     *_attention_calls(),
     Call(
         "MultiheadAttention",
@@ -711,12 +723,13 @@ class TestAttention:
             torch.testing.assert_close(ours, theirs)
 
 
+# A compiled resizing is PyTorch's formula (docs/beyond_one_process.md).
 @pytest.mark.parametrize(
     "call",
     [
         c
         for c in CALLS
-        if not any(n in c.name for n in ("Multihead", "Transformer", "LSTM", "prod"))
+        if not any(n in c.name for n in ("Multihead", "Transformer", "LSTM", "prod", "resizing"))
     ],
     ids=str,
 )

@@ -782,6 +782,20 @@ MUTATIONS = (
         **PAIRS,
     ),
     M(
+        "pack/pairs.h",
+        "a band's last pair with one channel takes another for its second",
+        "present |= (alone ? 1u : 3u) << (2 * n);",
+        "present |= 3u << (2 * n);",
+        **PAIRS,
+    ),
+    M(
+        "pack/pairs.h",
+        "of a pair's two channels the second one is not looked for beyond the words at hand",
+        "if (last >= kWordsAtOnce) break;",
+        "if (at >= kWordsAtOnce) break;",
+        **PAIRS,
+    ),
+    M(
         "drivers/grad_weight_steps.h",
         "an odd segment's last pixel has no pair",
         "operands.depth = operands.chain = div_up(of.pixels, 2);",
@@ -1365,8 +1379,15 @@ MUTATIONS = (
     M(
         "pack/weights.h",
         "a band's taps are transposed though its columns run backwards",
-        "const bool in_order = j_step > 0 && i_step",
-        "const bool in_order = i_step",
+        "const bool in_order = from.lane_step != 1 && j_step > 0 && i_step",
+        "const bool in_order = from.lane_step != 1 && i_step",
+    ),
+    M(
+        "pack/weights.h",
+        "a band's taps are transposed beyond the last one",
+        "const int64_t depth = (channels - 1) * picked.size +",
+        "const int64_t depth = channels * picked.size +",
+        sanitizer="address",
     ),
     M(
         "pack/lanes.h",

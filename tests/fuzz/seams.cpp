@@ -314,6 +314,7 @@ int64_t* const kLimits[] = {
     &t::kPairRowBytes,
     &t::kPairColumns,
     &t::kStreamedPairBytes,
+    &t::kChunkedTileBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -1,4 +1,5 @@
-// Vectors of AVX-512 (F, BW, DQ, VL). What a Vec<T> is: see vec_portable.h.
+// Vectors of AVX-512 (F, BW, DQ, VL; and AVX512_BF16's narrowing where the CPU has it). What a Vec<T> is: see
+// vec_portable.h.
 //
 // With CONV2D_BFLOAT16_PAIRS they are those of AVX512_BF16: an operand of float32 sums is a pair of bfloat16, and
 //   fma(a, b, c)  =  a.first * b.first + (a.second * b.second + c),
@@ -267,14 +268,20 @@ CONV2D_INLINE __m512 widen_partial(const S* p, int n) {
   if constexpr (std::is_same_v<S, Float16>) return _mm512_cvtph_ps(bits);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
-constexpr int kDenormal = 0x20;  // of _mm512_fpclass_ps_mask
+// Asked of the bits: VFPCLASSPS sees no denormal numbers in a thread that takes them as zeros.
+CONV2D_INLINE bool has_denormal(__m512 v) {
+  const __m512i bits = _mm512_castps_si512(v);
+  const __mmask16 is_small = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+  return _mm512_mask_test_epi32_mask(is_small, bits, _mm512_set1_epi32(0x007fffff)) != 0;
+}
 // AVX512_BF16's instruction, which flushes denormal numbers: for a CPU that has it.
 CONV2D_INLINE __m256i narrowed_by_instruction(__m512 v) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
   return __m256i(_mm512_cvtneps_pbh(v));
 #else
   __m256i words;
-  __asm__("vcvtneps2bf16 %1, %0" : "=v"(words) : "v"(v));
+  // Volatile: it must not move before the question whether the CPU has it.
+  __asm__ volatile("vcvtneps2bf16 %1, %0" : "=v"(words) : "v"(v));
   return words;
 #endif
 }
@@ -286,7 +293,7 @@ CONV2D_INLINE bool has_narrowing_instruction() {
 #endif
 }
 CONV2D_INLINE __m256i narrowed(const BFloat16*, __m512 v) {
-  if (__builtin_expect(has_narrowing_instruction() && _mm512_fpclass_ps_mask(v, kDenormal) == 0, 1)) {
+  if (__builtin_expect(has_narrowing_instruction() && !has_denormal(v), 1)) {
     return narrowed_by_instruction(v);
   }
   const __m512i bits = _mm512_castps_si512(v);
@@ -325,9 +332,6 @@ CONV2D_INLINE __mmask16 narrow_flushed(BFloat16* p, __m512 v, __mmask16 lanes, _
   _mm256_mask_storeu_epi16(p, lanes, words);
   return _mm256_mask_test_epi16_mask(nonzero, words, _mm256_set1_epi16(0x7fff));
 }
-#if defined(CONV2D_NARROWS_BFLOAT16)
-CONV2D_INLINE bool has_denormal(__m512 v) { return _mm512_fpclass_ps_mask(v, kDenormal) != 0; }
-#endif
 CONV2D_INLINE __m256i narrowed(const Float16*, __m512 v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
 template <class S>
 CONV2D_INLINE void narrow(S* p, __m512 v) {

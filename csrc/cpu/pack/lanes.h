@@ -22,7 +22,7 @@ template <class T>
 struct GappedPanel : Panel<T> {
   int64_t run, gap;
 };
-// The same of some elements of every `size`: those whose bits are set.
+// Which ones of every `size` elements: those whose bits are set.
 struct PickedElements {
   static constexpr int64_t kMost = 64;
   int64_t size;
@@ -31,6 +31,7 @@ struct PickedElements {
   int64_t before(int64_t element) const { return __builtin_popcountll(picked & ((uint64_t{1} << element) - 1)); }
   int64_t count() const { return __builtin_popcountll(picked); }
 };
+// A panel of such elements alone.
 template <class T>
 struct PickedPanel : Panel<T> {
   PickedElements elements;

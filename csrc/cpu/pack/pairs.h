@@ -282,7 +282,8 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
   const bool in_order = (from.tap_cols == 1 || gemm.weight_j > 0) &&
                         (from.tap_rows == 1 || gemm.weight_i > (from.tap_cols - 1) * gemm.weight_j) &&
                         last_tap < pair_step;
-  if (pairs_per_block == 1 && taps <= kFewTaps && second > 0 && second < kWordsAtOnce && in_order) {
+  const bool are_near = second > 0 && max64(last_tap, pair_step) + second < kWordsAtOnce;
+  if (pairs_per_block == 1 && taps <= kFewTaps && are_near && in_order) {
     return pack_near_pairs(NearPairs{weight, lane_step, lanes, pairs, pair_step, second, from.tap_rows, from.tap_cols,
                                      gemm.weight_i, gemm.weight_j, lone},
                            to);

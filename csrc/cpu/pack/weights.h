@@ -14,20 +14,21 @@ struct WeightSegment {
   int64_t taps() const { return tap_rows * tap_cols; }
 };
 
-// A band's taps, of a kernel that lies together, are transposed with the others where these are at most so many times
-// as many: gathering them element by element takes longer.
-constexpr int64_t kMostOfTap = 5;
+// A band's taps are transposed together with what lies between them where a channel has at most so many elements for
+// each of them: gathering them one by one takes longer.
+constexpr int64_t kMostElementsOfTap = 5;
 
-// The taps of a segment among the elements from a channel to the next one; none where they don't lie in order there, or
-// are so few that gathering them is the faster.
+// The taps of a segment among the elements from a channel to the next one. None where they don't lie in order there,
+// are few of many elements, or have lanes side by side, which are copied.
 template <class S>
 PickedElements picked_taps(const ConvGemm& gemm, const WeightSegment<S>& from) {
   const int64_t i_step = from.tap_rows > 1 ? gemm.weight_i : gemm.weight_c,
                 j_step = from.tap_cols > 1 ? gemm.weight_j : 1;
   const int64_t last_col = (from.tap_cols - 1) * j_step, last = (from.tap_rows - 1) * i_step + last_col;
   PickedElements taps{gemm.weight_c, 0};
-  const bool in_order = j_step > 0 && i_step > last_col && last < gemm.weight_c;
-  if (!in_order || gemm.weight_c > PickedElements::kMost || gemm.weight_c > kMostOfTap * from.taps()) return taps;
+  const bool in_order = from.lane_step != 1 && j_step > 0 && i_step > last_col && last < gemm.weight_c;
+  if (!in_order || gemm.weight_c > PickedElements::kMost || gemm.weight_c > kMostElementsOfTap * from.taps())
+    return taps;
   for (int64_t i = 0; i < from.tap_rows; ++i) {
     for (int64_t j = 0; j < from.tap_cols; ++j) taps.picked |= uint64_t{1} << (i * i_step + j * j_step);
   }

@@ -56,7 +56,7 @@ struct PaddingProducts {
   }
 
   bool is_finite_run(const Bits* run, const SharedDimension& dimension) const {
-    // GCC vectorizes no loop over members.
+    // Copied: GCC 12 left the loop scalar while it read them through references.
     const Bits exponent = format.exponent;
     const int64_t size = dimension.size, step = dimension.stride_a;
     Bits found = 0;

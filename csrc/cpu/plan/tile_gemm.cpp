@@ -81,10 +81,9 @@ struct ConvTiler {
   // Chunks of result channels whose C tile of so many pixels fits.
   int64_t least_chunks(const ConvTiling& t, int64_t pixels) const {
     if (t.one_block || t.interleaved) return 1;
-    // Of several chunks of K there are three tiles: a chunk's sum, and the total and what that lost, which are met once
-    // a chunk.
-    const int64_t most_bytes = gathers() ? limit::kGatheredTileBytes : limit::kTileBytes;
-    const int64_t tile_bytes = k.has_chunks() ? max64(most_bytes / 3, limit::kTileBytes / 2) : most_bytes;
+    const int64_t tile_bytes = !k.has_chunks() ? gathers() ? limit::kGatheredTileBytes : limit::kTileBytes
+                               : gathers()     ? limit::kGatheredTileBytes / 3
+                                               : limit::kChunkedTileBytes;
     const int64_t fit = tile_bytes / (pixels * vector.lanes * vector.element_size);
     return div_up(vectors(), max64(vector.max_vectors, fit));
   }
