@@ -258,9 +258,12 @@ def convert(
     A `torch.nn.MultiheadAttention`'s out_proj, a subclass of Linear that is never called, stays
     without a warning. report=True prints a table of what was converted and what was left, and why.
 
-    Raises TypeError where `module` is not a `torch.nn.Module`, ValueError for other classes.
+    Raises TypeError where `module` is not a `torch.nn.Module` or `classes` are not several,
+    ValueError for other classes.
     """
     _check_module("convert", module)
+    if isinstance(classes, (type, str)) or not isinstance(classes, Iterable):
+        raise TypeError(f"convert: expected classes to be a list of classes, but got {classes!r}")
     chosen = tuple(classes)
     unknown = [cls for cls in chosen if cls not in _LAYERS]
     if unknown:

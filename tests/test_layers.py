@@ -353,6 +353,11 @@ def test_convert_of_some_classes(model):
     for wrong in ((nn.Conv3d,), (conv2d_ext.Conv2d,), (nn.Module, nn.Linear)):
         with pytest.raises(ValueError, match="classes must be of torch"):
             conv2d_ext.convert(model, classes=wrong)
+    for wrong in (nn.Conv2d, "Conv2d", None):
+        with pytest.raises(
+            TypeError, match=r"expected classes to be a list .*, but got .*(Conv2d|None)"
+        ):
+            conv2d_ext.convert(model, classes=wrong)
 
 
 def test_attention_stays_without_a_warning(caplog, capsys):
