@@ -51,6 +51,11 @@ _TARGET = re.compile(r"^[0-9a-f]+ <([^>+]+)(\+0x[0-9a-f]+)?>")
 _VEX, _EVEX = ("c4", "c5"), "62"
 _MASK = re.compile(r"%k[0-7]")
 _TILES = re.compile(r"^(?:tile|ldtilecfg|sttilecfg|tdp)")
+# An instruction of AVX512_BF16 that kernels of AVX-512 have behind a question to the CPU, which is
+# read in the same function (isa/cpu_features.h). A compiler may put what is rare apart.
+_GUARDED, _GUARD = "vcvtneps2bf16", "cpu_narrows_bfloat16"
+_GUARDED_IN = ("avx512", "amx_emulated")
+_APART = re.compile(r"\.cold(?:\.\d+)?$")
 
 
 def isa_of_function(name: str) -> str:
@@ -76,7 +81,10 @@ def isa_of_instruction(first_byte: str, mnemonic: str, operands: str) -> str:
 def faults(disassembly: Iterable[str]) -> Iterator[str]:
     """What would run, or could be reached, on a CPU that lacks it."""
     function, isa = "", ""
+    guarded, guards = set(), set()
     for line in disassembly:
+        if _GUARD in line:
+            guards.add(_APART.sub("", function))
         if begin := _FUNCTION.match(line):
             function = begin[1]
             isa = isa_of_function(function)
@@ -87,12 +95,16 @@ def faults(disassembly: Iterable[str]) -> Iterator[str]:
         first_byte, mnemonic, operands = instruction.groups()
         has = (isa, *INCLUDES[isa])
         needed = isa_of_instruction(first_byte, mnemonic, operands)
-        if needed not in has:
+        if mnemonic == _GUARDED and isa in _GUARDED_IN:
+            guarded.add(_APART.sub("", function))
+        elif needed not in has:
             yield f"{function} has {mnemonic} {operands}, of {needed}"
         if target := _TARGET.match(operands):
             reached = isa_of_function(target[1])
             if reached not in has:
                 yield f"{function} calls {target[1]}, of {reached}"
+    for function in sorted(guarded - guards):
+        yield f"{function} has {_GUARDED}, and does not ask for it"
 
 
 def test_no_code_is_reached_that_the_cpu_may_lack():
@@ -120,6 +132,8 @@ def test_no_code_is_reached_that_the_cpu_may_lack():
         ("_ZN3cpu4avx23runEv", "62 f3\tvpternlogd $0x1,%ymm0,%ymm1,%ymm2", "has vpternlogd"),
         ("_ZN3cpu4avx23runEv", "c5 f8\tkmovw  %k0,%eax", "has kmovw"),
         ("_ZN3cpu6avx5123runEv", "62 f2\tvdpbf16ps %zmm1,%zmm2,%zmm3", "has vdpbf16ps"),
+        ("_ZN3cpu6avx5123runEv", "62 f2\tvcvtneps2bf16 %zmm1,%ymm2", "has vcvtneps2bf16"),
+        ("_ZN3cpu4avx23runEv", "62 f2\tvcvtneps2bf16 %zmm1,%ymm2", "has vcvtneps2bf16"),
         ("_ZN3cpu12amx_emulated3runEv", "c4 e2\ttilezero %tmm0", "has tilezero"),
     ],
 )
@@ -142,3 +156,12 @@ def test_what_a_cpu_may_lack_is_found(function, instruction, fault):
 )
 def test_what_every_such_cpu_has_is_no_fault(function, instruction):
     assert list(faults([f"0000000000000010 <{function}>:", f"  10:\t{instruction}"])) == []
+
+
+def test_what_is_asked_for_is_no_fault():
+    lines = [
+        "0000000000000010 <_ZN3cpu6avx5123runEv>:",
+        "  10:\t80 3d\tcmpb   $0x0,0x10(%rip)        # 20 <_ZN3cpu20cpu_narrows_bfloat16E>",
+        "  18:\t62 f2\tvcvtneps2bf16 %zmm1,%ymm2",
+    ]
+    assert list(faults(lines)) == []
