@@ -791,8 +791,8 @@ MUTATIONS = (
     M(
         "pack/pairs.h",
         "of a pair's two channels the second one is not looked for beyond the words at hand",
-        "if (last >= kWordsAtOnce) break;",
-        "if (at >= kWordsAtOnce) break;",
+        "if (last >= NearPairs::kWordsAtOnce) break;",
+        "if (at >= NearPairs::kWordsAtOnce) break;",
         **PAIRS,
     ),
     M(

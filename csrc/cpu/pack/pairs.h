@@ -197,10 +197,17 @@ struct NearPairs {
   const BFloat16* data;
   int64_t lane_step, lanes, pairs, pair_step, second, tap_rows, tap_cols, row_step, col_step;
   bool lone;  // the last pair has one channel
+
+  // Of more taps a pair nearly fills a transposition by itself.
+  static constexpr int64_t kFewTaps = 8, kWordsAtOnce = 64;
+  // Whether more than one pair lies within the words of two vectors, its taps in order.
+  bool fit() const {
+    if (tap_rows * tap_cols > kFewTaps || lane_step == 1 || second <= 1) return false;
+    const int64_t last_tap = (tap_rows - 1) * row_step + (tap_cols - 1) * col_step;
+    const bool in_order = (tap_cols == 1 || col_step > 0) && (tap_rows == 1 || row_step > (tap_cols - 1) * col_step);
+    return in_order && last_tap < pair_step && max64(last_tap, pair_step) + second < kWordsAtOnce;
+  }
 };
-constexpr int64_t kWordsAtOnce = 64;
-// Of more taps a pair nearly fills a transposition by itself.
-constexpr int64_t kFewTaps = 8;
 
 // Rows k = (pair, i, j) of a panel, up to 16 at a time: as many as two vectors of a lane's words have.
 inline void pack_near_pairs(const NearPairs& from, const Panel<BFloat16Pair>& to) {
@@ -215,7 +222,7 @@ inline void pack_near_pairs(const NearPairs& from, const Panel<BFloat16Pair>& to
       const bool alone = from.lone && pair == from.pairs - 1;
       const int64_t at = pair * from.pair_step + i * from.row_step + j * from.col_step - first;
       const int64_t last = at + (alone ? 0 : from.second);
-      if (last >= kWordsAtOnce) break;
+      if (last >= NearPairs::kWordsAtOnce) break;
       words[n] = uint32_t(at) | uint32_t(last) << 16;
       present |= (alone ? 1u : 3u) << (2 * n);
       end = max64(end, last + 1);
@@ -235,9 +242,9 @@ inline void pack_near_pairs(const NearPairs& from, const Panel<BFloat16Pair>& to
   }
 }
 
-// pack_weight for k = (block of pairs of channels, i, j, pair of the block). `lone`: the last pair has one channel.
-inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
-                              const Panel<BFloat16Pair>& to, int64_t pairs_per_block = 1) {
+// pack_weight_pairs, whatever the strides.
+inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
+                           const Panel<BFloat16Pair>& to, int64_t pairs_per_block) {
   const int64_t lane_step = from.lane_step, lanes = from.lanes, pairs = from.channels, width = to.width;
   const int64_t second = gemm.weight_c / gemm.per_step, pair_step = 2 * second, taps = from.taps();
   const BFloat16* const weight = from.data;
@@ -278,16 +285,6 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
     }
     return;
   }
-  const int64_t last_tap = tap_offset(taps - 1);
-  const bool in_order = (from.tap_cols == 1 || gemm.weight_j > 0) &&
-                        (from.tap_rows == 1 || gemm.weight_i > (from.tap_cols - 1) * gemm.weight_j) &&
-                        last_tap < pair_step;
-  const bool are_near = second > 0 && max64(last_tap, pair_step) + second < kWordsAtOnce;
-  if (pairs_per_block == 1 && taps <= kFewTaps && are_near && in_order) {
-    return pack_near_pairs(NearPairs{weight, lane_step, lanes, pairs, pair_step, second, from.tap_rows, from.tap_cols,
-                                     gemm.weight_i, gemm.weight_j, lone},
-                           to);
-  }
   // Up to 16 taps of a channel at a time, as many as lie within one vector.
   for (int64_t t0 = 0, n = 0; t0 < taps; t0 += n) {
     uint32_t words[16] = {};
@@ -327,6 +324,16 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
       }
     }
   }
+}
+
+// pack_weight for k = (block of pairs of channels, i, j, pair of the block). `lone`: the last pair has one channel.
+inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
+                              const Panel<BFloat16Pair>& to, int64_t pairs_per_block = 1) {
+  const int64_t second = gemm.weight_c / gemm.per_step;
+  const NearPairs near{from.data,     from.lane_step, from.lanes,    from.channels, 2 * second, second,
+                       from.tap_rows, from.tap_cols,  gemm.weight_i, gemm.weight_j, lone};
+  if (pairs_per_block == 1 && near.fit()) return pack_near_pairs(near, to);
+  pack_any_pairs(gemm, from, lone, to, pairs_per_block);
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
