@@ -47,11 +47,11 @@ CONV2D_LIMIT kPatchBytes = 300 * 1024;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;
+// The same where a stride skips elements of planes: gathering them costs more than sums beyond L2.
+CONV2D_LIMIT kGatheredTileBytes = 2000 * 1024;
 // Of several chunks of K there are three C tiles: a chunk's sum, and the total and what that lost. The latter two are
 // touched once a chunk, so only the first has to stay in L2.
 CONV2D_LIMIT kChunkedTileBytes = 512 * 1024;
-// The same where a stride skips elements of planes: gathering them costs more than sums beyond L2.
-CONV2D_LIMIT kGatheredTileBytes = 2000 * 1024;
 // From so many bytes on a source that a thread reads is taken not to fit L2.
 CONV2D_LIMIT kStreamedBytes = 2048 * 1024;
 // The same of weight gradients in bfloat16 pairs: below, L3 answers soon enough, and requests cost more than they save.

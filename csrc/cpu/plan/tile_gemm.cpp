@@ -81,9 +81,8 @@ struct ConvTiler {
   // Chunks of result channels whose C tile of so many pixels fits.
   int64_t least_chunks(const ConvTiling& t, int64_t pixels) const {
     if (t.one_block || t.interleaved) return 1;
-    const int64_t tile_bytes = !k.has_chunks() ? gathers() ? limit::kGatheredTileBytes : limit::kTileBytes
-                               : gathers()     ? limit::kGatheredTileBytes / 3
-                                               : limit::kChunkedTileBytes;
+    const int64_t at_once = k.has_chunks() ? limit::kChunkedTileBytes : limit::kTileBytes;
+    const int64_t tile_bytes = gathers() ? limit::kGatheredTileBytes / (k.has_chunks() ? 3 : 1) : at_once;
     const int64_t fit = tile_bytes / (pixels * vector.lanes * vector.element_size);
     return div_up(vectors(), max64(vector.max_vectors, fit));
   }
