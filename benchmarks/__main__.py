@@ -114,6 +114,10 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="measure on a busy machine too, and end with status 0; the marks stay",
     )  # fmt: skip
     parser.add_argument(
+        "--malloc-defaults", action="store_true",
+        help="return freed memory to the system, as programs do, so that large results cost faults",
+    )  # fmt: skip
+    parser.add_argument(
         "--foreign-cpus", type=float, metavar="N",
         help="CPUs that other processes may use (default: a twentieth of the machine's)",
     )  # fmt: skip
@@ -233,7 +237,7 @@ def _run(blocks: Sequence[Block], arguments: argparse.Namespace) -> int:
     if arguments.isa:
         machine.force_isa(arguments.isa)
     console = _console()
-    kept = machine.keep_freed_memory()
+    kept = not arguments.malloc_defaults and machine.keep_freed_memory()
     description = machine.describe(kept)
     monitor = Monitor(arguments.threads, foreign_cpus=arguments.foreign_cpus)
     quiet: dict[str, object] = {"load_average_at_start": os.getloadavg()}

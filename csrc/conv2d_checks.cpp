@@ -33,6 +33,8 @@ void expand_pair(const char* name, c10::SymIntArrayRef values, SymInt (&pair)[2]
 // A 1-D convolution is checked as an image of one row. Its messages leave that out: they show the caller's sizes.
 enum class Shown { kImage, kRow };
 
+const char* function_of(Shown shown) { return shown == Shown::kImage ? "conv2d" : "conv1d"; }
+
 template <class Int>
 std::string show_sizes(ArrayRef<Int> size, Shown shown) {
   if (shown == Shown::kImage) {
@@ -80,13 +82,13 @@ void check_hyper_parameters(const Conv2dParams<Int>& params, Shown shown) {
 }
 
 template <class Int>
-void check_bytes(const char* name, std::array<Int, 4> size, int64_t itemsize) {
+void check_bytes(Shown shown, const char* name, std::array<Int, 4> size, int64_t itemsize) {
   Int bytes = itemsize;
   for (const Int& extent : size) {
     // A zero hides what the others multiply to; their product is still what the engines index with.
     if (!known_zero(extent)) {
       TORCH_CHECK(mul(bytes, extent, &bytes), "Storage size calculation overflowed with sizes=", ArrayRef<Int>(size),
-                  ": the bytes of conv2d's ", name, " don't fit 64 bits");
+                  ": the bytes of ", function_of(shown), "'s ", name, " don't fit 64 bits");
     }
   }
 }
@@ -98,15 +100,15 @@ struct Extent {
 };
 
 template <class Int>
-Extent<Int> extent_of(const char* dimension, const Int& in, const Int& pad_before, const Int& pad_after,
+Extent<Int> extent_of(Shown shown, const char* dimension, const Int& in, const Int& pad_before, const Int& pad_after,
                       const Int& kernel, const Int& dilation) {
   Extent<Int> extent;
-  TORCH_CHECK(add(in, pad_before, &extent.padded) && add(extent.padded, pad_after, &extent.padded),
-              "conv2d: the padded ", dimension, " of input overflows: input has ", in, ", padding is ", pad_before,
-              " and ", pad_after);
+  TORCH_CHECK(add(in, pad_before, &extent.padded) && add(extent.padded, pad_after, &extent.padded), function_of(shown),
+              ": the padded ", dimension, " of input overflows: input has ", in, ", padding is ", pad_before, " and ",
+              pad_after);
   TORCH_CHECK(mul(dilation, kernel - 1, &extent.kernel) && add(extent.kernel, Int(1), &extent.kernel),
-              "conv2d: the dilated ", dimension, " of weight overflows: weight has ", kernel, ", dilation is ",
-              dilation);
+              function_of(shown), ": the dilated ", dimension, " of weight overflows: weight has ", kernel,
+              ", dilation is ", dilation);
   return extent;
 }
 
@@ -159,8 +161,8 @@ ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_siz
               "kernel size should be greater than zero: expected weight to have a kernel of at least ",
               shown == Shown::kImage ? "1 x 1" : "1", ", but got weight of size ", show_sizes(weight_size, shown));
 
-  const Extent<Int> h = extent_of("height", p.in_h, p.pad_top, p.pad_bottom, p.kernel_h, p.dilation_h);
-  const Extent<Int> w = extent_of("width", p.in_w, p.pad_left, p.pad_right, p.kernel_w, p.dilation_w);
+  const Extent<Int> h = extent_of(shown, "height", p.in_h, p.pad_top, p.pad_bottom, p.kernel_h, p.dilation_h);
+  const Extent<Int> w = extent_of(shown, "width", p.in_w, p.pad_left, p.pad_right, p.kernel_w, p.dilation_w);
   TORCH_CHECK(at_least(h.padded, h.kernel) && at_least(w.padded, w.kernel),
               "Calculated padded input size per channel: ", show_extents(h.padded, w.padded, shown),
               ". Kernel size: ", show_extents(h.kernel, w.kernel, shown),
@@ -171,9 +173,9 @@ ProblemOf<Int> check_geometry(ArrayRef<Int> input_size, ArrayRef<Int> weight_siz
       "Only zero batch or zero channel inputs are supported, but got input shape: ", show_sizes(input_size, shown));
   p.out_h = (h.padded - h.kernel) / p.stride_h + 1;
   p.out_w = (w.padded - w.kernel) / p.stride_w + 1;
-  check_bytes<Int>("output", {p.batch, p.out_channels, p.out_h, p.out_w}, itemsize);
-  check_bytes<Int>("input", {p.batch, p.in_channels, p.in_h, p.in_w}, itemsize);
-  check_bytes<Int>("weight", {p.out_channels, weight_size[1], p.kernel_h, p.kernel_w}, itemsize);
+  check_bytes<Int>(shown, "output", {p.batch, p.out_channels, p.out_h, p.out_w}, itemsize);
+  check_bytes<Int>(shown, "input", {p.batch, p.in_channels, p.in_h, p.in_w}, itemsize);
+  check_bytes<Int>(shown, "weight", {p.out_channels, weight_size[1], p.kernel_h, p.kernel_w}, itemsize);
   return p;
 }
 
@@ -222,20 +224,21 @@ bool is_supported_integer(c10::ScalarType dtype) {
 
 constexpr const char* kDTypes = "float32, float64, bfloat16, float16, complex64, complex128";
 
-void check_layout(const char* name, const Tensor& tensor) {
-  TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(), "conv2d: expected ", name,
+void check_layout(const char* function, const char* name, const Tensor& tensor) {
+  TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(), function, ": expected ", name,
               " to be a dense (strided) tensor, but got ", tensor.toString(), " of layout ", tensor.layout());
 }
 
 // F.conv2d leaves other dtypes to cuDNN on CUDA, and to a dispatch over dtypes on the CPU: hence two types of errors.
-void check_dtype(const char* name, const Tensor& tensor) {
+void check_dtype(const char* function, const char* name, const Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   if (is_cuda_or_fake(tensor)) {
-    TORCH_CHECK(is_supported(dtype), "conv2d on CUDA is not supported for ", c10::toString(dtype), ": ", name, " is a ",
-                tensor.toString(), "; expected ", kDTypes);
+    TORCH_CHECK(is_supported(dtype), function, " on CUDA is not supported for ", c10::toString(dtype), ": ", name,
+                " is a ", tensor.toString(), "; expected ", kDTypes);
   } else {
-    TORCH_CHECK_NOT_IMPLEMENTED(is_supported(dtype) || is_supported_integer(dtype), "\"conv2d\" not implemented for '",
-                                c10::toString(dtype), "': ", name, " is a ", tensor.toString(), "; expected ", kDTypes,
+    TORCH_CHECK_NOT_IMPLEMENTED(is_supported(dtype) || is_supported_integer(dtype), "\"", function,
+                                "\" not implemented for '", c10::toString(dtype), "': ", name, " is a ",
+                                tensor.toString(), "; expected ", kDTypes,
                                 ", or on the CPU int8, uint8, int16, int32, int64");
   }
 }
@@ -247,8 +250,9 @@ std::string types_differ(std::string first_name, const Tensor& first, const char
 }
 
 // The names are those of the ops' schemas.
-void check_same_kind(const char* first_name, const Tensor& first, const char* second_name, const Tensor& second) {
-  check_layout(second_name, second);
+void check_same_kind(const char* function, const char* first_name, const Tensor& first, const char* second_name,
+                     const Tensor& second) {
+  check_layout(function, second_name, second);
   TORCH_CHECK(first.scalar_type() == second.scalar_type(), types_differ(first_name, first, second_name, second),
               ": expected scalar type ", first.scalar_type(), " but found ", second.scalar_type());
   TORCH_CHECK(first.device() == second.device(), types_differ(first_name, first, second_name, second),
@@ -360,13 +364,13 @@ void check_not_nested(const char* function, const Tensor& input, const Tensor& w
                               input.is_nested() ? "input" : "weight");
 }
 
-void check_kinds(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
-  check_layout("input", input);
+void check_kinds(const char* function, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
+  check_layout(function, "input", input);
   if (bias.has_value() && bias->defined()) {
-    check_same_kind("input", input, "bias", *bias);
+    check_same_kind(function, "input", input, "bias", *bias);
   }
-  check_dtype("input", input);
-  check_same_kind("input", input, "weight", weight);
+  check_dtype(function, "input", input);
+  check_same_kind(function, "input", input, "weight", weight);
 }
 
 template <class Int>
@@ -378,7 +382,7 @@ ProblemOf<Int> check_conv2d(const Tensor& input, const Tensor& weight, const std
   }
   auto problem =
       check_conv2d_sizes<Int>(sizes_of<Int>(input), sizes_of<Int>(weight), bias_size, params, input.element_size());
-  check_kinds(input, weight, bias);
+  check_kinds("conv2d", input, weight, bias);
   return problem;
 }
 
@@ -387,9 +391,9 @@ ProblemOf<Int> check_conv2d_grad_input(const Tensor& grad_output, const Tensor& 
                                        const Conv2dParams<Int>& params) {
   auto problem = check_geometry<Int>(input_size, sizes_of<Int>(weight), params, grad_output.element_size());
   check_grad_output<Int>(grad_output, problem, input_size.size());
-  check_layout("grad_output", grad_output);
-  check_dtype("grad_output", grad_output);
-  check_same_kind("grad_output", grad_output, "weight", weight);
+  check_layout("conv2d_grad_input", "grad_output", grad_output);
+  check_dtype("conv2d_grad_input", "grad_output", grad_output);
+  check_same_kind("conv2d_grad_input", "grad_output", grad_output, "weight", weight);
   return problem;
 }
 
@@ -399,9 +403,9 @@ ProblemOf<Int> check_conv2d_grad_weight(const Tensor& grad_output, const Tensor&
   const auto input_size = sizes_of<Int>(input);
   auto problem = check_geometry<Int>(input_size, weight_size, params, grad_output.element_size());
   check_grad_output<Int>(grad_output, problem, input_size.size());
-  check_layout("grad_output", grad_output);
-  check_dtype("grad_output", grad_output);
-  check_same_kind("grad_output", grad_output, "input", input);
+  check_layout("conv2d_grad_weight", "grad_output", grad_output);
+  check_dtype("conv2d_grad_weight", "grad_output", grad_output);
+  check_same_kind("conv2d_grad_weight", "grad_output", grad_output, "input", input);
   return problem;
 }
 
@@ -409,8 +413,8 @@ void check_conv2d_grad_bias(const Tensor& grad_output) {
   TORCH_CHECK(grad_output.dim() == 3 || grad_output.dim() == 4,
               "Expected 3D (unbatched) or 4D (batched) grad_output to conv2d_grad_bias, but got grad_output of size: ",
               grad_output.sym_sizes());
-  check_layout("grad_output", grad_output);
-  check_dtype("grad_output", grad_output);
+  check_layout("conv2d_grad_bias", "grad_output", grad_output);
+  check_dtype("conv2d_grad_bias", "grad_output", grad_output);
 }
 
 void check_data(const char* name, const Tensor& tensor) {

@@ -30,6 +30,14 @@ std::optional<SymIntArrayRef> bias_size(const std::optional<Tensor>& bias) {
   return std::nullopt;
 }
 
+// The sizes of (..., L) as (..., 1, L).
+c10::SmallVector<SymInt, 4> row_sizes(const Tensor& tensor) {
+  const auto sizes = tensor.sym_sizes();
+  c10::SmallVector<SymInt, 4> result(sizes.begin(), sizes.end());
+  result.insert(result.end() - 1, SymInt(1));
+  return result;
+}
+
 // (..., L) as (..., 1, L). The output's format is PyTorch's: it makes a 1-D input contiguous first, reads complex ones
 // through real views, and pads a copy where the sides differ, after which nothing but a weight suggests channels_last.
 // A row's stride of 1 says the same, and nothing is copied.
@@ -162,16 +170,15 @@ Tensor conv1d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   TORCH_CHECK(weight_dim == 3, "Expected ", weight_dim, "-dimensional input for ", weight_dim, "-dimensional weight ",
               weight.sym_sizes(), ", but got ", dim, "-dimensional input of size ", input.sym_sizes(),
               " instead: conv1d takes weight of size (out_channels, in_channels/groups, kernel)");
-  check_kinds(input, weight, bias);  // before views are taken, which not every layout has
   check_length("stride", stride, 1);
   check_length("dilation", dilation, 1);
   TORCH_CHECK(padding.size() == 2,
               "expected padding to be a list of 2 values (left, right), but got padding=", padding);
   const SymConv2dParams params{{1, stride[0]}, {0, 0, padding[0], padding[1]}, {1, dilation[0]}, std::move(groups)};
+  check_conv1d_sizes(row_sizes(input), row_sizes(weight), bias_size(bias), params, input.element_size());
+  check_kinds("conv1d", input, weight, bias);  // before views are taken, which not every layout has
   const Tensor row = as_row(input, padding[0].sym_eq(padding[1]).guard_bool(__FILE__, __LINE__));
-  const Tensor kernel = weight.unsqueeze(2);
-  check_conv1d_sizes(row.sym_sizes(), kernel.sym_sizes(), bias_size(bias), params, input.element_size());
-  return without_dim(conv2d(row, kernel, bias, params), -2);
+  return without_dim(conv2d(row, weight.unsqueeze(2), bias, params), -2);
 }
 
 c10::SmallVector<SymInt, 2> conv1d_same_padding(const Tensor& weight, SymIntArrayRef stride, SymIntArrayRef dilation) {
@@ -190,7 +197,7 @@ Tensor conv_transpose1d(const Tensor& input, const Tensor& weight, const std::op
   check_not_nested("conv_transpose1d", input, weight);
   const auto call = check_conv_transpose(1, input.sym_sizes(), weight.sym_sizes(), bias_size(bias),
                                          {stride, padding, output_padding, dilation, std::move(groups)});
-  check_kinds(input, weight, bias);
+  check_kinds("conv_transpose1d", input, weight, bias);
   return without_dim(run_conv_transpose(call, as_row(input), weight.unsqueeze(2), bias), -2);
 }
 
@@ -200,7 +207,7 @@ Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const std::op
   check_not_nested("conv_transpose2d", input, weight);
   const auto call = check_conv_transpose(2, input.sym_sizes(), weight.sym_sizes(), bias_size(bias),
                                          {stride, padding, output_padding, dilation, std::move(groups)});
-  check_kinds(input, weight, bias);
+  check_kinds("conv_transpose2d", input, weight, bias);
   return run_conv_transpose(call, input, weight, bias);
 }
 

@@ -22,11 +22,18 @@ const c10::TypedOperatorHandle<MatmulSignature>& matmul_op() {
   return op;
 }
 
+namespace {
+
+void check_dense(const char* function, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.layout() == c10::kStrided, function, ": expected a dense tensor for ", name, ", but got layout ",
+              tensor.layout());
+}
+
+}  // namespace
+
 void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2, const std::optional<at::Tensor>& bias) {
-  for (const at::Tensor* tensor : {&mat1, &mat2}) {
-    TORCH_CHECK(tensor->layout() == c10::kStrided, "matmul: expected a dense tensor for ",
-                tensor == &mat1 ? "mat1" : "mat2", ", but got layout ", tensor->layout());
-  }
+  check_dense("matmul", "mat1", mat1);
+  check_dense("matmul", "mat2", mat2);
   TORCH_CHECK((mat1.dim() == 2 && mat2.dim() == 2) || (mat1.dim() == 3 && (mat2.dim() == 2 || mat2.dim() == 3)),
               "matmul: expected mat1 of size (M, K) with mat2 of size (K, N), or mat1 of size (B, M, K) with mat2 of "
               "size (K, N) or (B, K, N), but got mat1 of size ",
@@ -39,7 +46,7 @@ void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2, const std::opt
   const bool is_complex = dtype == at::kComplexFloat || dtype == at::kComplexDouble;
   TORCH_CHECK_NOT_IMPLEMENTED(is_integer || is_complex || dtype == at::kFloat || dtype == at::kDouble ||
                                   dtype == at::kBFloat16 || dtype == at::kHalf,
-                              "matmul: not implemented for ", dtype);
+                              "\"matmul\" not implemented for '", dtype, "'");
   // Not a "not implemented" error: fake tensors replace those by their own, without this message.
   TORCH_CHECK(!is_integer || !is_cuda_or_fake(mat1), "\"addmm_cuda\" not implemented for '", dtype, "'");
   TORCH_CHECK(mat1.sym_size(-1) == mat2.sym_size(-2), "mat1 and mat2 shapes cannot be multiplied (", mat1.sym_size(-2),
@@ -221,9 +228,10 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
               "linear(): argument 'weight' must be of size (out_features, in_features) or (in_features,), but got ",
               weight.sym_sizes());
   const bool has_bias = bias.has_value() && bias->defined();
+  check_dense("linear", "input", input);
+  check_dense("linear", "weight", weight);
   if (has_bias) {
-    TORCH_CHECK(bias->layout() == c10::kStrided, "linear: expected a dense tensor for bias, but got layout ",
-                bias->layout());
+    check_dense("linear", "bias", *bias);
   }
   if (weight.dim() == 1) {
     const Tensor output = without_dim(linear_layer(input, weight.unsqueeze(0), std::nullopt), -1);

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "conv2d_tensors.h"
+#include "cpu/base/huge_pages.h"
 #include "cpu/float_environment.h"
 #include "cpu/pointwise/pointwise.h"
 
@@ -171,6 +172,8 @@ void run_rows(at::TensorIterator& iterator, const Compute& compute) {
   std::fegetenv(&environment);
   const std::thread::id caller = std::this_thread::get_id();
   const auto size = iterator.element_size(0);
+  const Tensor& result = iterator.output();
+  cpu::ask_for_huge_pages(result.mutable_data_ptr(), result.nbytes());
   iterator.for_each([&](char** data, const int64_t* strides, int64_t n, int64_t rows) {
     std::optional<cpu::FloatEnvironmentScope> scope;
     if (std::this_thread::get_id() != caller) scope.emplace(environment);

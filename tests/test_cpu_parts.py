@@ -59,7 +59,7 @@ ISAS = {
     ),
     "avx512_bf16": (
         (
-            "-mavx512bf16", *_AVX512, "-DCONV2D_BFLOAT16_PAIRS",
+            "-mavx512bf16", *_AVX512, "-DCONV2D_BFLOAT16_PAIRS", "-DCONV2D_NARROWS_BFLOAT16",
             *_native("avx512_bf16", "vec_avx512.h"),
         ),
         ("avx512bf16", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"),
@@ -120,7 +120,7 @@ _NATIVE = (
 )
 _PIXEL_STEPS = {"copy_words", "pixel rows", "pack_pixel_pairs"}
 _PAIRS = {
-    *_parts(f"{_GEMM}, pack_patch", "bfloat16 pairs"),
+    *_parts(f"{_GEMM}, pack_patch", "bfloat16 pairs"), "gemm_panel bfloat16 pairs, rounded",
     "convert bfloat16", "copy_channels", "copy_few_channels", "copy_pairs", "pack_weight_pairs",
     "products of pairs", "column_ukernel bfloat16", *_PIXEL_STEPS,
 }  # fmt: skip

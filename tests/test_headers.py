@@ -39,7 +39,7 @@ _ISA = {
     },
     **{
         header: [
-            "-DCONV2D_ISA=avx512_bf16", "-DCONV2D_BFLOAT16_PAIRS",
+            "-DCONV2D_ISA=avx512_bf16", "-DCONV2D_BFLOAT16_PAIRS", "-DCONV2D_NARROWS_BFLOAT16",
             '-DCONV2D_NATIVE_VEC="vec_avx512.h"', "-mavx512bf16", *_AVX512,
         ]
         for header in ("pack/pairs.h", "pack/pixel_rows.h")

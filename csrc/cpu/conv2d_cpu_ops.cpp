@@ -11,6 +11,7 @@
 
 #include "../conv2d_device_ops.h"
 #include "../conv2d_tensors.h"
+#include "base/huge_pages.h"
 #include "conv2d_cpu.h"
 #include "float_environment.h"
 
@@ -83,6 +84,7 @@ struct Cpu {
   static void forward(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight, const Tensor& bias,
                       const Tensor& output, bool allow_winograd) {
     with_memory_errors([&] {
+      ask_for_huge_pages(output.mutable_data_ptr(), output.nbytes());
       cpu::forward(problem, {to_dtype(input.scalar_type()), allow_winograd}, view(input), view(weight),
                    bias.defined() ? Bias{bias.const_data_ptr(), bias.stride(0)} : Bias{}, mutable_view(output),
                    executor());
@@ -92,6 +94,7 @@ struct Cpu {
   static void grad_input(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& weight,
                          const Tensor& result, bool allow_winograd) {
     with_memory_errors([&] {
+      ask_for_huge_pages(result.mutable_data_ptr(), result.nbytes());
       cpu::grad_input(problem, {to_dtype(weight.scalar_type()), allow_winograd}, view(grad_output), view(weight),
                       mutable_view(result), executor());
     });
@@ -116,6 +119,7 @@ struct Cpu {
 
   static void matmul(const Tensor& mat1, const Tensor& mat2, const Tensor& bias, const Tensor& result) {
     with_memory_errors([&] {
+      ask_for_huge_pages(result.mutable_data_ptr(), result.nbytes());
       cpu::matmul(matmul_sizes(mat1, mat2), to_dtype(mat1.scalar_type()), matrix_view(mat1), matrix_view(mat2),
                   bias.defined() ? Bias{bias.const_data_ptr(), bias.stride(0)} : Bias{}, mutable_matrix_view(result),
                   executor());

@@ -9,6 +9,7 @@
 #include "../conv2d_checks.h"
 #include "../conv2d_tensors.h"
 #include "../reductions.h"
+#include "base/huge_pages.h"
 #include "reduce/reduce.h"
 
 namespace conv2d_ext::cpu {
@@ -60,6 +61,7 @@ Tensor sum(const Tensor& input, c10::IntArrayRef dim, bool keepdim) {
 
 reduce::SoftmaxCall softmax_call(const Tensor& result, int64_t dim) {
   reduce::SoftmaxCall call{nullptr, nullptr, result.mutable_data_ptr(), 1, 1, 1};
+  ask_for_huge_pages(call.result, result.nbytes());
   const int64_t along = at::maybe_wrap_dim(dim, result.dim());
   for (int64_t d = 0; d < result.dim(); ++d) {
     (d < along ? call.outer : d == along ? call.length : call.inner) *= result.size(d);

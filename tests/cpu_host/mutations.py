@@ -363,6 +363,28 @@ MUTATIONS = (
         "if (kRowsInTurn) a += a_pitch;",
         "",
     ),
+    # ---- sums of pairs that are rounded where they are summed
+    M(
+        "kernels/gemm.h",
+        "denormal results are flushed",
+        "if (__builtin_expect(rows.all_nonzero(), 1)) return;",
+        "return;",
+        **PAIRS,
+    ),
+    M(
+        "kernels/gemm.h",
+        "rows are stored as wide as the panel",
+        "stored_(mask_of_first(lanes - kBefore))",
+        "stored_(kAll)",
+        **PAIRS,
+    ),
+    M(
+        "drivers/gemm.h",
+        "rows that don't continue one another are taken for one",
+        "const int64_t rows = is_one_run(tile) ? 1 : tile.images * tile.rows, pixels",
+        "const int64_t rows = 1, pixels",
+        **PAIRS,
+    ),
     # ---- products with the padding that are left out
     M(
         "kernels/gemm.h",
@@ -925,8 +947,8 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "chunks are summed in the result",
-        "kStoresSums && !k.has_chunks() && ",
-        "kStoresSums && ",
+        "return !k.has_chunks() && gemm.destination_m == 1",
+        "return gemm.destination_m == 1",
     ),
     M(
         "drivers/gemm.h",
@@ -949,8 +971,8 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "images are stored as rows",
-        "to = first + row / tile.rows * gemm.destination_n + ",
-        "to = first + row / tile.rows * gemm.destination_row + ",
+        "visit(first + row / tile.rows * gemm.destination_n + ",
+        "visit(first + row / tile.rows * gemm.destination_row + ",
     ),
     M(
         "drivers/gemm.h",

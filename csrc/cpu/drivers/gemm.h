@@ -320,6 +320,9 @@ struct ConvCall {
                                    const ChunkSums<T>& c, bool complete) const {
     const int64_t width = vectors * L, pixels = item.piece.tile.pixels();
     const T* const added = bias_first ? item.zeros : item.bias;
+    if constexpr (kRoundsSums) {
+      if (stores_in_runs(item.piece.tile)) return round_in_result(item, m, vectors, operands, c, complete);
+    }
     const int64_t rows_at_once = ukernels_for<T, G>(vectors).rows;
     const bool piecewise = gemm.destination_m == 1 && gemm.result_taps() == 1;
     const int64_t pieces = piecewise ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
@@ -372,28 +375,43 @@ struct ConvCall {
   }
 
   // Whether the result tensor itself can serve as the C tile: pixel by pixel, channels side by side.
-  // Rows that don't continue one another are summed one by one, if they have enough pixels.
   static constexpr bool kStoresSums = std::is_same_v<S, T> && kHasTranspose<T> && !G;
   // Lanes that a micro-kernel stores are a multiple of these.
   static constexpr int kLeastLanes = kHasHalves<T> ? L / 2 : L;
   bool sums_in_result(const Item& item, int64_t m, int64_t width) const {
+    return kStoresSums && item.lanes_from(m, width) % kLeastLanes == 0 && stores_in_runs(item.piece.tile);
+  }
+  // Whether micro-kernels round finished sums and store them in the result.
+  static constexpr bool kRoundsSums = kTakesPairs<T> && std::is_same_v<S, BFloat16> && !G;
+
+  // Whether micro-kernels may store in the result themselves. Rows that don't continue one another are stored one by
+  // one, if they have enough pixels.
+  bool stores_in_runs(const Tile& tile) const {
     constexpr int64_t kLeastPixels = 4 * kMR;
-    return kStoresSums && !k.has_chunks() && item.lanes_from(m, width) % kLeastLanes == 0 && gemm.destination_m == 1 &&
-           gemm.result_taps() == 1 && (item.piece.tile.cols >= kLeastPixels || is_one_run(item.piece.tile));
+    return !k.has_chunks() && gemm.destination_m == 1 && gemm.result_taps() == 1 &&
+           (tile.cols >= kLeastPixels || is_one_run(tile));
   }
   bool is_one_run(const Tile& tile) const {
     return pixels_join(tile, {gemm.destination_n, gemm.destination_row, gemm.destination_col});
   }
-  void sum_in_result(const Item& item, int64_t m, const GemmOperands<T>& operands, int64_t vectors,
-                     LinesAhead& ahead) const {
+  // The tile's pixels as runs in the result, from channel m on: visit(where a run lies, its first pixel, pixels).
+  template <class Visit>
+  CONV2D_INLINE void for_each_run_of_result(const Item& item, int64_t m, const Visit& visit) const {
     const Tile& tile = item.piece.tile;
     const int64_t rows = is_one_run(tile) ? 1 : tile.images * tile.rows, pixels = tile.pixels() / rows;
     S* const first = item.piece.template first_pixel<S>(gemm, m);
+    for (int64_t row = 0; row < rows; ++row) {
+      visit(first + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row, row * pixels,
+            pixels);
+    }
+  }
+
+  void sum_in_result(const Item& item, int64_t m, const GemmOperands<T>& operands, int64_t vectors,
+                     LinesAhead& ahead) const {
     for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
       GemmOperands<T> pass = pass_of(operands, k);
       pass.c_pitch = gemm.destination_col;
-      for (int64_t row = 0; row < rows; ++row) {
-        S* const to = first + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row;
+      for_each_run_of_result(item, m, [&](S* to, int64_t, int64_t pixels) {
         const int64_t pieces = ahead.any() ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
         for_each_piece(pixels, pieces, ukernels_for<T, G>(vectors).rows, [&](int64_t x, int64_t now) {
           ahead.ask(now);
@@ -401,8 +419,26 @@ struct ConvCall {
           gemm_panel<G, T>(now, vectors, pass);
           pass.j_offset += now;
         });
-      }
+      });
     }
+  }
+
+  // The last segment of a panel, as finish_pieces takes it.
+  CONV2D_INLINE void round_in_result(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands,
+                                     const ChunkSums<T>& c, bool complete) const {
+    operands.bias = bias_first ? item.zeros : item.bias;
+    operands.result_pitch = gemm.destination_col;
+    operands.lanes = item.lanes_from(m, vectors * L);
+    for_each_run_of_result(item, m, [&](S* to, int64_t first, int64_t pixels) {
+      const int64_t pieces = div_up(pixels, store_pixels_at_once<T>(vectors));
+      for_each_piece(pixels, pieces, ukernels_for<T, G>(vectors).rows, [&](int64_t x, int64_t now) {
+        operands.c = (complete ? c : c.from((first + x) * vectors * L)).sums;
+        operands.result = to + x * operands.result_pitch;
+        prefetch_result(item.piece, first + x, now, m, vectors);
+        gemm_panel<G, T, S>(now, vectors, operands);
+        operands.j_offset += now;
+      });
+    });
   }
 
   // The bias of a panel's result channels, zeros where there is none.

@@ -181,6 +181,7 @@ struct Vec<float> {
     static CONV2D_INLINE reg fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
 #endif
     static CONV2D_INLINE reg of(__m512 a) { return _mm512_castps512_ps256(a); }
+    static CONV2D_INLINE __m512 widened(reg a) { return _mm512_zextps256_ps512(a); }
   };
 };
 

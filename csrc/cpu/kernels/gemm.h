@@ -103,14 +103,59 @@ struct GemmOperands {
   int64_t c_pitch;
   bool accumulate;
   const T* bias = nullptr;  // NR elements that are added after the last chain
-  bool half = false;        // the upper half of a panel's last vector is empty: nothing is stored there
+  bool half = false;  // the upper half of a panel's last vector is empty: nothing is stored there
   // Of listed steps, instead of `depth` and `chain`: k_offset holds two numbers for each, where B lies and, in units of
   // `vectors` elements, A; chain number i ends before step chain_ends[i]; row j of C lies c_offset[j] * c_pitch
   // further.
   int64_t chains = 0;
   const int64_t* chain_ends = nullptr;
   const int64_t* c_offset = nullptr;
+  // Of kernels that round finished sums: where the first `lanes` of each row go. C is then scratch, of what more than
+  // one chain adds to.
+  BFloat16* result = nullptr;
+  int64_t result_pitch = 0, lanes = 0;
 };
+
+#if defined(CONV2D_NARROWS_BFLOAT16)
+// A row of sums after another, rounded by an instruction that flushes denormal numbers.
+template <int NV>
+class RoundedRows {
+ public:
+  CONV2D_INLINE RoundedRows(BFloat16* to, int64_t lanes)
+      : to_(to), stored_(mask_of_first(lanes - kBefore)), nonzero_(stored_) {}
+  CONV2D_INLINE void next(int64_t pitch) { to_ += pitch; }
+  CONV2D_INLINE void store(const __m512 (&sum)[NV]) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kBefore / L; v += 2) whole_ = narrow_flushed(to_ + v * L, sum[v], sum[v + 1], kAll, whole_);
+    if constexpr (NV % 2 == 0) {
+      nonzero_ = narrow_flushed(to_ + kBefore, sum[NV - 2], sum[NV - 1], stored_, nonzero_);
+    } else {
+      nonzero_ = narrow_flushed(to_ + kBefore, sum[NV - 1], __mmask16(stored_), __mmask16(nonzero_));
+    }
+  }
+  // Otherwise some results may have been denormal numbers.
+  CONV2D_INLINE bool all_nonzero() const { return whole_ == kAll && nonzero_ == stored_; }
+
+ private:
+  static constexpr int L = Vec<float>::kLanes;
+  static constexpr int kBefore = (NV - 1) / 2 * 2 * L;  // lanes before the last vector or two
+  static constexpr __mmask32 kAll = ~__mmask32{0};
+  BFloat16* to_;
+  __mmask32 stored_, nonzero_, whole_ = kAll;
+};
+
+// So many rows of C, denormal numbers as well.
+inline __attribute__((noinline)) void round_exactly(const GemmOperands<float>& operands, int rows) {
+  constexpr int L = Vec<float>::kLanes;
+  for (int j = 0; j < rows; ++j) {
+    const float* const c = operands.c + j * operands.c_pitch;
+    BFloat16* const to = operands.result + j * operands.result_pitch;
+    for (int64_t m = 0; m < operands.lanes; m += L) {
+      narrow_partial(to + m, Vec<float>::load(c + m), int(min64(operands.lanes - m, L)));
+    }
+  }
+}
+#endif
 
 // The vector that ends a panel.
 template <class T, bool kHalf>
@@ -122,8 +167,8 @@ struct LastVector<T, true> {
   using type = typename Vec<T>::Half;
 };
 
-// kHalf: of the last vector the lower half alone is computed.
-template <class T, int MR, int NV, bool kLanesAreGroups, bool kHalf, bool kListed = false>
+// kHalf: of the last vector the lower half alone is computed. R: what finished sums are stored as.
+template <class T, int MR, int NV, bool kLanesAreGroups, bool kHalf, bool kListed = false, class R = T>
 void gemm_ukernel(const GemmOperands<T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
@@ -235,6 +280,41 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
         if constexpr (kHalf) H::store(c + kLast, last[j]);
       }
     };
+#if defined(CONV2D_NARROWS_BFLOAT16)
+    [[maybe_unused]] const auto round = [&](auto accumulates) CONV2D_INLINE_LAMBDA {
+      RoundedRows<NV> rows(operands.result, operands.lanes);
+      const T* c = operands.c;
+#pragma GCC unroll 16
+      for (int j = 0; j < MR; ++j, c += operands.c_pitch, rows.next(operands.result_pitch)) {
+        reg sum[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < kWhole; ++v) {
+          if constexpr (accumulates) acc[j][v] = V::add(V::load(c + v * V::kLanes), acc[j][v]);
+          sum[v] = acc[j][v] = V::add(acc[j][v], V::load(operands.bias + v * V::kLanes));
+        }
+        if constexpr (kHalf) {
+          if constexpr (accumulates) last[j] = H::add(H::load(c + kLast), last[j]);
+          last[j] = H::add(last[j], H::load(operands.bias + kLast));
+          sum[kWhole] = H::widened(last[j]);
+        }
+        rows.store(sum);
+      }
+      if (__builtin_expect(rows.all_nonzero(), 1)) return;
+      T* at = operands.c;
+#pragma GCC unroll 16
+      for (int j = 0; j < MR; ++j, at += operands.c_pitch) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kWhole; ++v) V::store(at + v * V::kLanes, acc[j][v]);
+        if constexpr (kHalf) H::store(at + kLast, last[j]);
+      }
+      round_exactly(operands, MR);
+    };
+    if constexpr (!std::is_same_v<R, T>) {
+      if (is_last) return accumulate ? round(std::true_type()) : round(std::false_type());
+    }
+#else
+    static_assert(std::is_same_v<R, T>);
+#endif
     constexpr std::true_type yes;
     constexpr std::false_type no;
     if (accumulate) {
@@ -250,37 +330,37 @@ template <class T>
 using GemmUkernel = void (*)(const GemmOperands<T>&);
 
 // The micro-kernels of one panel width, by rows - 1.
-template <class T, int NV, bool G, bool kHalf, bool kListed, class Rows>
+template <class T, int NV, bool G, bool kHalf, bool kListed, class R, class Rows>
 struct UkernelRow;
-template <class T, int NV, bool G, bool kHalf, bool kListed, int... kRow>
-struct UkernelRow<T, NV, G, kHalf, kListed, std::integer_sequence<int, kRow...>> {
-  static constexpr GemmUkernel<T> by_rows[] = {gemm_ukernel<T, kRow + 1, NV, G, kHalf, kListed>...};
+template <class T, int NV, bool G, bool kHalf, bool kListed, class R, int... kRow>
+struct UkernelRow<T, NV, G, kHalf, kListed, R, std::integer_sequence<int, kRow...>> {
+  static constexpr GemmUkernel<T> by_rows[] = {gemm_ukernel<T, kRow + 1, NV, G, kHalf, kListed, R>...};
 };
 template <class T>
 struct Ukernels {
   const GemmUkernel<T>* by_rows;
   int rows;
 };
-template <class T, int NV, bool G, bool kListed>
+template <class T, int NV, bool G, bool kListed, class R>
 CONV2D_INLINE Ukernels<T> ukernels_of([[maybe_unused]] bool half) {
   constexpr int rows = kRows<T, NV>;
   using Rows = std::make_integer_sequence<int, rows>;
   if constexpr (kHasHalves<T> && !G && !kListed) {
-    if (half) return {UkernelRow<T, NV, G, true, false, Rows>::by_rows, rows};
+    if (half) return {UkernelRow<T, NV, G, true, false, R, Rows>::by_rows, rows};
   }
-  return {UkernelRow<T, NV, G, false, kListed, Rows>::by_rows, rows};
+  return {UkernelRow<T, NV, G, false, kListed, R, Rows>::by_rows, rows};
 }
-template <class T, bool G, bool kListed = false>
+template <class T, bool G, bool kListed = false, class R = T>
 CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors, bool half = false) {
   constexpr int max = Vec<T>::kMaxVectors;
   if constexpr (max >= 4) {
-    if (vectors == 4) return ukernels_of<T, 4, G, kListed>(half);
-    if (vectors == 3) return ukernels_of<T, 3, G, kListed>(half);
+    if (vectors == 4) return ukernels_of<T, 4, G, kListed, R>(half);
+    if (vectors == 3) return ukernels_of<T, 3, G, kListed, R>(half);
   }
   if constexpr (max >= 2) {
-    if (vectors == 2) return ukernels_of<T, 2, G, kListed>(half);
+    if (vectors == 2) return ukernels_of<T, 2, G, kListed, R>(half);
   }
-  return ukernels_of<T, 1, G, kListed>(half);
+  return ukernels_of<T, 1, G, kListed, R>(half);
 }
 
 // Rows of the packed panel that all rows of C use before the next ones, as whole chains: so many stay in L1 beside what
@@ -303,25 +383,28 @@ CONV2D_INLINE GemmOperands<T> pass_of(const GemmOperands<T>& operands, int64_t k
 
 // C (rows x NR) for any number of rows, in near-equal blocks of as many as the micro-kernel takes: a rest of one or two
 // rows would leave the FMA units waiting for its few chains.
-// Before each block of so many rows, of each pass, before(rows) is called.
-template <bool G, class T, class Before>
+// Before each block of so many rows, of each pass, before(rows) is called. R: what finished sums are stored as.
+template <bool G, class T, class R = T, class Before>
 CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands, const Before& before) {
-  const Ukernels<T> ukernels = ukernels_for<T, G>(vectors, operands.half);
-  const Panels blocks = cut_panels(rows, ukernels.rows);
   for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
     GemmOperands<T> now = pass_of(operands, k);
+    const bool ends = k + now.depth == operands.depth;
+    const Ukernels<T> ukernels =
+        ends ? ukernels_for<T, G, false, R>(vectors, operands.half) : ukernels_for<T, G>(vectors, operands.half);
+    const Panels blocks = cut_panels(rows, ukernels.rows);
     for (int64_t block = 0; block < blocks.count; ++block) {
       const int64_t block_rows = blocks.size(block);
       before(block_rows);
       ukernels.by_rows[block_rows - 1](now);
       now.j_offset += block_rows;
       now.c += block_rows * now.c_pitch;
+      now.result += block_rows * now.result_pitch;
     }
   }
 }
-template <bool G, class T>
+template <bool G, class T, class R = T>
 CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands) {
-  gemm_panel<G, T>(rows, vectors, operands, [](int64_t) {});
+  gemm_panel<G, T, R>(rows, vectors, operands, [](int64_t) {});
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

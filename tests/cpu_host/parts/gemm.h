@@ -277,6 +277,58 @@ void check_gemm_panel() {
   }
 }
 
+#if defined(CONV2D_BFLOAT16_PAIRS)
+// The same with sums that are rounded and stored in the result, of which some are zeros or denormal numbers: those of
+// lanes without weights are their bias alone.
+inline void check_rounded_panels() {
+  begin_part("gemm_panel bfloat16 pairs, rounded");
+  Random random(7);
+  const float denormal = bits_to_float(0x00012345), small = bits_to_float(0x00800001);
+  const float without_sum[] = {0.0f, -0.0f, denormal, -denormal, small};
+  constexpr int64_t L = Vec<float>::kLanes;
+  for (int n = 0; n < 2000; ++n) {
+    const int64_t vectors = random.between(1, Vec<float>::kMaxVectors);
+    const int64_t rows = random.between(1, 2 * ukernels_for<float, false>(vectors).rows + 3);
+    const Sum sum{random.once_in(4) ? random.between(1, 2 * kPassDepth) : random.between(1, 9), random.between(1, 70),
+                  random.once_in(4), true};
+    GemmCase<float, false> now(rows, vectors, sum, 0, random.between(0, 3), random);
+    now.half = random.once_in(2);
+    const int64_t most = now.width - (now.half ? L / 2 : 0),
+                  lanes = random.between(now.half ? most - 7 : most - 15, most);
+    if (random.once_in(2)) {
+      for (int64_t i = 0; i < now.width; ++i) {
+        if (!random.once_in(5)) continue;
+        now.start[i] = 0;
+        now.bias[i] = without_sum[random.between(0, 4)];
+        for (int64_t k = 0; k < sum.depth; ++k) now.a[k * now.a_pitch + i] = BFloat16Pair{};
+        for (int64_t j = 0; j < rows && sum.accumulate; ++j) now.c.fill(j * now.c_pitch + i, 0.0f);
+      }
+    }
+    describe("%d rows, %d vectors, %d lanes, depth %d, chain %d, accumulate %d", int(rows), int(vectors), int(lanes),
+             int(sum.depth), int(sum.chain), sum.accumulate);
+    const int64_t pitch = lanes + random.between(0, 2) * 32;
+    Result<BFloat16> result((rows - 1) * pitch + lanes);
+    GemmOperands<float> operands = now.operands();
+    operands.result = result.data();
+    operands.result_pitch = pitch;
+    operands.lanes = lanes;
+    // What the sums are, other micro-kernels say, which have a check of their own.
+    Buffer<float> c((rows - 1) * now.c_pitch + now.width);
+    std::copy_n(now.c.data(), c.size(), c.data());
+    GemmOperands<float> exact = operands;
+    exact.c = c.data();
+    gemm_panel<false, float>(rows, vectors, exact);
+    for (int64_t j = 0; j < rows; ++j) {
+      for (int64_t i = 0; i < lanes; ++i) {
+        result.expected[size_t(j * pitch + i)] = Narrow<BFloat16>::from(c[j * now.c_pitch + i]);
+      }
+    }
+    gemm_panel<false, float, BFloat16>(rows, vectors, operands);
+    result.compare();
+  }
+}
+#endif
+
 template <class T>
 void check_pixel_ukernels() {
   begin_part(std::string("pixel_ukernel ") + kNameOf<T>);
@@ -386,7 +438,11 @@ void check_gemm() {
     check_listed_ukernels<T>();
     check_listed_steps<T>();
   }
-  if constexpr (!kTakesPairs<T>) {
+  if constexpr (kTakesPairs<T>) {
+#if defined(CONV2D_BFLOAT16_PAIRS)
+    check_rounded_panels();
+#endif
+  } else {
     check_gemm_ukernels<T, true>();
     check_gemm_panel<T, true>();
   }
