@@ -83,7 +83,8 @@ void check_conv1d_sizes(c10::SymIntArrayRef input, c10::SymIntArrayRef weight, s
 CONV2D_EXT_EXPORT void check_not_nested(const char* function, const at::Tensor& input, const at::Tensor& weight);
 
 // Dense tensors of one supported dtype, on one device. function: the name to complain by.
-void check_kinds(const char* function, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+void check_kinds(const char* function, const at::Tensor& input, const at::Tensor& weight,
+                 const std::optional<at::Tensor>& bias);
 
 // Whether the tensor's dtype is supported on its device.
 bool is_supported_on(const at::Tensor& tensor);
