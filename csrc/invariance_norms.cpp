@@ -72,13 +72,23 @@ struct BatchNorm {
     const bool is_batched = input.key_set().has(c10::DispatchKey::FuncTorchBatched);
     return training || (is_batched && !input.is_contiguous()) || holds(input.sym_numel().sym_eq(0));
   }
+  // Of a batch of one image, in training too: PyTorch mistakes the format of some gradients, and its result is wrong.
+  static Tensor with_gradient_in_format(const Tensor& result, const Tensor& input) {
+    const bool is_image = input.dim() == 4 || input.dim() == 5;
+    const bool may_be_mistaken = is_image && input.sym_size(0).maybe_as_int() == 1 && may_record(result) &&
+                                 !input.key_set().has(c10::DispatchKey::FuncTorchBatched);
+    if (!may_be_mistaken) return result;
+    return copy_as(result, result_is_channels_last(input), examples_are_channels_last(input));
+  }
   static Tensor call(DispatchKeySet keys, const Tensor& input, const std::optional<Tensor>& weight,
                      const std::optional<Tensor>& bias, const std::optional<Tensor>& running_mean,
                      const std::optional<Tensor>& running_var, bool training, double momentum, double eps,
                      bool cudnn_enabled) {
-    if (leaves<Op>(keys) || !takes_on_cpu(input) || leaves_to_pytorch(input, training)) {
-      return Op::redispatch(keys & kBelow, input, weight, bias, running_mean, running_var, training, momentum, eps,
-                            cudnn_enabled);
+    const bool takes = !leaves<Op>(keys) && takes_on_cpu(input);
+    if (!takes || leaves_to_pytorch(input, training)) {
+      const Tensor result = Op::redispatch(keys & kBelow, input, weight, bias, running_mean, running_var, training,
+                                           momentum, eps, cudnn_enabled);
+      return takes ? with_gradient_in_format(result, input) : result;
     }
     const bool last = examples_are_channels_last(input), result_last = result_is_channels_last(input);
     const auto last_format = input.dim() == 5 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
@@ -88,7 +98,7 @@ struct BatchNorm {
     const Tensor result = Op::redispatch(keys & kBelow, dense ? input : copy_as(input, last, last), weight, bias,
                                          running_mean, running_var, training, momentum, eps, cudnn_enabled);
     // The gradient is in the example's format, too. In another one PyTorch computes in another order, which shows in 16
-    // bits; and in a batch of one, whose format it mistakes, its result is wrong.
+    // bits; or, in a batch of one, wrongly.
     return may_record(result) || last != result_last ? copy_as(result, result_last, last) : result;
   }
 };

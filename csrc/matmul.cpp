@@ -93,15 +93,25 @@ Tensor joined_rows(const Tensor& batch) {
 
 Tensor conjugate_transpose(const Tensor& matrix) { return matrix.transpose(-2, -1).conj(); }
 
+bool is_one(const c10::SymInt& value) { return value.maybe_as_int() == 1; }
+
 bool lies_by_columns(const Tensor& matrix) {
-  return matrix.dim() == 2 && matrix.sym_stride(0).sym_eq(1).guard_bool(__FILE__, __LINE__) &&
-         matrix.sym_stride(1).sym_eq(matrix.sym_size(0)).guard_bool(__FILE__, __LINE__);
+  return matrix.sym_stride(-2).sym_eq(1).guard_bool(__FILE__, __LINE__) &&
+         matrix.sym_stride(-1).sym_eq(matrix.sym_size(-2)).guard_bool(__FILE__, __LINE__);
+}
+// Whether the gradient of mat1 lies by columns, as mat1 does: torch.mm's and F.linear's do. They take a batch of one
+// for a matrix where mat2 needs a gradient.
+bool grad_lies_by_columns(const Tensor& mat1, const Tensor& mat2) {
+  const bool is_matrix = mat1.dim() == 2 || (mat2.dim() == 2 && mat2.requires_grad() && is_one(mat1.sym_size(0)) &&
+                                             !is_one(mat1.sym_size(1)));
+  return is_matrix && lies_by_columns(mat1);
 }
 
 // A product that lies by rows or by columns. Factors that change their roles change no bit of real numbers; of complex
 // ones they would: the order of an imaginary part's two products follows the roles.
 Tensor product_by(bool columns, const Tensor& mat1, const Tensor& mat2) {
   if (!columns) return matrix_product(mat1, mat2);
+  if (mat1.dim() == 3) return product_by(true, mat1.squeeze(0), mat2).unsqueeze(0);
   if (mat1.is_complex()) return matrix_product(mat1, mat2).transpose(0, 1).contiguous().transpose(0, 1);
   return matrix_product(mat2.transpose(0, 1), mat1.transpose(0, 1)).transpose(0, 1);
 }
@@ -146,7 +156,7 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& mat1, const Tenso
   }
   if (compute_requires_grad(mat1, mat2, bias)) {
     auto node = make_node<MatmulBackward>(mat1, mat2, bias);
-    node->state = {mat2.dim() == 2, lies_by_columns(mat1), lies_by_columns(mat2)};
+    node->state = {mat2.dim() == 2, grad_lies_by_columns(mat1, mat2), mat2.dim() == 2 && lies_by_columns(mat2)};
     node->save(mat1, mat2);
     torch::autograd::set_history(output, node);
   }

@@ -795,6 +795,30 @@ def test_weight_gradients_follow_no_thread_count(norm, size, dtype):
                 assert same_bits(ours, theirs), (memory_format, count, i)
 
 
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 8, 3, 3), (1, 8, 3, 2, 3)], ids=str)
+def test_gradients_of_batch_norm_whatever_the_batchs_stride(sizes, evaluated):
+    """A batch of one has any. PyTorch mistakes the format of such a gradient (at 2.11), which
+    linear gives the pixels of an image."""
+    norm = (nn.BatchNorm2d if len(sizes) == 4 else nn.BatchNorm3d)(8).train(not evaluated)
+    nn.init.uniform_(norm.weight, 0.5, 2)
+    grad = torch.randn(sizes)
+    last = grad.movedim(1, -1).contiguous().movedim(-1, 1)
+    mistaken = last.as_strided(sizes, (8, *last.stride()[1:]))
+    assert torch.equal(mistaken, grad)
+
+    def results(norm, x, grad):
+        x = x.clone().requires_grad_()
+        output = norm(x)
+        return output.detach(), *torch.autograd.grad(output, (x, *norm.parameters()), grad)
+
+    x = torch.randn(sizes)
+    exact = results(copy.deepcopy(norm).double(), x.double(), grad.double())
+    with conv2d_ext.batch_invariant():
+        for result, wanted in zip(results(norm, x, mistaken), exact, strict=True):
+            torch.testing.assert_close(result, wanted.float(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("norm", "dims"),

@@ -26,7 +26,8 @@ _SYMBOL = re.compile(r"^([0-9a-f]+) .* F \.text\s+([0-9a-f]+)\s+(?:\.hidden )?(.
 _UKERNEL = re.compile(
     r"cpu::(?P<isa>\w+)::(?P<family>gemm_ukernel|pixel_ukernel)"
     r"<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+)"
-    r"(?:, (?P<lanes_are_groups>true|false), (?P<half>true|false), (?P<listed>true|false))?>\("
+    r"(?:, (?P<lanes_are_groups>true|false), (?P<half>true|false), (?P<listed>true|false)"
+    r", (?P<result>[\w:]+))?>\("
 )
 # Of depthwise problems: 'rows' pixels by 'columns' taps, and 'rows' by 'columns' taps.
 _DEPTHWISE = re.compile(
@@ -217,6 +218,14 @@ def disassemble(address: int, size: int) -> list[Instruction]:
 
 
 _HALF = FORMS["gemm_ukernel", "false", "true", "false"]
+_ROUNDED = ", rounded to bfloat16"
+
+
+def form_of(ukernel: re.Match) -> str:
+    form = FORMS[tuple(ukernel[k] for k in ("family", "lanes_are_groups", "half", "listed"))]
+    return form if ukernel["result"] in (None, ukernel["dtype"]) else form + _ROUNDED
+
+
 _WHOLE = [form for form in FORMS.values() if form != _HALF]
 # The sums of bfloat16 pairs are float32.
 FAMILIES = [
@@ -225,7 +234,11 @@ FAMILIES = [
         ("avx2", ("float", "double"), _WHOLE),
         ("avx512", ("float", "double"), _WHOLE),
         ("avx512", ("float",), [_HALF]),
-        ("avx512_bf16", ("float",), ["result channels", _HALF]),
+        (
+            "avx512_bf16",
+            ("float",),
+            [kind + end for kind in ("result channels", _HALF) for end in ("", _ROUNDED)],
+        ),
     )
     if isa in COMPILED
     for dtype in dtypes
@@ -247,9 +260,7 @@ def kernels() -> list[Kernel]:
                     ukernel["dtype"],
                     int(ukernel["rows"]),
                     int(ukernel["vectors"]),
-                    FORMS[
-                        tuple(ukernel[k] for k in ("family", "lanes_are_groups", "half", "listed"))
-                    ],
+                    form_of(ukernel),
                     int(symbol[1], 16),
                     int(symbol[2], 16),
                 )

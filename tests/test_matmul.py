@@ -215,6 +215,21 @@ class TestLinear:
         ):
             assert grad.stride() == leaf.stride()
 
+    @pytest.mark.parametrize("frozen", [False, True])
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_gradients_of_tokens_lie_as_pytorchs(self, batch, frozen):
+        """Of an image's pixels as tokens. PyTorch's batch norm before them mistakes other strides
+        in a batch of one (at 2.11), and passes wrong gradients on."""
+        weight = torch.randn(5, 8).requires_grad_(not frozen)
+        strides = []
+        for linear in (F.linear, conv2d_ext.linear):
+            images = torch.randn(batch, 8, 3, 4, requires_grad=True)
+            tokens = images.flatten(2).transpose(1, 2)
+            output = linear(tokens, weight)
+            grads = torch.autograd.grad(output, (tokens, images), torch.ones_like(output))
+            strides.append([grad.stride() for grad in grads])
+        assert strides[0] == strides[1]
+
     def test_traces_hold_for_other_strides(self):
         """Of images whose permutation is contiguous, run with those for which it is not."""
         layer = conv2d_ext.Linear(6, 7).requires_grad_(False)

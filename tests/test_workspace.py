@@ -11,10 +11,7 @@ import pathlib
 
 import peak_memory
 import pytest
-import torch
 from child import run_python
-
-import conv2d_ext
 
 MIB = 2**20
 # Beside the workspace, the resident memory counts pages of code, stacks and allocator arenas that
@@ -71,22 +68,13 @@ def test_the_measure_sees_copies_and_not_results(extra_memory):
 
 # ---- large results, which malloc maps anew in each call
 
-_OPS = torch.ops.conv2d_ext
-# Results of so many elements, as each op gives them.
-_RESULTS = {
-    "conv2d": lambda n: conv2d_ext.conv2d(torch.ones(1, 2, n // 4096, 64), torch.ones(64, 2, 1, 1)),
-    "conv2d_grad_input": lambda n: _OPS.conv2d_grad_input(
-        torch.ones(1, 2, n // 4096, 64), torch.ones(2, 64, 1, 1), [1, 64, n // 4096, 64],
-        [1, 1], [0, 0, 0, 0], [1, 1], 1, False,
-    ),
-    "matmul": lambda n: conv2d_ext.linear(torch.ones(n // 1024, 2), torch.ones(1024, 2)),
-    "pointwise": lambda n: _OPS.pointwise(torch.ones(1).expand(n), "sigmoid", []),
-    "softmax": lambda n: _OPS.softmax(torch.ones(1, 1).expand(n // 64, 64), 1, False),
-}  # fmt: skip
+# Of each op a result of so many MiB, and whether Linux is asked for huge pages in the middle of it.
+_LARGE_RESULTS = """
+import pathlib, torch, conv2d_ext
 
+ops = torch.ops.conv2d_ext
 
-def flags_of_memory(address: int) -> set[str]:
-    """What Linux says of the mapping with this address."""
+def flags_of_memory(address):
     inside = False
     for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
         name, _, rest = line.partition(" ")
@@ -94,20 +82,36 @@ def flags_of_memory(address: int) -> set[str]:
             first, last = (int(end, 16) for end in name.split("-"))
             inside = first <= address < last
         elif inside and name == "VmFlags:":
-            return set(rest.split())
-    raise AssertionError(f"no mapping holds {address:#x}")
+            return rest.split()
+
+images = lambda n: torch.ones(1, 2, n // 4096, 64)
+results = {
+    "conv2d": lambda n: conv2d_ext.conv2d(images(n), torch.ones(64, 2, 1, 1)),
+    "conv2d_grad_input": lambda n: ops.conv2d_grad_input(
+        images(n), torch.ones(2, 64, 1, 1), [1, 64, n // 4096, 64], [1, 1], [0] * 4, [1, 1], 1,
+        False,
+    ),
+    "matmul": lambda n: conv2d_ext.linear(torch.ones(n // 1024, 2), torch.ones(1024, 2)),
+    "pointwise": lambda n: ops.pointwise(torch.ones(1).expand(n), "sigmoid", []),
+    "softmax": lambda n: ops.softmax(torch.ones(1, 1).expand(n // 64, 64), 1, False),
+}
+for mib in (16, 40):
+    for name, result_of in results.items():
+        result = result_of(mib * 2**20 // 4)
+        assert mib - 1 < result.nbytes / 2**20 <= mib
+        print(name, mib, "hg" in flags_of_memory(result.data_ptr() + result.nbytes // 2))
+"""
 
 
 @pytest.mark.skipif(
     not pathlib.Path("/sys/kernel/mm/transparent_hugepage").exists(),
     reason="the kernel has no transparent huge pages",
 )
-@pytest.mark.parametrize("op", _RESULTS)
-def test_large_results_ask_for_huge_pages(op):
+def test_large_results_ask_for_huge_pages():
     """Of 4 KiB pages the faults would take four fifths of the time. Smaller results, which mostly
     lie in memory that was used before, are left as they are. Seen to fail: without the request."""
-    for mib, asks in ((40, True), (16, False)):
-        result = _RESULTS[op](mib * MIB // 4)
-        assert result.nbytes > (mib - 1) * MIB
-        middle = result.data_ptr() + result.nbytes // 2
-        assert ("hg" in flags_of_memory(middle)) == asks
+    finished = run_python("-c", _LARGE_RESULTS)
+    assert finished.returncode == 0, finished.stderr
+    asks = [line.rpartition(" ") for line in finished.stdout.splitlines()]
+    assert len(asks) == 10
+    assert all(asked == str(what.endswith("40")) for what, _, asked in asks), finished.stdout

@@ -315,6 +315,7 @@ int64_t* const kLimits[] = {
     &t::kPairColumns,
     &t::kStreamedPairBytes,
     &t::kChunkedTileBytes,
+    &d::kRowsWidenedAside,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -8,6 +8,16 @@ namespace limit = limits::depthwise;
 
 namespace {
 
+// Whether AMD made the CPU: its shifts and shuffles then run beside multiply-adds. Intel's take their ports.
+bool widens_aside() {
+#if defined(__x86_64__)
+  static const bool is_amd = __builtin_cpu_is("amd");
+  return is_amd;
+#else
+  return false;
+#endif
+}
+
 bool reads_in_place(const ConvGemm& gemm, int64_t chain, bool widens) {
   const bool inside = meets_no_padding(gemm);
   if (inside && !widens) return true;
@@ -15,7 +25,7 @@ bool reads_in_place(const ConvGemm& gemm, int64_t chain, bool widens) {
   // At edges each run is a call or two: few pixels would not pay for it.
   return gemm.taps() <= chain && has_depthwise_ukernel(gemm.taps_w, row, gemm.cols) &&
          (inside || row.runs == 1 || gemm.cols / row.runs >= kDepthwisePixels) &&
-         (!widens || gemm.taps_h <= limit::kWidenedRows);
+         (!widens || gemm.taps_h <= (widens_aside() ? limit::kRowsWidenedAside : limit::kWidenedRows));
 }
 
 // Whether a source is copied since its pixels crowd an L1 of 64 sets and 8 ways: so many lines that a micro-kernel's

@@ -64,7 +64,7 @@ struct DepthwiseTiling : TileGrid {
   int64_t blocks;
   // The source is read as it lies, and not from a patch: by micro-kernels of rows of taps, and where no pixel meets the
   // padding and nothing is widened by gemm_ukernel, too. (Types that are widened are so for each row of taps anew: many
-  // rows are cheaper in a patch.)
+  // rows are cheaper in a patch where that takes the multiply-adds' units.)
   bool in_place;
   int64_t patch_elements;
   int64_t image_pixels() const { return tile_rows * tile_cols; }  // which are computed at a time
