@@ -103,7 +103,7 @@ struct GemmOperands {
   int64_t c_pitch;
   bool accumulate;
   const T* bias = nullptr;  // NR elements that are added after the last chain
-  bool half = false;  // the upper half of a panel's last vector is empty: nothing is stored there
+  bool half = false;        // the upper half of a panel's last vector is empty: nothing is stored there
   // Of listed steps, instead of `depth` and `chain`: k_offset holds two numbers for each, where B lies and, in units of
   // `vectors` elements, A; chain number i ends before step chain_ends[i]; row j of C lies c_offset[j] * c_pitch
   // further.
