@@ -596,6 +596,14 @@ def _register_vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
     torch.library.register_vmap(f"conv2d_ext::{name}", unseen)
 
 
+def _copy_as_vmap(
+    info: Any, in_dims: tuple[int | None, ...], input: Tensor, *formats: bool
+) -> tuple[Tensor, int]:
+    folded = _images(input, in_dims[0], info.batch_size)
+    copy = torch.ops.conv2d_ext.copy_as(folded, *formats)
+    return copy.unflatten(0, (info.batch_size, -1)), 0
+
+
 _register_vmap("conv2d", _conv2d_vmap)
 _register_vmap("conv2d_grad_input", _conv2d_grad_input_vmap)
 _register_vmap("conv2d_grad_weight", _conv2d_grad_weight_vmap)
@@ -610,6 +618,7 @@ _register_vmap("var", functools.partial(_sum_vmap, var_over))
 _register_vmap("mean", functools.partial(_sum_vmap, mean_over))
 _register_vmap("softmax", _softmax_vmap)
 _register_vmap("softmax_grad", _softmax_grad_vmap)
+_register_vmap("copy_as", _copy_as_vmap)
 _register_vmap("attention", _attention_vmap)
 _register_vmap("attention_grad", _attention_grad_vmap)
 

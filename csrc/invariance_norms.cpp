@@ -2,7 +2,8 @@
 //   group_norm     channels_last: sums are shared out among threads
 //   instance_norm  a gradient that is channels_last: read as one image's for a batch of one, copied for others
 //   batch_norm     evaluated: the order of operations follows the format of the input, and of its gradient, which a
-//                  batch of one can have another than a batch of several
+//                  batch of one can have another than a batch of several. In training, too, where sizes are 1: PyTorch
+//                  mistakes the format of some such gradients, and its result is wrong
 #include "copy_as.h"
 #include "invariance_kernels.h"
 
@@ -67,28 +68,25 @@ struct BatchNorm {
     return input.is_contiguous(at::MemoryFormat::ChannelsLast3d) ||
            input.is_contiguous(at::MemoryFormat::ChannelsLast) || is_channels_last(input);
   }
+  // Whether strides, those of sizes of 1, can suggest another format than the one in which a tensor lies.
+  static bool may_suggest_another_format(const Tensor& input) {
+    bool has_one = false;
+    for (int64_t d = 0; d < input.dim(); ++d) has_one |= d != 1 && input.sym_size(d).maybe_as_int() == 1;
+    return has_one && (input.dim() == 4 || input.dim() == 5);
+  }
   // Left to PyTorch: statistics of the batch, no elements, and examples of vmap, whose strides don't show.
   static bool leaves_to_pytorch(const Tensor& input, bool training) {
     const bool is_batched = input.key_set().has(c10::DispatchKey::FuncTorchBatched);
-    return training || (is_batched && !input.is_contiguous()) || holds(input.sym_numel().sym_eq(0));
-  }
-  // Of a batch of one image, in training too: PyTorch mistakes the format of some gradients, and its result is wrong.
-  static Tensor with_gradient_in_format(const Tensor& result, const Tensor& input) {
-    const bool is_image = input.dim() == 4 || input.dim() == 5;
-    const bool may_be_mistaken = is_image && input.sym_size(0).maybe_as_int() == 1 && may_record(result) &&
-                                 !input.key_set().has(c10::DispatchKey::FuncTorchBatched);
-    if (!may_be_mistaken) return result;
-    return copy_as(result, result_is_channels_last(input), examples_are_channels_last(input));
+    if (training && (is_batched || !may_suggest_another_format(input))) return true;
+    return (is_batched && !input.is_contiguous()) || holds(input.sym_numel().sym_eq(0));
   }
   static Tensor call(DispatchKeySet keys, const Tensor& input, const std::optional<Tensor>& weight,
                      const std::optional<Tensor>& bias, const std::optional<Tensor>& running_mean,
                      const std::optional<Tensor>& running_var, bool training, double momentum, double eps,
                      bool cudnn_enabled) {
-    const bool takes = !leaves<Op>(keys) && takes_on_cpu(input);
-    if (!takes || leaves_to_pytorch(input, training)) {
-      const Tensor result = Op::redispatch(keys & kBelow, input, weight, bias, running_mean, running_var, training,
-                                           momentum, eps, cudnn_enabled);
-      return takes ? with_gradient_in_format(result, input) : result;
+    if (leaves<Op>(keys) || !takes_on_cpu(input) || leaves_to_pytorch(input, training)) {
+      return Op::redispatch(keys & kBelow, input, weight, bias, running_mean, running_var, training, momentum, eps,
+                            cudnn_enabled);
     }
     const bool last = examples_are_channels_last(input), result_last = result_is_channels_last(input);
     const auto last_format = input.dim() == 5 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
@@ -98,7 +96,7 @@ struct BatchNorm {
     const Tensor result = Op::redispatch(keys & kBelow, dense ? input : copy_as(input, last, last), weight, bias,
                                          running_mean, running_var, training, momentum, eps, cudnn_enabled);
     // The gradient is in the example's format, too. In another one PyTorch computes in another order, which shows in 16
-    // bits; or, in a batch of one, wrongly.
+    // bits; or wrongly.
     return may_record(result) || last != result_last ? copy_as(result, result_last, last) : result;
   }
 };

@@ -93,18 +93,19 @@ Tensor joined_rows(const Tensor& batch) {
 
 Tensor conjugate_transpose(const Tensor& matrix) { return matrix.transpose(-2, -1).conj(); }
 
-bool is_one(const c10::SymInt& value) { return value.maybe_as_int() == 1; }
-
 bool lies_by_columns(const Tensor& matrix) {
-  return matrix.sym_stride(-2).sym_eq(1).guard_bool(__FILE__, __LINE__) &&
-         matrix.sym_stride(-1).sym_eq(matrix.sym_size(-2)).guard_bool(__FILE__, __LINE__);
+  return matrix.dim() == 2 && matrix.sym_stride(0).sym_eq(1).guard_bool(__FILE__, __LINE__) &&
+         matrix.sym_stride(1).sym_eq(matrix.sym_size(0)).guard_bool(__FILE__, __LINE__);
 }
-// Whether the gradient of mat1 lies by columns, as mat1 does: torch.mm's and F.linear's do. They take a batch of one
-// for a matrix where mat2 needs a gradient.
-bool grad_lies_by_columns(const Tensor& mat1, const Tensor& mat2) {
-  const bool is_matrix = mat1.dim() == 2 || (mat2.dim() == 2 && mat2.requires_grad() && is_one(mat1.sym_size(0)) &&
-                                             !is_one(mat1.sym_size(1)));
-  return is_matrix && lies_by_columns(mat1);
+
+// Whether a batch of one is taken for a matrix that lies by columns: by F.linear it is where mat2 needs a gradient, or
+// the batch's stride lets it. (Sizes that are not known yet are not asked: layouts alone depend on it.)
+bool one_lies_by_columns(const Tensor& mat1, const Tensor& mat2) {
+  if (mat1.dim() != 3 || mat2.dim() != 2 || mat1.sym_size(0).maybe_as_int() != 1) return false;
+  if (mat1.sym_stride(1).maybe_as_int() != 1) return false;
+  const auto rows = mat1.sym_size(1).maybe_as_int();
+  const bool by_columns = rows.has_value() && *rows != 1 && mat1.sym_stride(2).maybe_as_int() == rows;
+  return by_columns && (mat2.requires_grad() || mat1.sym_stride(0).maybe_as_int() == rows);
 }
 
 // A product that lies by rows or by columns. Factors that change their roles change no bit of real numbers; of complex
@@ -156,7 +157,7 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& mat1, const Tenso
   }
   if (compute_requires_grad(mat1, mat2, bias)) {
     auto node = make_node<MatmulBackward>(mat1, mat2, bias);
-    node->state = {mat2.dim() == 2, grad_lies_by_columns(mat1, mat2), mat2.dim() == 2 && lies_by_columns(mat2)};
+    node->state = {mat2.dim() == 2, lies_by_columns(mat1) || one_lies_by_columns(mat1, mat2), lies_by_columns(mat2)};
     node->save(mat1, mat2);
     torch::autograd::set_history(output, node);
   }

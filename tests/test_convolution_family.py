@@ -501,8 +501,23 @@ def test_kinds_that_differ(case):
                 function(*args, **case.kwargs)
     with pytest.raises(RuntimeError, match="same device"):
         case.ours(input, weight, bias.to("meta"), **case.kwargs)
-    with pytest.raises(NotImplementedError, match="not implemented for 'Bool': input is a"):
+    bools = f"\"{case.function}\" not implemented for 'Bool': input is a"
+    with pytest.raises(NotImplementedError, match=bools):
         case.ours(input.bool(), weight.bool(), **case.kwargs)
+    sparse = {"input": (input.to_sparse(), weight), "weight": (input, weight.to_sparse())}
+    for name, args in sparse.items():
+        with pytest.raises(RuntimeError, match=f"{case.function}: expected {name} to be a dense"):
+            case.ours(*args, **case.kwargs)
+
+
+@over_functions
+def test_sizes_are_refused_before_dtypes(case):
+    """As PyTorch does, of a call that is wrong in both."""
+    input, weight, _ = case.tensors(torch.float32)
+    wrong = torch.cat((input, input), 1).double()
+    for function in (case.theirs, case.ours):
+        with pytest.raises(RuntimeError, match=r"to have \d+ channels, but got \d+ channels"):
+            function(wrong, weight, **case.kwargs)
 
 
 # ---- PyTorch's own samples

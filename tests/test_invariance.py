@@ -796,26 +796,39 @@ def test_weight_gradients_follow_no_thread_count(norm, size, dtype):
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
-@pytest.mark.parametrize("sizes", [(1, 8, 3, 3), (1, 8, 3, 2, 3)], ids=str)
-def test_gradients_of_batch_norm_whatever_the_batchs_stride(sizes, evaluated):
-    """A batch of one has any. PyTorch mistakes the format of such a gradient (at 2.11), which
-    linear gives the pixels of an image."""
+@pytest.mark.parametrize("odd", ["gradient", "input"])
+@pytest.mark.parametrize(
+    "sizes", [(1, 8, 3, 3), (1, 8, 3, 2, 3), (2, 8, 3, 1), (2, 8, 1, 3), (2, 8, 1, 3, 2)], ids=str
+)
+def test_batch_norm_whatever_the_strides_of_single_elements(sizes, odd, evaluated):
+    """PyTorch mistakes the format of some such gradients (at 2.11), which linear gives the pixels
+    of an image."""
     norm = (nn.BatchNorm2d if len(sizes) == 4 else nn.BatchNorm3d)(8).train(not evaluated)
     nn.init.uniform_(norm.weight, 0.5, 2)
-    grad = torch.randn(sizes)
-    last = grad.movedim(1, -1).contiguous().movedim(-1, 1)
-    mistaken = last.as_strided(sizes, (8, *last.stride()[1:]))
-    assert torch.equal(mistaken, grad)
+
+    def mistaken(tensor):
+        last = tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+        strides = [
+            1 if d and n == 1 else s
+            for d, (n, s) in enumerate(zip(sizes, last.stride(), strict=True))
+        ]
+        odd = last.as_strided(sizes, [8 if sizes[0] == 1 else strides[0], *strides[1:]])
+        assert torch.equal(odd, tensor)
+        return odd
 
     def results(norm, x, grad):
-        x = x.clone().requires_grad_()
+        x = x.detach().requires_grad_()
         output = norm(x)
         return output.detach(), *torch.autograd.grad(output, (x, *norm.parameters()), grad)
 
-    x = torch.randn(sizes)
+    x, grad = torch.randn(sizes), torch.randn(sizes)
     exact = results(copy.deepcopy(norm).double(), x.double(), grad.double())
+    if odd == "gradient":
+        grad = mistaken(grad)
+    else:
+        x = mistaken(x)
     with conv2d_ext.batch_invariant():
-        for result, wanted in zip(results(norm, x, mistaken), exact, strict=True):
+        for result, wanted in zip(results(norm, x, grad), exact, strict=True):
             torch.testing.assert_close(result, wanted.float(), rtol=1e-4, atol=1e-5)
 
 

@@ -194,6 +194,21 @@ def test_vmap_of_an_evaluated_batch_norm(size, in_dim):
         torch.testing.assert_close(vmap(function, in_dim)(x), expected)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_vmap_of_batch_norms_gradients(training):
+    """Of examples that are batches of one: no example by itself, which PyTorch would warn of."""
+
+    def function(x):
+        statistics = (None, None) if training else (torch.zeros(6), torch.ones(6))
+        return F.batch_norm(x[None], *statistics, training=training).pow(3).sum()
+
+    x = torch.randn(4, 6, 5, 3)
+    expected = vmap(grad(function))(x)
+    with conv2d_ext.batch_invariant(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(vmap(grad(function))(x), expected)
+
+
 class Square(torch.autograd.Function):
     generate_vmap_rule = True
 

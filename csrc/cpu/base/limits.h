@@ -136,9 +136,10 @@ CONV2D_LIMIT kStagedChannels = 16;
 
 namespace depthwise {
 
-// 16-bit types are read in place for kernels of up to so many rows, each of which widens them anew; and on CPUs that
-// widen in other units than those that multiply. (More than 64 taps are never read in place.)
-CONV2D_LIMIT kWidenedRows = 5, kRowsWidenedAside = 64;
+// 16-bit types are read in place for kernels of up to so many rows, each of which widens them anew.
+CONV2D_LIMIT kWidenedRows = 5;
+// The same on CPUs that widen in other units than those that multiply: all kernels that are one chain.
+CONV2D_LIMIT kRowsWidenedAside = 64;
 // Bytes of a pixel's groups that a work item takes: enough for hardware to stream them, and fewer where weights of so
 // many would crowd L1.
 CONV2D_LIMIT kBlockBytes = 512;

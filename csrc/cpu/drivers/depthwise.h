@@ -5,9 +5,9 @@
 // Vectors run over groups, which lie side by side in both tensors. So pixels are computed in place, without a patch and
 // mostly without a C tile: at the source's edges micro-kernels read zeros for the taps beyond. A zero-padded patch
 // [row][col][group] serves what has no micro-kernel for rows of its taps but meets padding, dilated rows with few
-// pixels in a run, 16-bit types with many rows of taps, each of which would widen the source anew, and pixels so far
-// apart that they crowd L1's sets (DepthwiseTiling::in_place). Where dilation spreads the taps of a row, its pixels go
-// through the micro-kernels in runs (DepthwiseRow).
+// pixels in a run, 16-bit types with many rows of taps (on CPUs where widening the source for each delays the
+// products), and pixels so far apart that they crowd L1's sets (DepthwiseTiling::in_place). Where dilation spreads the
+// taps of a row, its pixels go through the micro-kernels in runs (DepthwiseRow).
 //
 // The order of summation is the canonical one (plan/summation_order.h): one chain of fused multiply-adds, taps
 // ascending. Problems of several chains, those without a micro-kernel, and those of too few pixels in a run go through

@@ -8,7 +8,7 @@
 //   store the C tile (panel by panel, where the only block of channels is all of K)
 //
 // The C tile stays in scratch until K is exhausted: pixel by pixel, NR channels each. Where the result is channels_last
-// and K is a single chunk, the micro-kernel sums in the result itself.
+// and K is a single chunk, the micro-kernel sums in the result itself, or rounds finished sums and stores them there.
 //
 // A thread's items of one chunk of result channels, tile after tile, find the packed weights of the first one in
 // scratch, as far as there is room.

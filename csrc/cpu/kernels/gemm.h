@@ -110,8 +110,8 @@ struct GemmOperands {
   int64_t chains = 0;
   const int64_t* chain_ends = nullptr;
   const int64_t* c_offset = nullptr;
-  // Of kernels that round finished sums: where the first `lanes` of each row go. C is then scratch, of what more than
-  // one chain adds to.
+  // Of kernels that round finished sums (R is not T), which add a bias: where the first `lanes` of each row go. C is
+  // then scratch.
   BFloat16* result = nullptr;
   int64_t result_pitch = 0, lanes = 0;
 };

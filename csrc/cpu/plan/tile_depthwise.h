@@ -63,8 +63,8 @@ struct DepthwiseTiling : TileGrid {
   int64_t block_vectors;  // whole vectors of groups in a block; the last block takes what is left, too
   int64_t blocks;
   // The source is read as it lies, and not from a patch: by micro-kernels of rows of taps, and where no pixel meets the
-  // padding and nothing is widened by gemm_ukernel, too. (Types that are widened are so for each row of taps anew: many
-  // rows are cheaper in a patch where that takes the multiply-adds' units.)
+  // padding and nothing is widened by gemm_ukernel, too. (Each row of taps widens 16-bit types anew. On CPUs where that
+  // delays the multiply-adds, a patch is cheaper for many rows.)
   bool in_place;
   int64_t patch_elements;
   int64_t image_pixels() const { return tile_rows * tile_cols; }  // which are computed at a time
