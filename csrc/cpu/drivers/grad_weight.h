@@ -75,7 +75,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
                                             saturating_mul(problem.in_h, problem.in_w, problem.in_channels));
     const int64_t bytes = saturating_mul(problem.batch, elements, int64_t(sizeof(S)));
     // Rows that no tap meets are not worth a request.
-    const bool meets_all = problem.stride_h <= problem.kernel_h && problem.stride_w <= problem.kernel_w;
+    const bool meets_all = problem.stride_h <= tiling.tap_rows && problem.stride_w <= tiling.tap_cols;
     // Beside what this segment uses, L2 holds what the next one does.
     const int64_t channels = saturating_add(tiling.chunk_vectors * kPerVector, tiling.block_channels);
     const int64_t ahead = saturating_mul(pixels.images * pixels.rows * pixels.cols, channels, int64_t(sizeof(S)));
@@ -371,6 +371,10 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
       } else {
         const int64_t channels = min64(width, t.m0 + t.channels_m - m);
         if (gw[1] == 1 && gw[3] != 1 && t.channels > 1) {
+          if (t.channels < L && gw[3] == t.channels && (t.tap_rows == 1 || gw[2] == gw[3] * t.tap_cols)) {
+            store_side_by_side(t, {c, width, 0, channels, nullptr}, to);
+            continue;
+          }
           // channels_last: a tap's channels lie side by side.
           for (int64_t tap = 0; tap < taps; ++tap) {
             store_tile(TileSums<T>{c + tap * width, taps * width, t.channels, channels, nullptr},
@@ -381,6 +385,19 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
         }
         store_lane_block(t, {c, width, 0, channels, nullptr}, {to, 0, gw[0]});
       }
+    }
+  }
+  // Few channels of taps that all lie side by side in the result: a vector of them at a time, put in their order in L1.
+  void store_side_by_side(const WeightTile& t, const TileSums<T>& sums, S* to) const {
+    alignas(64) T rows[L * kPanelVectors<T> * L];
+    const int64_t taps = t.tap_rows * t.tap_cols;
+    for (int64_t at = 0, tap = 0, channel = 0, n = 0; at < t.elements(); at += n) {
+      for (n = 0; n < min64(L, t.elements() - at); ++n) {
+        copy_run(sums.data + (channel * taps + tap) * sums.pitch, 1, sums.pitch, rows + n * sums.pitch, false);
+        if (++channel == t.channels) channel = 0, ++tap;
+      }
+      store_tile(TileSums<T>{rows, sums.pitch, n, sums.channels, nullptr},
+                 TileTarget<S>{to + at, 1, grad_weight.stride[0]}, Between::kOthers);
     }
   }
   // All elements of the tile, in the lanes of one panel or vector. Rows that continue one another in the result are

@@ -155,6 +155,29 @@ constexpr bool kHasMasks = Vec<float>::kLanes == 16;
 constexpr bool kHasMasks = false;
 #endif
 
+// Whether a vector of every third element takes a few instructions, not one a lane: images in channels_last mostly have
+// three channels.
+template <class S>
+constexpr bool kLoadsThirds = false;
+#if defined(CONV2D_NATIVE_VEC)
+template <>
+inline constexpr bool kLoadsThirds<float> = true;
+template <>
+inline constexpr bool kLoadsThirds<BFloat16> = kHasMasks;
+template <>
+inline constexpr bool kLoadsThirds<Float16> = kHasMasks;
+// n of them, 1 to kLanes.
+template <class S>
+CONV2D_INLINE Vec<float>::reg load_thirds_as_float(const S* p, int n) {
+  static_assert(kLoadsThirds<S>);
+  if constexpr (std::is_same_v<S, float>) {
+    return Vec<float>::load_thirds(p, n);
+  } else {
+    return widen_thirds(p, n);
+  }
+}
+#endif
+
 // Keeps the compiler from loading a vector anew for each of its uses.
 template <class Reg>
 CONV2D_INLINE void load_once([[maybe_unused]] Reg& v) {
@@ -238,11 +261,27 @@ CONV2D_INLINE void copy_every_other(const T* src, int64_t n, T* dst) {
     for (; i < n; ++i) dst[i] = src[2 * i];
   }
 }
+
+// dst[i] = src[3 * i] for i in [0, n). Nothing behind the last one is read.
+template <class S>
+CONV2D_INLINE void copy_every_third(const S* src, int64_t n, float* dst) {
+  constexpr int L = Vec<float>::kLanes;
+  int64_t i = 0;
+  for (; i + L <= n; i += L) Vec<float>::store(dst + i, load_thirds_as_float(src + 3 * i, L));
+  if constexpr (kHasMasks) {
+    if (i < n) Vec<float>::store_partial(dst + i, load_thirds_as_float(src + 3 * i, int(n - i)), int(n - i));
+  } else {
+    for (; i < n; ++i) dst[i] = widen_scalar(src[3 * i]);
+  }
+}
 #endif
 
 // dst[i] = src[i * step] for i in [0, n), widened, conjugated where asked and complex.
 template <class S, class T>
 CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool conj) {
+  if constexpr (kLoadsThirds<S> && std::is_same_v<T, float>) {
+    if (step == 3) return copy_every_third(src, n, dst);
+  }
   if constexpr (sizeof(T) == sizeof(S)) {
     if (!kIsComplex<T> || !conj) {
       if (step == 1) {

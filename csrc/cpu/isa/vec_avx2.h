@@ -41,6 +41,16 @@ struct Vec<float> {
     announce_store(p, mask_of_first(n));
     _mm256_maskstore_ps(p, mask(n), v);
   }
+  // Of vectors seven apart, each has them in other lanes.
+  static CONV2D_INLINE reg load_thirds(const float* p, int n) {
+    if (n < kLanes) {
+      alignas(32) float some[kLanes] = {};
+      for (int i = 0; i < n; ++i) some[i] = p[3 * i];
+      return load(some);
+    }
+    const reg lanes = _mm256_blend_ps(_mm256_blend_ps(load(p), load(p + 7), 0x24), load(p + 14), 0x92);
+    return _mm256_permutevar8x32_ps(lanes, _mm256_setr_epi32(0, 3, 6, 2, 5, 1, 4, 7));
+  }
   static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
     const reg lo = _mm256_permute2f128_ps(a, b, 0x20), hi = _mm256_permute2f128_ps(a, b, 0x31);
     even = _mm256_shuffle_ps(lo, hi, 0x88);

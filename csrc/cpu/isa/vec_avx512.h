@@ -27,6 +27,9 @@ constexpr int kIntegerBytes = 32;
 constexpr bool kLoopsInRounds = false;
 constexpr bool kLoadsTransposed = true;
 
+// Of 3 * n elements the first of each three; n up to 16.
+CONV2D_INLINE uint64_t thirds_mask(int n) { return 0x249249249249u & ((uint64_t{1} << (3 * n)) - 1); }
+
 template <class T>
 struct Vec;
 
@@ -68,6 +71,15 @@ struct Vec<float> {
   }
   static CONV2D_INLINE reg load_partial(const float* p, int n) { return load_lanes(p, mask(n)); }
   static CONV2D_INLINE void store_partial(float* p, reg v, int n) { store_lanes(p, v, mask(n)); }
+  // Of the three vectors that they lie in, each has them in other lanes.
+  static CONV2D_INLINE reg load_thirds(const float* p, int n) {
+    const uint64_t wanted = thirds_mask(n);
+    const __m512i a = _mm512_castps_si512(load_lanes(p, __mmask16(wanted)));
+    const __m512i b = _mm512_castps_si512(load_lanes(p + 16, __mmask16(wanted >> 16)));
+    const __m512i c = _mm512_castps_si512(load_lanes(p + 32, __mmask16(wanted >> 32)));
+    const __m512i order = _mm512_setr_epi32(0, 3, 6, 9, 12, 15, 2, 5, 8, 11, 14, 1, 4, 7, 10, 13);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi32(order, _mm512_ternarylogic_epi32(a, b, c, 0xfe)));
+  }
   static CONV2D_INLINE void unzip(reg a, reg b, reg& even, reg& odd) {
     const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     even = _mm512_permutex2var_ps(a, first, b);
@@ -266,6 +278,22 @@ template <class S>
 CONV2D_INLINE __m512 widen_partial(const S* p, int n) {
   announce_load(p, Vec<float>::mask(n));
   const __m256i bits = _mm256_maskz_loadu_epi16(Vec<float>::mask(n), p);
+  if constexpr (std::is_same_v<S, Float16>) return _mm512_cvtph_ps(bits);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+// The first n of every third element, and zeros.
+template <class S>
+CONV2D_INLINE __m512 widen_thirds(const S* p, int n) {
+  const uint64_t wanted = thirds_mask(n);
+  const __mmask32 low = __mmask32(wanted), high = __mmask32(wanted >> 32);
+  announce_load(p, low);
+  announce_load(p + 32, high);
+  // Word i of the half that is kept: 3 * i.
+  const __m512i order =
+      _mm512_castsi256_si512(_mm256_setr_epi16(0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 45));
+  const __m512i words =
+      _mm512_permutex2var_epi16(_mm512_maskz_loadu_epi16(low, p), order, _mm512_maskz_loadu_epi16(high, p + 32));
+  const __m256i bits = _mm512_castsi512_si256(words);
   if constexpr (std::is_same_v<S, Float16>) return _mm512_cvtph_ps(bits);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }

@@ -111,9 +111,27 @@ CONV2D_INLINE GappedCursor<T> cursor_at(const GappedPanel<T>& panel, int64_t lan
   return {panel, lane, k};
 }
 
-// Of contiguous elements (k_step 1), by kLanes x kLanes blocks in registers. Where depth is no multiple of kLanes, the
+// Elements of a lane from `p` on, kStep apart: a vector of them, or n.
+template <class T, int kStep, class S>
+CONV2D_INLINE typename Vec<T>::reg load_elements(const S* p) {
+  if constexpr (kStep == 3) {
+    return load_thirds_as_float(p, Vec<T>::kLanes);
+  } else {
+    return load_as(p);
+  }
+}
+template <class T, int kStep, class S>
+CONV2D_INLINE typename Vec<T>::reg load_elements(const S* p, int n) {
+  if constexpr (kStep == 3) {
+    return load_thirds_as_float(p, n);
+  } else {
+    return load_as_partial(p, n);
+  }
+}
+
+// Of elements kStep apart (k_step), by kLanes x kLanes blocks in registers. Where depth is no multiple of kLanes, the
 // last block overlaps the one before it.
-template <class T, class S, class Target>
+template <class T, int kStep = 1, class S, class Target>
 CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Target& to) {
   using V = Vec<T>;
   constexpr int L = V::kLanes;
@@ -130,15 +148,19 @@ CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Target& to) 
       const int64_t k = depth - k0 >= L ? k0 : max64(depth - L, 0);
       typename V::reg r[L];
       if (depth < L) {
-        for (int i = 0; i < L; ++i) r[i] = i < valid ? load_as_partial(s + i * lane_step, int(depth)) : V::zero();
+        for (int i = 0; i < L; ++i) {
+          r[i] = i < valid ? load_elements<T, kStep>(s + i * lane_step, int(depth)) : V::zero();
+        }
       } else if (valid == L) {
 #pragma GCC unroll 16
         for (int i = 0; i < L; ++i) {
-          r[i] = load_as(s + i * lane_step + k);
-          __builtin_prefetch(s + i * lane_step + k + depth);
+          r[i] = load_elements<T, kStep>(s + i * lane_step + k * kStep);
+          __builtin_prefetch(s + i * lane_step + (k + depth) * kStep);
         }
       } else {
-        for (int i = 0; i < L; ++i) r[i] = i < valid ? load_as(s + i * lane_step + k) : V::zero();
+        for (int i = 0; i < L; ++i) {
+          r[i] = i < valid ? load_elements<T, kStep>(s + i * lane_step + k * kStep) : V::zero();
+        }
       }
       V::transpose(r);
       const int64_t n = min64(depth, L);
@@ -186,6 +208,9 @@ CONV2D_INLINE void pack_lanes(const LaneSource<S>& from, const Panel<T>& to, boo
     if (k_step == 1 && depth >= L / 4) {
       pack_transposed<T>(from, to);
       return;
+    }
+    if constexpr (kLoadsThirds<S> && std::is_same_v<T, float>) {
+      if (k_step == 3 && depth >= L / 4) return pack_transposed<T, 3>(from, to);
     }
     // Steps of k that lie pages apart: what is needed is asked for early, so that the page tables are searched
     // meanwhile.

@@ -62,6 +62,19 @@ CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int
       const __m512i b = load_words(second + 2 * i, mask & has_second);
       store_pairs(dst + i, pair_mask(n - i), _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
     }
+  } else if (step == 3) {
+    // Word i to the low half of pair i.
+    const __m512i order = _mm512_mullo_epi16(twice_iota(), _mm512_set1_epi16(3));
+    const auto every_third = [&](const BFloat16* p, uint64_t mask) CONV2D_INLINE_LAMBDA {
+      const __m512i a = load_words(p, __mmask32(mask)), b = load_words(p + 32, __mmask32(mask >> 32));
+      return _mm512_maskz_permutex2var_epi16(0x55555555u, a, order, b);
+    };
+    for (int64_t i = 0; i < n; i += 16) {
+      const uint64_t mask = thirds_mask(int(min64(n - i, 16)));
+      const __m512i a = every_third(first + 3 * i, mask);
+      const __m512i b = every_third(second + 3 * i, has_second ? mask : 0);
+      store_pairs(dst + i, pair_mask(n - i), _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+    }
   } else {
     for (int64_t i = 0; i < n; ++i) {
       const uint32_t high = has_second ? second[i * step].bits : 0u;
@@ -77,26 +90,25 @@ CONV2D_INLINE void copy_channels(const BFloat16* src, int64_t n, BFloat16Pair* d
   }
 }
 
-// `count` pixels of n channels that lie together, each filled up with zeros to `words` of them, 2 to 32: as many as a
-// vector takes at a time.
-CONV2D_INLINE void copy_few_channels(const BFloat16* src, int64_t n, int64_t count, int64_t words, BFloat16* dst) {
-  const int64_t pixels = 32 / words;
+// `count` pixels `step` words apart, of n channels, each filled up with zeros to `words` of them, 2 to 32: as many as a
+// vector holds at a time, and as many as a vector takes.
+CONV2D_INLINE void copy_few_channels(const BFloat16* src, int64_t n, int64_t step, int64_t count, int64_t words,
+                                     BFloat16* dst) {
+  const int64_t pixels = min64(32 / words, (32 - n) / step + 1);
   // Word w is channel w % words of pixel w / words. (Computed: a table could be loaded only behind all stores before
   // it.)
   const __m512i word = word_iota();
   const __m512i pixel = _mm512_mulhi_epu16(word, _mm512_set1_epi16(int16_t(65535 / words + 1)));
   const __m512i channel = _mm512_sub_epi16(word, _mm512_mullo_epi16(pixel, _mm512_set1_epi16(int16_t(words))));
-  const __m512i index = _mm512_add_epi16(_mm512_mullo_epi16(pixel, _mm512_set1_epi16(int16_t(n))), channel);
+  const __m512i index = _mm512_add_epi16(_mm512_mullo_epi16(pixel, _mm512_set1_epi16(int16_t(step))), channel);
   const __mmask32 real = _mm512_cmplt_epu16_mask(channel, _mm512_set1_epi16(int16_t(n)));
+  const auto copy = [&](int64_t some) CONV2D_INLINE_LAMBDA {
+    const __m512i from = load_words(src, mask_of_first((some - 1) * step + n));
+    store_words(dst, mask_of_first(some * words), _mm512_maskz_permutexvar_epi16(real, index, from));
+  };
   int64_t x = 0;
-  for (; x + pixels <= count; x += pixels, src += pixels * n, dst += pixels * words) {
-    store_words(dst, mask_of_first(pixels * words),
-                _mm512_maskz_permutexvar_epi16(real, index, load_words(src, mask_of_first(pixels * n))));
-  }
-  if (x < count) {
-    store_words(dst, mask_of_first((count - x) * words),
-                _mm512_maskz_permutexvar_epi16(real, index, load_words(src, mask_of_first((count - x) * n))));
-  }
+  for (; x + pixels <= count; x += pixels, src += pixels * step, dst += pixels * words) copy(pixels);
+  if (x < count) copy(count - x);
 }
 
 // source.channel leads from pair to pair.
@@ -113,8 +125,8 @@ struct PixelCopier<BFloat16, BFloat16Pair> {
       const int64_t channels = 2 * patch.channels - source.missing;
       if (step == channels && source.missing == 0 && patch.col_pitch == patch.channels) {
         __builtin_memcpy(dst, src, size_t(count * patch.channels) * sizeof(BFloat16Pair));
-      } else if (step == channels && channels < 16) {  // which lie without gaps in the patch, too
-        copy_few_channels(src, channels, count, round_up(channels, 2), reinterpret_cast<BFloat16*>(dst));
+      } else if (channels <= step && step < 16) {  // so few lie without gaps in the patch
+        copy_few_channels(src, channels, step, count, round_up(channels, 2), reinterpret_cast<BFloat16*>(dst));
       } else {
         // The even numbers of channels that groups have, of which a copy is a move or two, are constants.
         with_constant<8, 16, 24, 32, 0>(channels, [&](auto constant) CONV2D_INLINE_LAMBDA {
@@ -269,7 +281,16 @@ inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& 
     }
     return;
   }
-  if (second == 1) {
+  // Taps of a channel that lie within one vector.
+  const auto taps_from = [&](int64_t t0) {
+    int64_t n = 1;
+    for (; n < 16 && t0 + n < taps; ++n) {
+      const int64_t offset = tap_offset(t0 + n) - tap_offset(t0);
+      if (offset < 0 || offset >= 32) break;
+    }
+    return n;
+  };
+  if (second == 1 && (pairs_per_block > 1 || pairs >= taps_from(0))) {
     // Channels lie together, and so do pairs: one tap after the other, its pairs `taps` rows of the panel apart, or
     // side by side in a block.
     const bool in_blocks = pairs_per_block > 1;
@@ -289,10 +310,10 @@ inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& 
   for (int64_t t0 = 0, n = 0; t0 < taps; t0 += n) {
     uint32_t words[16] = {};
     int64_t span = 0;
-    for (n = 0; n < 16 && t0 + n < taps; ++n) {
-      const int64_t offset = tap_offset(t0 + n) - tap_offset(t0);
-      if (offset < 0 || offset >= 32) break;
-      words[n] = uint32_t(offset) * 0x00010001u;
+    n = taps_from(t0);
+    for (int64_t t = 0; t < n; ++t) {
+      const int64_t offset = tap_offset(t0 + t) - tap_offset(t0);
+      words[t] = uint32_t(offset) * 0x00010001u;
       span = max64(span, offset + 1);
     }
     __m512i index = _mm512_loadu_si512(words);

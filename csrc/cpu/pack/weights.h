@@ -47,8 +47,12 @@ void pack_weight(const ConvGemm& gemm, const WeightSegment<S>& from, const Panel
     pack_lanes(LaneSource<S>{src, from.lane_step, k_step, from.lanes, depth},
                Panel<T>{to.data + k * to.pitch, step * to.pitch, to.width}, gemm.is_gradient);
   };
+  const bool takes_thirds = kLoadsThirds<S> && rows_join && tap_step == 3 && channels <= 3;
   if (taps == 1) {
     pack(from.data, gemm.weight_c, channels, 0);
+  } else if (gemm.weight_c == 1 && channels > 1 && takes_thirds) {
+    // The same of three channels, of which one transposition would be mostly empty.
+    for (int64_t c = 0; c < channels; ++c) pack(from.data + c, tap_step, taps, c * taps);
   } else if (gemm.weight_c == 1 && channels > 1) {
     // channels_last: one tap at a time, its channels `taps` rows of the panel apart.
     for (int64_t t = 0; t < taps; ++t) {

@@ -147,6 +147,9 @@ int64_t row_bytes(const PixelBlocking& pixels) {
   return round_up(pixels.images * pixels.rows * pixels.cols, kBlockChannels) * int64_t(sizeof(BFloat16));
 }
 
+// Channels of a pixel, in images mostly three.
+constexpr int64_t kFewChannels = 4;
+
 struct WeightTiler {
   const Conv2dProblem& problem;
   const PixelBlocking& pixels;
@@ -156,6 +159,12 @@ struct WeightTiler {
   const int num_threads;
 
   bool in_steps() const { return vector.step > 1; }  // of several pixels
+  // Of a kernel with many taps some, of all channels, where a pixel has few: its line is read whole anyway.
+  bool takes_whole_pixels() const {
+    return input_channels_are_neighbours && lanes == WeightLanes::kChannels &&
+           problem.in_channels_per_group() <= kFewChannels &&
+           problem.in_channels_per_group() * problem.taps() > kMaxSegment;
+  }
   bool in_tiles() const { return vector.step > 2; }  // of AMX
 
   void cut_groups(WeightTiling& t) const {
@@ -189,7 +198,8 @@ struct WeightTiler {
   void cut_kernel(WeightTiling& t) const {
     t.tap_rows = problem.kernel_h;
     t.tap_cols = problem.kernel_w;
-    if (problem.taps() > kMaxSegment) cut_taps(problem.kernel_h, problem.kernel_w, kMaxSegment, t.tap_rows, t.tap_cols);
+    const int64_t most_taps = takes_whole_pixels() ? kMaxSegment / problem.in_channels_per_group() : kMaxSegment;
+    if (problem.taps() > most_taps) cut_taps(problem.kernel_h, problem.kernel_w, most_taps, t.tap_rows, t.tap_cols);
     t.patch_segments = 1;
     while (plane(t) > limit::kMaxPatchBytes / vector.element_size && t.tap_rows * t.tap_cols > 1) {
       int64_t& longer = t.tap_rows >= t.tap_cols ? t.tap_rows : t.tap_cols;
@@ -225,7 +235,7 @@ struct WeightTiler {
     const int64_t columns = max64(tile_taps, min64(least_columns, channels * taps));
     t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / columns));
     t.chunks_m = div_up(vectors, t.chunk_vectors);
-    t.block_channels = 1;
+    t.block_channels = tile_taps < taps && takes_whole_pixels() ? channels : 1;
     if (tile_taps == taps) {
       // Groups of channels_last are packed whole or slowly (pack/interleave.h).
       const int64_t bytes = lanes == WeightLanes::kGroups ? limit::kMaxPatchBytes : limit::kPatchBytes;

@@ -17,7 +17,7 @@ void check_copy_run() {
   using T = ComputeType<S>;
   begin_part(std::string("copy_run ") + kNameOf<S>);
   Random random(30);
-  for (const int64_t step : {1, 2, 5, -1, -3, 0}) {
+  for (const int64_t step : {1, 2, 3, 5, -1, -3, 0}) {
     for (int64_t n = 0; n <= 80; n += n < 40 ? 1 : 7) {
       const bool conj = n % 2 == 1;
       describe("%d elements, %d apart, conj %d", int(n), int(step), conj);
@@ -119,8 +119,8 @@ void check_lanes() {
   for (int64_t lanes = 1; lanes <= 2 * L + 1; ++lanes) {
     for (const int64_t depth : {int64_t{1}, int64_t{2}, int64_t{3}, L, L + 1, 2 * L + 3}) {
       const int64_t width = round_up(lanes, L);
-      const int64_t kinds[][2] = {{1, lanes}, {1, lanes + 40}, {depth, 1}, {-depth, 1},  {2 * depth, 2},
-                                  {2, 70},    {0, 1},          {1, 0},     {3, -70 * 3}, {1, -lanes}};
+      const int64_t kinds[][2] = {{1, lanes}, {1, lanes + 40}, {depth, 1},   {-depth, 1}, {2 * depth, 2}, {2, 70},
+                                  {0, 1},     {1, 0},          {3, -70 * 3}, {1, -lanes}, {3 * depth, 3}, {1, 3}};
       for (const auto& kind : kinds) {
         const int64_t lane_step = kind[0], k_step = kind[1];
         const bool conj = kIsComplex<T> && random.once_in(2);

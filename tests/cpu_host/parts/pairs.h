@@ -13,7 +13,7 @@ inline BFloat16Pair pair_of(BFloat16 first, const BFloat16* second) {
 inline void check_pair_copies() {
   Random random(60);
   begin_part("copy_pairs");
-  for (const int64_t step : {1, 2, 3, -1, 0}) {
+  for (const int64_t step : {1, 2, 3, 4, -1, 0}) {
     for (int64_t n = 1; n <= 70; ++n) {
       for (const bool has_second : {true, false}) {
         describe("%d pairs %d apart, second %d", int(n), int(step), has_second);
@@ -47,13 +47,14 @@ inline void check_pair_copies() {
   for (int64_t n = 1; n <= 32; ++n) {
     for (int64_t count = 1; count <= 40; count += random.between(1, 3)) {
       const int64_t words = random.once_in(2) ? (n + 1) / 2 * 2 : random.between(std::max<int64_t>(n, 2), 32);
-      describe("%d pixels of %d channels as %d words", int(count), int(n), int(words));
-      Buffer<BFloat16> src(count * n);
+      const int64_t step = n + (random.once_in(2) ? random.between(0, 20) : 0);
+      describe("%d pixels %d apart, of %d channels as %d words", int(count), int(step), int(n), int(words));
+      Buffer<BFloat16> src((count - 1) * step + n);
       Result<BFloat16> dst(count * words);
       fill(src, random);
-      copy_few_channels(src.data(), n, count, words, dst.data());
+      copy_few_channels(src.data(), n, step, count, words, dst.data());
       for (int64_t i = 0; i < count * words; ++i) {
-        dst.expected[size_t(i)] = i % words < n ? src[i / words * n + i % words] : BFloat16{0};
+        dst.expected[size_t(i)] = i % words < n ? src[i / words * step + i % words] : BFloat16{0};
       }
       dst.compare();
     }
