@@ -316,6 +316,7 @@ int64_t* const kLimits[] = {
     &t::kStreamedPairBytes,
     &t::kChunkedTileBytes,
     &d::kRowsWidenedAside,
+    &t::kStreamedPairSourceBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -56,6 +56,8 @@ CONV2D_LIMIT kChunkedTileBytes = 512 * 1024;
 CONV2D_LIMIT kStreamedBytes = 2048 * 1024;
 // The same of weight gradients in bfloat16 pairs: below, L3 answers soon enough, and requests cost more than they save.
 CONV2D_LIMIT kStreamedPairBytes = 5120 * 1024;
+// The same of sources whose sums are rounded in registers.
+CONV2D_LIMIT kStreamedPairSourceBytes = 16 * 1024 * 1024;
 // Rows of the weight that lie apart (input gradients in channels_last), in a block of source channels. Each panel reads
 // a line of every one: of so few rows the pages stay in the TLB for the next panel, and lines that the hardware fetched
 // along with them in L2. They lie apart from kFarWeightBytes on.

@@ -72,7 +72,7 @@ struct DepthwiseCall {
   DepthwiseCall(const ConvGemm& g, bool zeros_checked, int num_threads)
       : gemm(g),
         chain(block_k(g, vector_shape<T>().limits).chain),
-        streams(source_streams(g, g.groups * int64_t(sizeof(S)), num_threads)),
+        streams(source_streams(g, g.groups * int64_t(sizeof(S)), num_threads, limits::tiling::kStreamedBytes)),
         tiling(tile_depthwise(g, vector_shape<T>(), sizeof(S), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())),
         leaves_out_rows(tiling.in_place && may_leave_out_rows(g, vector_shape<T>().limits) &&

@@ -89,11 +89,18 @@ struct ConvCall {
   // A source of dense pixels that L2 does not hold. (Sums that wait in scratch are stored in bursts, which these
   // prefetches would delay.)
   bool waits_for_source(int num_threads) const {
-    const bool dense = order == PatchOrder::kChannelInner && gemm.groups == 1 && gemm.source_col == gemm.channels;
+    const bool dense =
+        order == PatchOrder::kChannelInner && gemm.groups == 1 && gemm.source_col == gemm.single_channels();
     // Rows and columns that no tap meets are not worth a request.
     const bool meets_all = gemm.axis_h.step <= gemm.taps_h && gemm.axis_w.step <= gemm.taps_w;
-    return kStoresSums && dense && meets_all && gemm.destination_m == 1 && gemm.m % kLeastLanes == 0 &&
-           tiling.one_block && source_streams(gemm, gemm.channels * int64_t(sizeof(S)), num_threads);
+    const int64_t pixel_bytes = gemm.single_channels() * int64_t(sizeof(S));
+    // Pairs take half the time for an element, and hardware prefetchers follow pixels of one line.
+    const bool streams =
+        kTakesPairs<T> ? pixel_bytes > 64 &&
+                             source_streams(gemm, pixel_bytes, num_threads, limits::tiling::kStreamedPairSourceBytes)
+                       : source_streams(gemm, pixel_bytes, num_threads, limits::tiling::kStreamedBytes);
+    return (kStoresSums || kRoundsSums) && dense && meets_all && gemm.destination_m == 1 && gemm.m % kLeastLanes == 0 &&
+           tiling.one_block && streams;
   }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
@@ -170,7 +177,7 @@ struct ConvCall {
     const TilePart next = tile_part(number + 1, tiling.tiles(), items() / tiling.tiles(), tiling.groups_first);
     const Tile tile = tiling.tile(next.tile, gemm);
     const S* const source = static_cast<const S*>(gemm.source) + tile.image * gemm.source_n;
-    return LinesAhead::of(SourceOfTile<S>{source, gemm.channels, gemm.source_row, gemm.source_col},
+    return LinesAhead::of(SourceOfTile<S>{source, gemm.single_channels(), gemm.source_row, gemm.source_col},
                           {gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h},
                           {gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w}, tile, item.piece.tile.pixels());
   }
@@ -265,7 +272,7 @@ struct ConvCall {
       } else if (!tiling.one_block || !segment.ends(gemm)) {
         gemm_panel<G, T>(pixels, vectors, operands);
       } else {
-        finish_pieces(item, m, vectors, operands, c, /*complete=*/s == 0);
+        finish_pieces(item, m, vectors, operands, c, /*complete=*/s == 0, source.ahead);
       }
     }
   }
@@ -317,11 +324,11 @@ struct ConvCall {
   // longer runs are the better. `complete`: it is the first segment, too. Then no sums wait in scratch, and all pieces
   // use the same place there, which stays in L1.
   CONV2D_INLINE void finish_pieces(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands,
-                                   const ChunkSums<T>& c, bool complete) const {
+                                   const ChunkSums<T>& c, bool complete, [[maybe_unused]] LinesAhead& ahead) const {
     const int64_t width = vectors * L, pixels = item.piece.tile.pixels();
     const T* const added = bias_first ? item.zeros : item.bias;
     if constexpr (kRoundsSums) {
-      if (stores_in_runs(item.piece.tile)) return round_in_result(item, m, vectors, operands, c, complete);
+      if (stores_in_runs(item.piece.tile)) return round_in_result(item, m, vectors, operands, c, complete, ahead);
     }
     const int64_t rows_at_once = ukernels_for<T, G>(vectors).rows;
     const bool piecewise = gemm.destination_m == 1 && gemm.result_taps() == 1;
@@ -425,7 +432,7 @@ struct ConvCall {
 
   // The last segment of a panel, as finish_pieces takes it.
   CONV2D_INLINE void round_in_result(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands,
-                                     const ChunkSums<T>& c, bool complete) const {
+                                     const ChunkSums<T>& c, bool complete, LinesAhead& ahead) const {
     operands.bias = bias_first ? item.zeros : item.bias;
     operands.result_pitch = gemm.destination_col;
     operands.lanes = item.lanes_from(m, vectors * L);
@@ -435,6 +442,7 @@ struct ConvCall {
         operands.c = (complete ? c : c.from((first + x) * vectors * L)).sums;
         operands.result = to + x * operands.result_pitch;
         prefetch_result(item.piece, first + x, now, m, vectors);
+        ahead.ask(now);
         gemm_panel<G, T, S>(now, vectors, operands);
         operands.j_offset += now;
       });

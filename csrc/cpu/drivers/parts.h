@@ -124,10 +124,10 @@ CONV2D_INLINE Source<S> source_of(const ConvGemm& gemm, const S* data) {
   return source;
 }
 
-// Whether the threads' L2 caches together do not hold a source whose pixels have so many bytes.
-inline bool source_streams(const ConvGemm& gemm, int64_t pixel_bytes, int num_threads) {
+// Whether threads read at least so many bytes each of a source whose pixels have so many bytes.
+inline bool source_streams(const ConvGemm& gemm, int64_t pixel_bytes, int num_threads, int64_t least) {
   const int64_t bytes = saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, pixel_bytes);
-  return bytes / num_threads >= limits::tiling::kStreamedBytes;
+  return bytes / num_threads >= least;
 }
 
 // The bias of result channel m and the next ones of a group, zeros where the GEMM has none.
