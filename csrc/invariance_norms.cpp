@@ -96,7 +96,7 @@ struct BatchNorm {
     const Tensor result = Op::redispatch(keys & kBelow, dense ? input : copy_as(input, last, last), weight, bias,
                                          running_mean, running_var, training, momentum, eps, cudnn_enabled);
     // The gradient is in the example's format, too. In another one PyTorch computes in another order, which shows in 16
-    // bits; or wrongly.
+    // bits, or reads elements in the wrong places.
     return may_record(result) || last != result_last ? copy_as(result, result_last, last) : result;
   }
 };

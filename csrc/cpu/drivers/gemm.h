@@ -325,11 +325,11 @@ struct ConvCall {
   // use the same place there, which stays in L1.
   CONV2D_INLINE void finish_pieces(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands,
                                    const ChunkSums<T>& c, bool complete, [[maybe_unused]] LinesAhead& ahead) const {
-    const int64_t width = vectors * L, pixels = item.piece.tile.pixels();
-    const T* const added = bias_first ? item.zeros : item.bias;
     if constexpr (kRoundsSums) {
       if (stores_in_runs(item.piece.tile)) return round_in_result(item, m, vectors, operands, c, complete, ahead);
     }
+    const int64_t width = vectors * L, pixels = item.piece.tile.pixels();
+    const T* const added = bias_first ? item.zeros : item.bias;
     const int64_t rows_at_once = ukernels_for<T, G>(vectors).rows;
     const bool piecewise = gemm.destination_m == 1 && gemm.result_taps() == 1;
     const int64_t pieces = piecewise ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
