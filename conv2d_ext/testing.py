@@ -290,7 +290,6 @@ PATCH_LAYERS = (
     Problem("patches, K = 130 channels", 1, 2, (21, 17), 130, (7, 8), (7, 8)),
     Problem("patches of 16x16 of an image", 2, 3, (35, 50), 18, (16, 16), (16, 16)),
     Problem("patches of 14x20, two channels", 1, 2, (43, 41), 33, (14, 20), (14, 20)),
-    Problem("patches of 32x32 of an image", 1, 3, (65, 64), 5, (32, 32), (32, 32)),
 )
 
 SMALL_PROBLEMS = (
