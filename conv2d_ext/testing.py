@@ -290,6 +290,8 @@ PATCH_LAYERS = (
     Problem("patches, K = 130 channels", 1, 2, (21, 17), 130, (7, 8), (7, 8)),
     Problem("patches of 16x16 of an image", 2, 3, (35, 50), 18, (16, 16), (16, 16)),
     Problem("patches of 14x20, two channels", 1, 2, (43, 41), 33, (14, 20), (14, 20)),
+    Problem("many taps that overlap, three channels", 2, 3, (34, 37), 18, (13, 15), (3, 2), (5, 6)),
+    Problem("a row of many taps, three channels", 1, 3, (2, 190), 17, (1, 181), (1, 3)),
 )
 
 SMALL_PROBLEMS = (

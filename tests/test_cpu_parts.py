@@ -139,7 +139,7 @@ PARTS = {
 }
 RULES = {
     "block_k", "block_pixels", "cut_panels", "make_patch_axis", "one pixel, pairs", "scratch",
-    "padding_classes", "panels in place", "shared weights of AMX",
+    "padding_classes", "panels in place", "shared weights of AMX", "weights of images",
     *(
         f"tiling: {driver}"
         for driver in (

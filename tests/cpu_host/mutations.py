@@ -453,6 +453,12 @@ MUTATIONS = (
         "scratch.listed_numbers[at] = (c * t.tap_cols + j) * t.tap_rows + i;",
     ),
     M(
+        "drivers/grad_weight.h",
+        "weights of few channels side by side are stored channel by channel",
+        "if (++channel == t.channels) channel = 0, ++tap;",
+        "if (++tap == taps) tap = 0, ++channel;",
+    ),
+    M(
         "plan/conv_gemm.cpp",
         "depthwise taps that some pixels meet are left out",
         "met.count() > kLeastTaps && !meets(met.begin)",
@@ -788,6 +794,20 @@ MUTATIONS = (
         "taps of patch layers are taken to lie together",
         "if (gemm.weight_result_i == taps_w * gemm.weight_result_j && gemm.weight_m == taps",
         "if (gemm.weight_m == taps",
+    ),
+    M(
+        "pack/pairs.h",
+        "pixels some of whose channels are copied are taken to lie side by side",
+        "_mm512_set1_epi16(int16_t(step))), channel);",
+        "_mm512_set1_epi16(int16_t(n))), channel);",
+        **PAIRS,
+    ),
+    M(
+        "pack/pairs.h",
+        "the last of every third channels is left out",
+        "const uint64_t mask = thirds_mask(int(min64(n - i, 16)));",
+        "const uint64_t mask = thirds_mask(int(min64(n - i, 15)));",
+        **PAIRS,
     ),
     M(
         "pack/pairs.h",

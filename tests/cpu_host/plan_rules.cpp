@@ -754,6 +754,45 @@ void check_shared_weights() {
   }
 }
 
+// Weight gradients of kernels with many taps on images in channels_last: few tiles of many weights, so that threads
+// share pixels.
+void check_image_weights() {
+  begin_part("weights of images");
+  VectorShape vectors[] = {{16, 4, 4, true, chain_limits(true)}, {16, 4, 4, true, pair_limits()}};
+  vectors[1].step = 2;
+  Random random(78);
+  for (int n = 0; n < 40000; ++n) {
+    Conv2dProblem p{};
+    p.batch = random.between(1, 8);
+    p.groups = p.dilation_h = p.dilation_w = 1;
+    p.in_channels = random.between(1, 5);
+    p.out_channels = random.between(1, 1400);
+    p.kernel_h = random.between(6, 24);
+    p.kernel_w = random.once_in(3) ? random.between(6, 24) : p.kernel_h;
+    p.stride_h = p.stride_w = random.between(p.kernel_h / 2, p.kernel_h);
+    p.out_h = random.between(1, 40);
+    p.out_w = random.between(1, 40);
+    p.in_h = (p.out_h - 1) * p.stride_h + p.kernel_h;
+    p.in_w = (p.out_w - 1) * p.stride_w + p.kernel_w;
+    const auto view = [](int64_t c, int64_t h, int64_t w) {
+      return ConstTensorView{nullptr, {c * h * w, 1, w * c, c}};
+    };
+    const ConstTensorView weight = view(p.in_channels, p.kernel_h, p.kernel_w);
+    const bool pairs = random.once_in(2);
+    const int threads = int(random.between(1, 24));
+    const Call call{Direction::kGradWeight,
+                    p,
+                    pairs ? DType::kBFloat16 : DType::kFloat32,
+                    view(p.out_channels, p.out_h, p.out_w),
+                    view(p.in_channels, p.in_h, p.in_w),
+                    {nullptr, {weight.stride[0], weight.stride[1], weight.stride[2], weight.stride[3]}}};
+    describe("%d images of %d channels to %d, %d x %d taps, stride %d, to %d x %d pixels, %d threads, pairs %d",
+             int(p.batch), int(p.in_channels), int(p.out_channels), int(p.kernel_h), int(p.kernel_w), int(p.stride_h),
+             int(p.out_h), int(p.out_w), threads, pairs);
+    check_weight_tiling(call, vectors[pairs ? 1 : 0], WeightLanes::kChannels, threads);
+  }
+}
+
 // Planes of whole lines, read in place by vectors of a line: a panel leaves two ways of each of L1's 64 sets free,
 // where these have 12 and more; else its first lines leave half of eight. Counted line by line.
 void check_panels_in_place() {
@@ -792,6 +831,7 @@ void check_panels_in_place() {
 int main() {
   check_panels_in_place();
   check_shared_weights();
+  check_image_weights();
   check_scratch();
   check_order_of_k();
   check_order_of_pixels();

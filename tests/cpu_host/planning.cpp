@@ -92,7 +92,7 @@ class Random {
 };
 
 // Kinds of problems that drivers of their own take.
-enum class Style { kAny, kPointwise, kOnePixel, kFarRow, kStrided, kWinograd };
+enum class Style { kAny, kPointwise, kOnePixel, kFarRow, kStrided, kWinograd, kImage };
 
 // One axis: false where it makes no convolution.
 bool draw_axis(Random& random, Style style, bool is_row, int64_t& in, int64_t& out, int64_t& kernel, int64_t& stride,
@@ -114,6 +114,10 @@ bool draw_axis(Random& random, Style style, bool is_row, int64_t& in, int64_t& o
       after = random.between(0, 3);
       out = in + before + after - 2;
       return out > 0;
+    } else if (style == Style::kImage) {  // many taps of few channels
+      kernel = random.between(8, 40);
+      stride = random.between(1, kernel);
+      in = kernel + random.between(0, 300);
     } else {  // the phases of columns together
       kernel = is_row ? random.between(2, 20) : random.once_in(8) ? random.between(1, 100000) : random.between(1, 8);
       stride = is_row ? 2 : kernel;
@@ -190,17 +194,29 @@ bool draw(Random& random, Draw& d) {
                       : random.once_in(30) ? Style::kFarRow
                       : random.once_in(30) ? Style::kStrided
                       : random.once_in(30) ? Style::kWinograd
+                      : random.once_in(15) ? Style::kImage
                                            : Style::kAny;
-  const bool depthwise =
-      (random.once_in(2) && style != Style::kWinograd) || style == Style::kFarRow || style == Style::kStrided;
+  const bool depthwise = (random.once_in(2) && style != Style::kWinograd && style != Style::kImage) ||
+                         style == Style::kFarRow || style == Style::kStrided;
   const bool many = style == Style::kWinograd;
-  const int64_t in_channels = depthwise ? 1 : count(many ? 2100 : random.once_in(2) ? 600 : 5);
-  const int64_t out_channels = depthwise ? 1 : count(many || random.once_in(2) ? 600 : 5);
+  const bool image = style == Style::kImage;
+  if (image) {  // few tiles for many threads, which share the pixels
+    d.dtype = random.once_in(2) ? DType::kBFloat16 : d.dtype;
+    d.threads = int(random.between(1, 16));
+  }
+  const int64_t in_channels = depthwise ? 1
+                              : image   ? random.between(1, 5)
+                                        : count(many                ? 2100
+                                                : random.once_in(2) ? 600
+                                                                    : 5);
+  const int64_t out_channels = depthwise ? 1
+                               : image   ? random.between(1, 1400)
+                                         : count(many || random.once_in(2) ? 600 : 5);
   d.winograd = many || random.once_in(2);
   if (Wide(p.groups) * in_channels > kHuge || Wide(p.groups) * out_channels > kHuge) return false;
   p.in_channels = p.groups * in_channels;
   p.out_channels = p.groups * out_channels;
-  p.batch = random.once_in(3) ? count(300) : 1;
+  p.batch = image ? random.between(1, 12) : random.once_in(3) ? count(300) : 1;
   if (!draw_axis(random, style, false, p.in_h, p.out_h, p.kernel_h, p.stride_h, p.pad_top, p.pad_bottom,
                  p.dilation_h) ||
       !draw_axis(random, style, true, p.in_w, p.out_w, p.kernel_w, p.stride_w, p.pad_left, p.pad_right, p.dilation_w)) {

@@ -317,6 +317,8 @@ int64_t* const kLimits[] = {
     &t::kChunkedTileBytes,
     &d::kRowsWidenedAside,
     &t::kStreamedPairSourceBytes,
+    &t::kLeastPairPixelBytes,
+    &t::kWholePixelChannels,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

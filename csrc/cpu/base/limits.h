@@ -56,8 +56,12 @@ CONV2D_LIMIT kChunkedTileBytes = 512 * 1024;
 CONV2D_LIMIT kStreamedBytes = 2048 * 1024;
 // The same of weight gradients in bfloat16 pairs: below, L3 answers soon enough, and requests cost more than they save.
 CONV2D_LIMIT kStreamedPairBytes = 5120 * 1024;
-// The same of sources whose sums are rounded in registers.
+// The same of sources of forward and input gradient in bfloat16 pairs, and the least bytes of a pixel: hardware
+// prefetchers follow pixels of one line.
 CONV2D_LIMIT kStreamedPairSourceBytes = 16 * 1024 * 1024;
+CONV2D_LIMIT kLeastPairPixelBytes = 128;
+// Channels of a pixel that tiles of a weight gradient take together, of a kernel with many taps. Images have three.
+CONV2D_LIMIT kWholePixelChannels = 4;
 // Rows of the weight that lie apart (input gradients in channels_last), in a block of source channels. Each panel reads
 // a line of every one: of so few rows the pages stay in the TLB for the next panel, and lines that the hardware fetched
 // along with them in L2. They lie apart from kFarWeightBytes on.

@@ -86,21 +86,19 @@ struct ConvCall {
     return inside && std::is_same_v<S, Operand<T>>;
   }
 
-  // A source of dense pixels that L2 does not hold. (Sums that wait in scratch are stored in bursts, which these
-  // prefetches would delay.)
+  // A source of dense pixels that comes from beyond L2, or with pairs, whose sums take half the time, from memory.
+  // (Sums that wait in scratch are stored in bursts, which these prefetches would delay.)
   bool waits_for_source(int num_threads) const {
     const bool dense =
         order == PatchOrder::kChannelInner && gemm.groups == 1 && gemm.source_col == gemm.single_channels();
     // Rows and columns that no tap meets are not worth a request.
     const bool meets_all = gemm.axis_h.step <= gemm.taps_h && gemm.axis_w.step <= gemm.taps_w;
     const int64_t pixel_bytes = gemm.single_channels() * int64_t(sizeof(S));
-    // Pairs take half the time for an element, and hardware prefetchers follow pixels of one line.
-    const bool streams =
-        kTakesPairs<T> ? pixel_bytes > 64 &&
-                             source_streams(gemm, pixel_bytes, num_threads, limits::tiling::kStreamedPairSourceBytes)
-                       : source_streams(gemm, pixel_bytes, num_threads, limits::tiling::kStreamedBytes);
-    return (kStoresSums || kRoundsSums) && dense && meets_all && gemm.destination_m == 1 && gemm.m % kLeastLanes == 0 &&
-           tiling.one_block && streams;
+    const int64_t least = kTakesPairs<T> ? limits::tiling::kStreamedPairSourceBytes : limits::tiling::kStreamedBytes;
+    const bool stores =
+        kRoundsSums ? pixel_bytes >= limits::tiling::kLeastPairPixelBytes : kStoresSums && gemm.m % kLeastLanes == 0;
+    return stores && dense && meets_all && gemm.destination_m == 1 && tiling.one_block &&
+           source_streams(gemm, pixel_bytes, num_threads, least);
   }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }

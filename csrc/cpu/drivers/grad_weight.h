@@ -148,8 +148,8 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     LinesAhead grad_output, input;
     // Asks for what belongs to so many rows of C, of one panel and pass.
     CONV2D_INLINE void ask(int64_t rows) {
-      if (grad_output.any()) grad_output.ask(rows);
-      if (input.any()) input.ask(rows);
+      grad_output.ask(rows);
+      input.ask(rows);
     }
   };
   // The same, and which steps the sums take.
@@ -387,7 +387,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
       }
     }
   }
-  // Few channels of taps that all lie side by side in the result: a vector of them at a time, put in their order in L1.
+  // Few channels of taps that all lie side by side in the result: a vector of elements at a time, put in order in L1.
   void store_side_by_side(const WeightTile& t, const TileSums<T>& sums, S* to) const {
     alignas(64) T rows[L * kPanelVectors<T> * L];
     const int64_t taps = t.tap_rows * t.tap_cols;

@@ -49,6 +49,7 @@ class LinesAhead {
 
   // Asks L2 for what belongs to so many shares, which are about to be done.
   CONV2D_INLINE void ask(int64_t shares) {
+    if (!any()) return;  // sooner than by the division
     int64_t count = min64(div_up(lines_ * shares, shares_), left_);
     left_ -= count;
     for (; count > 0; --count) {

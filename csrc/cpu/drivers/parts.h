@@ -124,7 +124,7 @@ CONV2D_INLINE Source<S> source_of(const ConvGemm& gemm, const S* data) {
   return source;
 }
 
-// Whether threads read at least so many bytes each of a source whose pixels have so many bytes.
+// Whether each thread's share of a source, of whose pixels pixel_bytes are read, has `least` bytes or more.
 inline bool source_streams(const ConvGemm& gemm, int64_t pixel_bytes, int num_threads, int64_t least) {
   const int64_t bytes = saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, pixel_bytes);
   return bytes / num_threads >= least;

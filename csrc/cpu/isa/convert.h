@@ -155,8 +155,8 @@ constexpr bool kHasMasks = Vec<float>::kLanes == 16;
 constexpr bool kHasMasks = false;
 #endif
 
-// Whether a vector of every third element takes a few instructions, not one a lane: images in channels_last mostly have
-// three channels.
+// Whether a vector of every third element takes a few instructions, not one a lane. (Images in channels_last mostly
+// have three channels.)
 template <class S>
 constexpr bool kLoadsThirds = false;
 #if defined(CONV2D_NATIVE_VEC)

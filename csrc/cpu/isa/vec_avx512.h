@@ -75,8 +75,9 @@ struct Vec<float> {
   static CONV2D_INLINE reg load_thirds(const float* p, int n) {
     const uint64_t wanted = thirds_mask(n);
     const __m512i a = _mm512_castps_si512(load_lanes(p, __mmask16(wanted)));
-    const __m512i b = _mm512_castps_si512(load_lanes(p + 16, __mmask16(wanted >> 16)));
-    const __m512i c = _mm512_castps_si512(load_lanes(p + 32, __mmask16(wanted >> 32)));
+    // What is not there has no address either.
+    const __m512i b = _mm512_castps_si512(load_lanes(p + (n > 5 ? 16 : 0), __mmask16(wanted >> 16)));
+    const __m512i c = _mm512_castps_si512(load_lanes(p + (n > 10 ? 32 : 0), __mmask16(wanted >> 32)));
     const __m512i order = _mm512_setr_epi32(0, 3, 6, 9, 12, 15, 2, 5, 8, 11, 14, 1, 4, 7, 10, 13);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi32(order, _mm512_ternarylogic_epi32(a, b, c, 0xfe)));
   }
@@ -286,13 +287,14 @@ template <class S>
 CONV2D_INLINE __m512 widen_thirds(const S* p, int n) {
   const uint64_t wanted = thirds_mask(n);
   const __mmask32 low = __mmask32(wanted), high = __mmask32(wanted >> 32);
+  const S* const after = p + (high ? 32 : 0);
   announce_load(p, low);
-  announce_load(p + 32, high);
+  announce_load(after, high);
   // Word i of the half that is kept: 3 * i.
   const __m512i order =
       _mm512_castsi256_si512(_mm256_setr_epi16(0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 45));
   const __m512i words =
-      _mm512_permutex2var_epi16(_mm512_maskz_loadu_epi16(low, p), order, _mm512_maskz_loadu_epi16(high, p + 32));
+      _mm512_permutex2var_epi16(_mm512_maskz_loadu_epi16(low, p), order, _mm512_maskz_loadu_epi16(high, after));
   const __m256i bits = _mm512_castsi512_si256(words);
   if constexpr (std::is_same_v<S, Float16>) return _mm512_cvtph_ps(bits);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));

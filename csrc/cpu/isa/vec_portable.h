@@ -13,8 +13,8 @@
 //   transpose_quads               of four vectors, the 4 x 4 blocks in each 128-bit lane (AVX2's and AVX-512's float)
 //   store_quads                   lane l of vector i to p + (4 * l + i) * pitch (the same)
 //   load_transposed               transpose of 32-bit elements in memory (float where kLoadsTransposed)
-//   load_thirds                   the first n of every third element, 1 <= n <= kLanes; no other is touched by masked
-//                                 loads, and none beyond the last one (AVX2's and AVX-512's float)
+//   load_thirds                   the first n of every third element, 1 <= n <= kLanes; AVX-512 touches those alone,
+//                                 AVX2 also what lies between them (the float of both)
 //   unzip, zip                    the elements of two vectors in a row, those of even and of odd number; the inverse
 //   sum_each(r)                   element i: the sum of r[i]'s lanes, where lane l is added to lane l + kLanes / 2, of
 //                                 these sums l to l + kLanes / 4, and so on (float and double)

@@ -66,7 +66,8 @@ CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int
     // Word i to the low half of pair i.
     const __m512i order = _mm512_mullo_epi16(twice_iota(), _mm512_set1_epi16(3));
     const auto every_third = [&](const BFloat16* p, uint64_t mask) CONV2D_INLINE_LAMBDA {
-      const __m512i a = load_words(p, __mmask32(mask)), b = load_words(p + 32, __mmask32(mask >> 32));
+      const __m512i a = load_words(p, __mmask32(mask)),
+                    b = load_words(p + (mask >> 32 ? 32 : 0), __mmask32(mask >> 32));
       return _mm512_maskz_permutex2var_epi16(0x55555555u, a, order, b);
     };
     for (int64_t i = 0; i < n; i += 16) {
@@ -90,8 +91,8 @@ CONV2D_INLINE void copy_channels(const BFloat16* src, int64_t n, BFloat16Pair* d
   }
 }
 
-// `count` pixels `step` words apart, of n channels, each filled up with zeros to `words` of them, 2 to 32: as many as a
-// vector holds at a time, and as many as a vector takes.
+// `count` pixels `step` words apart, of n channels, each filled up with zeros to `words` of them, 2 to 32. A vector is
+// loaded and one is stored for as many pixels as fit both.
 CONV2D_INLINE void copy_few_channels(const BFloat16* src, int64_t n, int64_t step, int64_t count, int64_t words,
                                      BFloat16* dst) {
   const int64_t pixels = min64(32 / words, (32 - n) / step + 1);
@@ -254,15 +255,27 @@ inline void pack_near_pairs(const NearPairs& from, const Panel<BFloat16Pair>& to
   }
 }
 
+// Where tap t of a segment lies.
+CONV2D_INLINE int64_t tap_offset(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, int64_t t) {
+  return t / from.tap_cols * gemm.weight_i + t % from.tap_cols * gemm.weight_j;
+}
+// Taps of a channel, from t0 on and at most 16, that lie within one vector.
+CONV2D_INLINE int64_t taps_in_vector(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, int64_t t0) {
+  int64_t n = 1;
+  for (; n < 16 && t0 + n < from.taps(); ++n) {
+    const int64_t offset = tap_offset(gemm, from, t0 + n) - tap_offset(gemm, from, t0);
+    if (offset < 0 || offset >= 32) break;
+  }
+  return n;
+}
+
 // pack_weight_pairs, whatever the strides.
 inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
                            const Panel<BFloat16Pair>& to, int64_t pairs_per_block) {
   const int64_t lane_step = from.lane_step, lanes = from.lanes, pairs = from.channels, width = to.width;
   const int64_t second = gemm.weight_c / gemm.per_step, pair_step = 2 * second, taps = from.taps();
   const BFloat16* const weight = from.data;
-  const auto tap_offset = [&](int64_t t) {
-    return t / from.tap_cols * gemm.weight_i + t % from.tap_cols * gemm.weight_j;
-  };
+  const auto offset_of = [&](int64_t t) { return tap_offset(gemm, from, t); };
   // From the row of pair c and tap t on, every so many rows.
   const auto rows = [&](int64_t c, int64_t t, int64_t step) {
     const int64_t row = (c / pairs_per_block * taps + t) * pairs_per_block + c % pairs_per_block;
@@ -273,7 +286,7 @@ inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& 
     for (int64_t c = 0; c < pairs; ++c) {
       const bool alone = lone && c == pairs - 1;
       for (int64_t t = 0; t < taps; ++t) {
-        const BFloat16* const src = weight + c * pair_step + tap_offset(t);
+        const BFloat16* const src = weight + c * pair_step + offset_of(t);
         BFloat16Pair* const dst = rows(c, t, 1).data;
         copy_pairs(src, alone ? nullptr : src + second, 1, lanes, dst);
         fill_zero(dst + lanes, width - lanes);
@@ -281,23 +294,14 @@ inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& 
     }
     return;
   }
-  // Taps of a channel that lie within one vector.
-  const auto taps_from = [&](int64_t t0) {
-    int64_t n = 1;
-    for (; n < 16 && t0 + n < taps; ++n) {
-      const int64_t offset = tap_offset(t0 + n) - tap_offset(t0);
-      if (offset < 0 || offset >= 32) break;
-    }
-    return n;
-  };
-  if (second == 1 && (pairs_per_block > 1 || pairs >= taps_from(0))) {
+  if (second == 1 && (pairs_per_block > 1 || pairs >= taps_in_vector(gemm, from, 0))) {
     // Channels lie together, and so do pairs: one tap after the other, its pairs `taps` rows of the panel apart, or
     // side by side in a block.
     const bool in_blocks = pairs_per_block > 1;
     const int64_t run = in_blocks ? pairs_per_block : pairs, step = in_blocks ? 1 : taps;
     for (int64_t t = 0; t < taps; ++t) {
       for (int64_t c = 0; c < pairs; c += run) {
-        const BFloat16* const src = weight + tap_offset(t) + 2 * c;
+        const BFloat16* const src = weight + offset_of(t) + 2 * c;
         const int64_t words = 2 * (pairs - c) - (lone ? 1 : 0);
         pack_transposed_pairs(lanes, min64(run, pairs - c), rows(c, t, step), [&](int64_t lane, int64_t k) {
           return load_words(src + lane * lane_step + 2 * k, mask_of_first(words - 2 * k));
@@ -310,14 +314,14 @@ inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& 
   for (int64_t t0 = 0, n = 0; t0 < taps; t0 += n) {
     uint32_t words[16] = {};
     int64_t span = 0;
-    n = taps_from(t0);
+    n = taps_in_vector(gemm, from, t0);
     for (int64_t t = 0; t < n; ++t) {
-      const int64_t offset = tap_offset(t0 + t) - tap_offset(t0);
+      const int64_t offset = offset_of(t0 + t) - offset_of(t0);
       words[t] = uint32_t(offset) * 0x00010001u;
       span = max64(span, offset + 1);
     }
     __m512i index = _mm512_loadu_si512(words);
-    const BFloat16* const block = weight + tap_offset(t0);
+    const BFloat16* const block = weight + offset_of(t0);
     const bool adjacent = second > 0 && second + span <= 32;
     // As in pack_weight: the lines of later channels, which lie far apart.
     const int64_t last_ahead = pair_step >= 32 ? pairs - kStepsAhead / 2 : 0;

@@ -51,7 +51,8 @@ void pack_weight(const ConvGemm& gemm, const WeightSegment<S>& from, const Panel
   if (taps == 1) {
     pack(from.data, gemm.weight_c, channels, 0);
   } else if (gemm.weight_c == 1 && channels > 1 && takes_thirds) {
-    // The same of three channels, of which one transposition would be mostly empty.
+    // Two or three channels in channels_last: a channel's taps at a time. A tap's channels would leave a transposition
+    // mostly empty.
     for (int64_t c = 0; c < channels; ++c) pack(from.data + c, tap_step, taps, c * taps);
   } else if (gemm.weight_c == 1 && channels > 1) {
     // channels_last: one tap at a time, its channels `taps` rows of the panel apart.

@@ -32,8 +32,8 @@ struct ImageGemm {
   int64_t result_taps() const { return result_taps_h * result_taps_w; }
 };
 
-// Products in a segment, the piece of K whose weights are packed at once; taps of one channel, and output pixels of
-// grad_weight, that one patch covers.
+// Products in a segment, the piece of K whose weights are packed at once; of grad_weight, taps of a patch, and output
+// pixels that one patch covers.
 constexpr int64_t kMaxSegment = 256;
 
 // The longest chains of multiply-adds. A chain is summed from zero, and chains are added in order. Long chains lose

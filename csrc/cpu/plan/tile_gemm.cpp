@@ -147,9 +147,6 @@ int64_t row_bytes(const PixelBlocking& pixels) {
   return round_up(pixels.images * pixels.rows * pixels.cols, kBlockChannels) * int64_t(sizeof(BFloat16));
 }
 
-// Channels of a pixel, in images mostly three.
-constexpr int64_t kFewChannels = 4;
-
 struct WeightTiler {
   const Conv2dProblem& problem;
   const PixelBlocking& pixels;
@@ -159,13 +156,15 @@ struct WeightTiler {
   const int num_threads;
 
   bool in_steps() const { return vector.step > 1; }  // of several pixels
-  // Of a kernel with many taps some, of all channels, where a pixel has few: its line is read whole anyway.
-  bool takes_whole_pixels() const {
-    return input_channels_are_neighbours && lanes == WeightLanes::kChannels &&
-           problem.in_channels_per_group() <= kFewChannels &&
-           problem.in_channels_per_group() * problem.taps() > kMaxSegment;
-  }
   bool in_tiles() const { return vector.step > 2; }  // of AMX
+
+  // Whether a tile takes all channels of some rows of taps, rather than many taps of one channel: where pixels have few
+  // channels, which share a line, and more products than a tile takes at once.
+  bool takes_whole_pixels() const {
+    const int64_t channels = problem.in_channels_per_group();
+    return input_channels_are_neighbours && lanes == WeightLanes::kChannels && channels <= limit::kWholePixelChannels &&
+           channels * problem.taps() > 2 * kMaxSegment;
+  }
 
   void cut_groups(WeightTiling& t) const {
     t.groups_in_turn = 1;
@@ -198,7 +197,8 @@ struct WeightTiler {
   void cut_kernel(WeightTiling& t) const {
     t.tap_rows = problem.kernel_h;
     t.tap_cols = problem.kernel_w;
-    const int64_t most_taps = takes_whole_pixels() ? kMaxSegment / problem.in_channels_per_group() : kMaxSegment;
+    const int64_t columns = vector.step == 2 ? min64(limit::kPairColumns, kMaxSegment) : kMaxSegment;
+    const int64_t most_taps = takes_whole_pixels() ? max64(columns / problem.in_channels_per_group(), 1) : kMaxSegment;
     if (problem.taps() > most_taps) cut_taps(problem.kernel_h, problem.kernel_w, most_taps, t.tap_rows, t.tap_cols);
     t.patch_segments = 1;
     while (plane(t) > limit::kMaxPatchBytes / vector.element_size && t.tap_rows * t.tap_cols > 1) {
@@ -232,10 +232,10 @@ struct WeightTiler {
         div_up(problem.out_channels_per_group(), lanes == WeightLanes::kChannels ? vector.lanes : 1);
     const int64_t tile_taps = t.tap_rows * t.tap_cols;
     const int64_t elements = tile_bytes / (vector.lanes * vector.element_size);
-    const int64_t columns = max64(tile_taps, min64(least_columns, channels * taps));
+    t.block_channels = tile_taps < taps && takes_whole_pixels() ? channels : 1;
+    const int64_t columns = max64(t.block_channels * tile_taps, min64(least_columns, channels * taps));
     t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / columns));
     t.chunks_m = div_up(vectors, t.chunk_vectors);
-    t.block_channels = tile_taps < taps && takes_whole_pixels() ? channels : 1;
     if (tile_taps == taps) {
       // Groups of channels_last are packed whole or slowly (pack/interleave.h).
       const int64_t bytes = lanes == WeightLanes::kGroups ? limit::kMaxPatchBytes : limit::kPatchBytes;
@@ -356,7 +356,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
       gemm.taps() == 1 && k.blocks_c == 2 && gemm.per_step == 1 && gemm.destination_m == 1 && gemm.m >= gemm.channels;
   // So does more of all sums over several segments where L2 is small. That pays where most weights stay packed from
   // tile to tile, and threads have several tiles each.
-  const int64_t weight_bytes = saturating_mul(gemm.m, gemm.channels, gemm.taps() * vector.element_size);
+  const int64_t weight_bytes = saturating_mul(gemm.m, gemm.channels, gemm.taps(), vector.element_size);
   const bool crowds_l2 = has_small_l2() && !lanes_are_groups && gemm.destination_m == 1 && k.segments() > 1 &&
                          weight_bytes <= limit::kKeptWeightBytes &&
                          saturating_mul(gemm.batch, gemm.pixels()) >= 2 * num_threads * limit::kTilePixels;

@@ -30,7 +30,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
                      int num_threads);
 
 // Tiles of the driver for grad_weight: a work item owns chunk_vectors vectors of output channels times a block of
-// input channels (or, for kernels of many taps, a rectangle of one channel's taps).
+// input channels (or, for kernels of many taps, a rectangle of one channel's taps, or of all where they are few).
 struct WeightTiling {
   int64_t chunk_vectors, chunks_m;
   int64_t block_channels, tap_rows, tap_cols;

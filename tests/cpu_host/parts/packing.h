@@ -117,10 +117,11 @@ void check_lanes() {
   }
   begin_part(std::string("pack_lanes ") + kNameOf<S>);
   for (int64_t lanes = 1; lanes <= 2 * L + 1; ++lanes) {
-    for (const int64_t depth : {int64_t{1}, int64_t{2}, int64_t{3}, L, L + 1, 2 * L + 3}) {
+    for (const int64_t depth : {int64_t{1}, int64_t{2}, int64_t{3}, L / 2 + 1, L, L + 1, 2 * L + 3}) {
       const int64_t width = round_up(lanes, L);
-      const int64_t kinds[][2] = {{1, lanes}, {1, lanes + 40}, {depth, 1},   {-depth, 1}, {2 * depth, 2}, {2, 70},
-                                  {0, 1},     {1, 0},          {3, -70 * 3}, {1, -lanes}, {3 * depth, 3}, {1, 3}};
+      const int64_t kinds[][2] = {{1, lanes},     {1, lanes + 40}, {depth, 1}, {-depth, 1},  {2 * depth, 2},
+                                  {2, 70},        {0, 1},          {1, 0},     {3, -70 * 3}, {1, -lanes},
+                                  {3 * depth, 3}, {-3 * depth, 3}, {0, 3},     {1, 3}};
       for (const auto& kind : kinds) {
         const int64_t lane_step = kind[0], k_step = kind[1];
         const bool conj = kIsComplex<T> && random.once_in(2);
