@@ -25,6 +25,7 @@ __all__ = [
     "FEW_PLANES",
     "GROUPED",
     "LONG_SUMS",
+    "MANY_TAPS",
     "ONE_PIXEL",
     "PATCH_LAYERS",
     "POST",
@@ -290,6 +291,10 @@ PATCH_LAYERS = (
     Problem("patches, K = 130 channels", 1, 2, (21, 17), 130, (7, 8), (7, 8)),
     Problem("patches of 16x16 of an image", 2, 3, (35, 50), 18, (16, 16), (16, 16)),
     Problem("patches of 14x20, two channels", 1, 2, (43, 41), 33, (14, 20), (14, 20)),
+)
+
+# Kernels of more taps than one patch of a weight gradient has, on few channels.
+MANY_TAPS = (
     Problem("many taps that overlap, three channels", 2, 3, (34, 37), 18, (13, 15), (3, 2), (5, 6)),
     Problem("a row of many taps, three channels", 1, 3, (2, 190), 17, (1, 181), (1, 3)),
 )
@@ -302,6 +307,7 @@ SMALL_PROBLEMS = (
     + DEPTHWISE
     + DILATED
     + LONG_SUMS
+    + MANY_TAPS
     + FEW_PLANES
     + STRIDED
     + ONE_PIXEL
