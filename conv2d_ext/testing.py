@@ -293,7 +293,7 @@ PATCH_LAYERS = (
     Problem("patches of 14x20, two channels", 1, 2, (43, 41), 33, (14, 20), (14, 20)),
 )
 
-# Kernels of more taps than one patch of a weight gradient has, on few channels.
+# Few channels, whose taps together are more than a tile of a weight gradient takes.
 MANY_TAPS = (
     Problem("many taps that overlap, three channels", 2, 3, (34, 37), 18, (13, 15), (3, 2), (5, 6)),
     Problem("a row of many taps, three channels", 1, 3, (2, 190), 17, (1, 181), (1, 3)),

@@ -779,8 +779,8 @@ MUTATIONS = (
     M(
         "pack/weights.h",
         "the stride of columns for rows",
-        "from.data + t / tap_cols * gemm.weight_i + t",
-        "from.data + t / tap_cols * gemm.weight_j + t",
+        "return t / tap_cols * gemm.weight_i + t",
+        "return t / tap_cols * gemm.weight_j + t",
     ),
     M(
         "pack/weights.h",

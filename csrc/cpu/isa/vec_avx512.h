@@ -267,20 +267,22 @@ struct Vec<double> {
 
 CONV2D_INLINE __m512d widen(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 // 16-bit storage, widened and rounded a vector at a time. Rounding is to nearest even; NaNs stay NaNs.
-CONV2D_INLINE __m512 widen(const BFloat16* p) {
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+template <class S>
+CONV2D_INLINE __m512 widened(__m256i bits) {
+  if constexpr (std::is_same_v<S, Float16>) return _mm512_cvtph_ps(bits);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
+CONV2D_INLINE __m512 widen(const BFloat16* p) {
+  return widened<BFloat16>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 CONV2D_INLINE __m512 widen(const Float16* p) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return widened<Float16>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 // The first n lanes, and zeros.
 template <class S>
 CONV2D_INLINE __m512 widen_partial(const S* p, int n) {
   announce_load(p, Vec<float>::mask(n));
-  const __m256i bits = _mm256_maskz_loadu_epi16(Vec<float>::mask(n), p);
-  if constexpr (std::is_same_v<S, Float16>) return _mm512_cvtph_ps(bits);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  return widened<S>(_mm256_maskz_loadu_epi16(Vec<float>::mask(n), p));
 }
 // The first n of every third element, and zeros.
 template <class S>
@@ -295,9 +297,7 @@ CONV2D_INLINE __m512 widen_thirds(const S* p, int n) {
       _mm512_castsi256_si512(_mm256_setr_epi16(0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 45));
   const __m512i words =
       _mm512_permutex2var_epi16(_mm512_maskz_loadu_epi16(low, p), order, _mm512_maskz_loadu_epi16(high, after));
-  const __m256i bits = _mm512_castsi512_si256(words);
-  if constexpr (std::is_same_v<S, Float16>) return _mm512_cvtph_ps(bits);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  return widened<S>(_mm512_castsi512_si256(words));
 }
 // Asked of the bits: VFPCLASSPS sees no denormal numbers in a thread that takes them as zeros.
 CONV2D_INLINE bool has_denormal(__m512 v) {

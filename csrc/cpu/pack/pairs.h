@@ -255,15 +255,11 @@ inline void pack_near_pairs(const NearPairs& from, const Panel<BFloat16Pair>& to
   }
 }
 
-// Where tap t of a segment lies.
-CONV2D_INLINE int64_t tap_offset(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, int64_t t) {
-  return t / from.tap_cols * gemm.weight_i + t % from.tap_cols * gemm.weight_j;
-}
 // Taps of a channel, from t0 on and at most 16, that lie within one vector.
 CONV2D_INLINE int64_t taps_in_vector(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, int64_t t0) {
   int64_t n = 1;
   for (; n < 16 && t0 + n < from.taps(); ++n) {
-    const int64_t offset = tap_offset(gemm, from, t0 + n) - tap_offset(gemm, from, t0);
+    const int64_t offset = from.tap_offset(gemm, t0 + n) - from.tap_offset(gemm, t0);
     if (offset < 0 || offset >= 32) break;
   }
   return n;
@@ -275,7 +271,6 @@ inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& 
   const int64_t lane_step = from.lane_step, lanes = from.lanes, pairs = from.channels, width = to.width;
   const int64_t second = gemm.weight_c / gemm.per_step, pair_step = 2 * second, taps = from.taps();
   const BFloat16* const weight = from.data;
-  const auto offset_of = [&](int64_t t) { return tap_offset(gemm, from, t); };
   // From the row of pair c and tap t on, every so many rows.
   const auto rows = [&](int64_t c, int64_t t, int64_t step) {
     const int64_t row = (c / pairs_per_block * taps + t) * pairs_per_block + c % pairs_per_block;
@@ -286,7 +281,7 @@ inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& 
     for (int64_t c = 0; c < pairs; ++c) {
       const bool alone = lone && c == pairs - 1;
       for (int64_t t = 0; t < taps; ++t) {
-        const BFloat16* const src = weight + c * pair_step + offset_of(t);
+        const BFloat16* const src = weight + c * pair_step + from.tap_offset(gemm, t);
         BFloat16Pair* const dst = rows(c, t, 1).data;
         copy_pairs(src, alone ? nullptr : src + second, 1, lanes, dst);
         fill_zero(dst + lanes, width - lanes);
@@ -301,7 +296,7 @@ inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& 
     const int64_t run = in_blocks ? pairs_per_block : pairs, step = in_blocks ? 1 : taps;
     for (int64_t t = 0; t < taps; ++t) {
       for (int64_t c = 0; c < pairs; c += run) {
-        const BFloat16* const src = weight + offset_of(t) + 2 * c;
+        const BFloat16* const src = weight + from.tap_offset(gemm, t) + 2 * c;
         const int64_t words = 2 * (pairs - c) - (lone ? 1 : 0);
         pack_transposed_pairs(lanes, min64(run, pairs - c), rows(c, t, step), [&](int64_t lane, int64_t k) {
           return load_words(src + lane * lane_step + 2 * k, mask_of_first(words - 2 * k));
@@ -316,12 +311,12 @@ inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& 
     int64_t span = 0;
     n = taps_in_vector(gemm, from, t0);
     for (int64_t t = 0; t < n; ++t) {
-      const int64_t offset = offset_of(t0 + t) - offset_of(t0);
+      const int64_t offset = from.tap_offset(gemm, t0 + t) - from.tap_offset(gemm, t0);
       words[t] = uint32_t(offset) * 0x00010001u;
       span = max64(span, offset + 1);
     }
     __m512i index = _mm512_loadu_si512(words);
-    const BFloat16* const block = weight + offset_of(t0);
+    const BFloat16* const block = weight + from.tap_offset(gemm, t0);
     const bool adjacent = second > 0 && second + span <= 32;
     // As in pack_weight: the lines of later channels, which lie far apart.
     const int64_t last_ahead = pair_step >= 32 ? pairs - kStepsAhead / 2 : 0;

@@ -12,6 +12,10 @@ struct WeightSegment {
   const S* data;
   int64_t lane_step, lanes, channels, tap_rows, tap_cols;
   int64_t taps() const { return tap_rows * tap_cols; }
+  // Where tap number t lies.
+  int64_t tap_offset(const ConvGemm& gemm, int64_t t) const {
+    return t / tap_cols * gemm.weight_i + t % tap_cols * gemm.weight_j;
+  }
 };
 
 // A band's taps are transposed together with what lies between them where a channel has at most so many elements for
@@ -57,7 +61,7 @@ void pack_weight(const ConvGemm& gemm, const WeightSegment<S>& from, const Panel
   } else if (gemm.weight_c == 1 && channels > 1) {
     // channels_last: one tap at a time, its channels `taps` rows of the panel apart.
     for (int64_t t = 0; t < taps; ++t) {
-      pack(from.data + t / tap_cols * gemm.weight_i + t % tap_cols * gemm.weight_j, 1, channels, t, taps);
+      pack(from.data + from.tap_offset(gemm, t), 1, channels, t, taps);
     }
   } else if (rows_join && (channels == 1 || gemm.weight_c == tap_step * taps)) {
     pack(from.data, tap_step, channels * taps, 0);
