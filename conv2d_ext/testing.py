@@ -202,6 +202,8 @@ GROUPED = (
     Problem("2 groups, 1x1", 2, 18, (5, 6), 34, (1, 1), groups=2),
     Problem("2 groups of 20", 1, 40, (8, 7), 40, (3, 3), padding=(1, 1), groups=2),
     Problem("16 groups of 16", 1, 256, (6, 7), 256, (3, 3), padding=(1, 1), groups=16),
+    Problem("16 groups of 16, stride 2", 1, 256, (7, 6), 256, (3, 3), (2, 2), (1, 1), groups=16),
+    Problem("15 groups of 16, 7x7", 1, 240, (5, 4), 240, (7, 7), padding=(3, 3), groups=15),
     Problem("17 groups of 8", 2, 136, (5, 6), 136, (3, 3), padding=(1, 1), groups=17),
     Problem("17 groups of 8, stride 2", 2, 136, (9, 8), 136, (3, 3), (2, 2), (1, 1), groups=17),
     Problem("9 groups of 6, stride 2", 1, 54, (10, 7), 54, (3, 3), (2, 2), (1, 1), groups=9),

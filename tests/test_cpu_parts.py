@@ -96,6 +96,7 @@ _GENERAL = (
     | _parts("copy_run", "float32, float64, bfloat16, complex64")
     | _parts("pack_lanes, pack_patch, store_tile", "float32, float64, bfloat16, complex64")
     | _parts("pack_weight, pack_weight_of_taps", "float32, bfloat16, complex64")
+    | _parts("pack_weight_of_groups", "float32, float64, bfloat16, complex64")
     | _parts("store_lanes", "float32, bfloat16")
     | _parts("add_chunk", "float32, float64")
     | _parts(
@@ -120,7 +121,9 @@ _NATIVE = (
 )
 _PIXEL_STEPS = {"copy_words", "pixel rows", "pack_pixel_pairs"}
 _PAIRS = {
-    *_parts(f"{_GEMM}, pack_patch", "bfloat16 pairs"), "gemm_panel bfloat16 pairs, rounded",
+    *_parts(f"{_GEMM}, pack_patch, pack_weight_of_groups", "bfloat16 pairs"),
+    *(f"{part}, groups" for part in _parts(_GEMM, "bfloat16 pairs")),
+    "gemm_panel bfloat16 pairs, rounded",
     "convert bfloat16", "copy_channels", "copy_few_channels", "copy_pairs", "pack_weight_pairs",
     "products of pairs", "column_ukernel bfloat16", *_PIXEL_STEPS,
 }  # fmt: skip
@@ -143,9 +146,10 @@ RULES = {
     *(
         f"tiling: {driver}"
         for driver in (
-            "dot", "rows", "columns", "strided", "phases", "amx", "pairs", "winograd", "depthwise",
-            "groups", "planes", "pixels", "gemm", "weight_amx", "weight_pairs", "weight_depthwise",
-            "weight_groups", "weight_transposed", "weight_gemm", "padding",
+            "dot", "rows", "columns", "strided", "phases", "amx", "pairs_of_groups", "pairs",
+            "winograd", "depthwise", "groups", "planes", "pixels", "gemm", "weight_amx",
+            "weight_pairs", "weight_depthwise", "weight_groups", "weight_transposed",
+            "weight_gemm", "padding",
         )
     ),
 }  # fmt: skip

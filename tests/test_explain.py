@@ -29,8 +29,9 @@ def _operands(problem, dtype):
     return input, weight, bias if problem.bias else None
 
 
-def _explain(problem, dtype=torch.float32):
+def _explain(problem, dtype=torch.float32, memory_format=torch.contiguous_format):
     input, weight, bias = _operands(problem, dtype)
+    input, weight = (t.contiguous(memory_format=memory_format) for t in (input, weight))
     return conv2d_ext.explain(input, weight, bias, **problem.call_args())
 
 
@@ -110,6 +111,25 @@ def test_bfloat16_products_in_pairs(channels, groups):
     )
     assert bool(plan.forward.refused) != (native or tiles)
     assert bool(plan.grad_weight.refused) != (native or tiles)
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "taken"), [(8, 8, True), (16, 16, True), (8, 24, False), (6, 8, False)]
+)
+def test_bfloat16_pairs_with_vectors_over_groups(channels, filters, taken):
+    """In channels_last, of groups whose words of two channels are transposed in registers."""
+    groups = 16
+    problem = Problem(
+        "pairs", 1, groups * channels, (9, 11), groups * filters, (3, 3), groups=groups
+    )
+    plans = [
+        _explain(problem, torch.bfloat16, memory_format)
+        for memory_format in (torch.channels_last, torch.contiguous_format)
+    ]
+    if plans[0].forward.isa != "avx512_bf16":
+        pytest.skip("no pairs in use")
+    engines = ["over groups, bfloat16 products in pairs" in plan.forward.engine for plan in plans]
+    assert engines == [taken, False]
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,9 @@ def test_every_driver_has_digests(dtype):
         if pairs:
             # Products in pairs have an order of their own, and their phases run one by one.
             missing.discard("implicit GEMM, the phases of the stride together")
-            assert "bfloat16 products in pairs" in everything
+            assert "vectors over result channels, bfloat16 products in pairs" in everything
+            groups = "vectors over groups, bfloat16 products in pairs"
+            assert (groups in everything) == (direction != "grad_weight")
         if amx:
             # As in pairs; and problems from four channels on are left to no others.
             missing.discard("implicit GEMM, the phases of the stride together")

@@ -136,6 +136,7 @@ class TaskExplainer {
       case Driver::kPairs:
       case Driver::kGemm:
         return explain_gemm(*task_.gemm, 1);
+      case Driver::kPairsOfGroups:
       case Driver::kGroups:
         return explain_gemm(*task_.gemm, vector_.lanes);
       case Driver::kWeightDepthwise:

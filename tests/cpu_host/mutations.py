@@ -1560,6 +1560,33 @@ MUTATIONS = (
         "run->count = min64(segment.col + segment.cols - col, room);",
     ),
     M(
+        "pack/patch.h",
+        "every part of a group's channels is the first one",
+        "from.data - source_.first,",
+        "from.data,",
+    ),
+    M(
+        "pack/lanes.h",
+        "four groups take one another's weights",
+        "V::of_quads(load(i), load(i + 4), load(i + 8),",
+        "V::of_quads(load(i), load(i + 8), load(i + 4),",
+        isas=("avx512",),
+    ),
+    M(
+        "pack/pairs.h",
+        "the weights of a pair of channels are one channel's",
+        "_mm_loadu_si64(four + second)",
+        "_mm_loadu_si64(four)",
+        **PAIRS,
+    ),
+    M(
+        "plan/candidates.cpp",
+        "words of two channels at odd places",
+        "g.source_row % 2 == 0 && g.source_col % 2 == 0",
+        "g.source_row % 2 == 0",
+        **PAIRS,
+    ),
+    M(
         "drivers/grad_weight.h",
         "the input is not conjugated",
         "pack_patch(patch, source, true, patch_data);",
@@ -1582,8 +1609,8 @@ MUTATIONS = (
     M(
         "drivers/grad_weight.h",
         "the stride of rows for columns of taps",
-        "tap % t.tap_cols * gw[3], gw[1], gw[0]",
-        "tap % t.tap_cols * gw[2], gw[1], gw[0]",
+        "first + tap / t.tap_cols * gw[2] + tap % t.tap_cols * gw[3];",
+        "first + tap / t.tap_cols * gw[2] + tap % t.tap_cols * gw[2];",
     ),
     M(
         "drivers/grad_bias.h",

@@ -306,7 +306,8 @@ void check_padding_classes() {
                     random.between(1, 14),
                     random.between(0, 2),
                     random.between(1, 14)};
-    const PaddingRule rule{random.once_in(2) ? 1 : random.between(1, 300), random.between(1, 8)};
+    const PaddingRule rule{random.once_in(2) ? 1 : random.between(1, 300), random.between(1, 8),
+                           random.once_in(2) ? 0 : random.between(1, 9)};
     const bool of_weights = random.once_in(2);
     ConvGemm g{};
     g.axis_h = p.rows();
@@ -469,11 +470,27 @@ void check_weight_tiling(const Call& call, const VectorShape& vector, WeightLane
 }
 
 const char* short_name(Driver driver) {
-  static const char* const kNames[] = {
-      "dot",         "rows",       "columns",      "strided",          "phases",        "amx",
-      "pairs",       "winograd",   "depthwise",    "groups",           "planes",        "pixels",
-      "gemm",        "weight_amx", "weight_pairs", "weight_depthwise", "weight_groups", "weight_transposed",
-      "weight_gemm", "padding"};
+  static const char* const kNames[] = {"dot",
+                                       "rows",
+                                       "columns",
+                                       "strided",
+                                       "phases",
+                                       "amx",
+                                       "pairs_of_groups",
+                                       "pairs",
+                                       "winograd",
+                                       "depthwise",
+                                       "groups",
+                                       "planes",
+                                       "pixels",
+                                       "gemm",
+                                       "weight_amx",
+                                       "weight_pairs",
+                                       "weight_depthwise",
+                                       "weight_groups",
+                                       "weight_transposed",
+                                       "weight_gemm",
+                                       "padding"};
   return kNames[int(driver)];
 }
 
@@ -539,6 +556,8 @@ void check_task(const Task& task, const IsaShape& isa, int threads) {
     }
     case Driver::kAmx:
       return check_amx_tiling(*g, isa.amx, threads);
+    case Driver::kPairsOfGroups:
+      return check_conv_tiling(*g, isa.pairs, true, threads);
     case Driver::kPairs:
       return check_conv_tiling(*g, isa.pairs, false, threads);
     case Driver::kWinograd: {

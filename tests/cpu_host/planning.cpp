@@ -318,6 +318,8 @@ void plan_task(const Task& task, const Draw& d, const IsaShape& isa) {
     }
     case Driver::kAmx:
       return plan_amx(*task.gemm, d, isa.amx);
+    case Driver::kPairsOfGroups:
+      return plan_gemm("conv, pairs of groups", *task.gemm, true, d, isa.pairs);
     case Driver::kPairs:
       return plan_gemm("conv, pairs", *task.gemm, false, d, isa.pairs);
     case Driver::kWinograd: {

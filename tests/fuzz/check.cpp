@@ -351,8 +351,8 @@ std::string kind_of_run(const Run& run) {
     if (name.find(kind[0]) != std::string::npos) return kind[1];
   }
   if (name.find("ConvCall<") == std::string::npos) return "";
-  if (name.find("avx512_bf16 ") == 0) return "pairs";
-  return name.find(", true>") != std::string::npos ? "groups" : "channels";
+  const bool pairs = name.find("avx512_bf16 ") == 0, groups = name.find(", true>") != std::string::npos;
+  return pairs ? groups ? "pairs of groups" : "pairs" : groups ? "groups" : "channels";
 }
 std::string isa_of_run(const Run& run) {
   const std::string& name = driver_of(run.body);
@@ -362,6 +362,7 @@ std::string isa_of_run(const Run& run) {
 std::string kind_of_explanation(const cpu::Explanation& e, Op op) {
   const auto has = [&](const char* part) { return e.engine.find(part) != std::string::npos; };
   if (has("AMX tiles")) return op == Op::kGradWeight ? "weight, amx" : "amx";
+  if (has("over groups, bfloat16 products in pairs")) return "pairs of groups";
   if (has("bfloat16 products in pairs")) return op == Op::kGradWeight ? "weight, pairs" : "pairs";
   if (has("Winograd")) return "winograd";
   if (has("plane by plane")) return "few planes";

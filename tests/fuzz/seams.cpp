@@ -319,6 +319,7 @@ int64_t* const kLimits[] = {
     &t::kStreamedPairSourceBytes,
     &t::kLeastPairPixelBytes,
     &t::kWholePixelChannels,
+    &t::kListedStepProducts,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -74,6 +74,8 @@ CONV2D_LIMIT kKeptWeightBytes = 3 * 1024 * 1024;
 CONV2D_LIMIT kPaddingPermille = 21;
 CONV2D_LIMIT kNarrowPaddingPermille = 125;
 CONV2D_LIMIT kHalfPanelPermille = 60;
+// What a listed step costs there, in products of vectors.
+CONV2D_LIMIT kListedStepProducts = 32;
 // Sums of a work item with vectors over pixels stay in L2 from segment to segment.
 CONV2D_LIMIT kSumBytes = 384 * 1024;
 // The same for grad_weight, whose C tile is a piece of the weight; columns it should have, so that packing grad_output

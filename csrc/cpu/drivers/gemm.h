@@ -18,7 +18,8 @@
 //
 // Tiles whose pixels meet enough of the padding leave out its products (drivers/listed_steps.h).
 //
-// With operands of pairs a step of k takes two channels; the rest is the same, but that no products are left out.
+// With operands of pairs a step of k takes two channels; the rest is the same, but that no products are left out, and
+// that vectors run over groups in channels_last alone, where a pair is moved as the word that it is.
 #pragma once
 
 #include "../kernels/gemm.h"
@@ -193,9 +194,31 @@ struct ConvCall {
     patch = lay_out_patch<T>(order, gemm, tile, block);
     Source<S> from = source_of(gemm, source);
     from.lanes = item.piece.groups;
+    from.first = block.channel;
     from.missing = block.channel + block.channels == gemm.channels ? gemm.missing : 0;
-    pack_patch(patch, from, false, item.patch);
+    if constexpr (G && kTakesPairs<T>) {
+      pack_patch(patch, in_words(from), false, reinterpret_cast<float*>(item.patch));
+    } else {
+      pack_patch(patch, from, false, item.patch);
+    }
     return item.patch;
+  }
+
+  // Pairs of neighbouring channels are moved as the words that they are.
+  static CONV2D_INLINE Source<float> in_words(const Source<S>& from) {
+    Source<float> words{};
+    words.data = reinterpret_cast<const float*>(from.data);
+    words.image = from.image / kPerStep;
+    words.channel = from.channel / kPerStep;
+    words.row = from.row / kPerStep;
+    words.col = from.col / kPerStep;
+    words.height = from.height;
+    words.width = from.width;
+    words.group = from.group / kPerStep;
+    words.lanes = from.lanes;
+    words.of_group = from.of_group / kPerStep;
+    words.first = from.first;
+    return words;
   }
 
   // The steps of a panel's products without those of the padding, or none.
@@ -364,11 +387,7 @@ struct ConvCall {
                                   segment.tap_rows,
                                   segment.tap_cols};
     if constexpr (G) {
-      for (int64_t v = 0; v < vectors; ++v) {
-        WeightSegment<S> channel = weight;
-        channel.data += v * gemm.weight_m;
-        pack_weight(gemm, channel, Panel<T>{panel + v * L, width, L});
-      }
+      pack_weight_of_groups(gemm, weight, vectors, Panel<Operand<T>>{panel, width, width});
     } else if constexpr (kTakesPairs<T>) {
       const bool lone = gemm.missing != 0 && segment.channel + segment.channels == gemm.channels;
       pack_weight_pairs(gemm, weight, lone, {panel, width, width});

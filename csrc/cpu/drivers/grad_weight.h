@@ -263,6 +263,8 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     Source<S> source = this->source_from(input_at(t, segment));
     source.group = problem.in_channels_per_group() * in[1];
     source.lanes = t.groups;
+    source.of_group = problem.in_channels_per_group();
+    source.first = t.c0;
     pack_patch(patch, source, true, patch_data);
     return {patch, patch_data};
   }
@@ -357,7 +359,8 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   void store_group(const WeightTile& t, const T* c_tile) const {
     const Panels panels = panels_of(t);
     const int64_t* const gw = grad_weight.stride;
-    const int64_t group_channels = problem.out_channels_per_group(), taps = t.tap_rows * t.tap_cols;
+    const int64_t group_channels = problem.out_channels_per_group();
+    const bool by_tap = gw[1] == 1 && gw[3] != 1 && t.channels > 1;
     for (int64_t x = 0; x < panels.count; ++x) {
       const int64_t vectors = panels.size(x), width = vectors * L, start = panels.start(x);
       const int64_t m = t.m0 + start * kPerVector;
@@ -366,25 +369,35 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
                     t.i0 * gw[2] + t.j0 * gw[3];
       if constexpr (G) {
         for (int64_t v = 0; v < vectors; ++v) {
-          store_lane_block(t, {c + v * L, width, 0, t.groups, nullptr}, {to + v * gw[0], 0, group_channels * gw[0]});
+          const TileSums<T> sums{c + v * L, width, 0, t.groups, nullptr};
+          const TileTarget<S> target{to + v * gw[0], 0, group_channels * gw[0]};
+          by_tap ? store_tap_by_tap(t, sums, target) : store_lane_block(t, sums, target);
         }
       } else {
         const int64_t channels = min64(width, t.m0 + t.channels_m - m);
-        if (gw[1] == 1 && gw[3] != 1 && t.channels > 1) {
-          if (t.channels < L && gw[3] == t.channels && (t.tap_rows == 1 || gw[2] == gw[3] * t.tap_cols)) {
-            store_side_by_side(t, {c, width, 0, channels, nullptr}, to);
-            continue;
-          }
-          // channels_last: a tap's channels lie side by side.
-          for (int64_t tap = 0; tap < taps; ++tap) {
-            store_tile(TileSums<T>{c + tap * width, taps * width, t.channels, channels, nullptr},
-                       TileTarget<S>{to + tap / t.tap_cols * gw[2] + tap % t.tap_cols * gw[3], gw[1], gw[0]},
-                       Between::kOthers);
-          }
-          continue;
+        const TileSums<T> sums{c, width, 0, channels, nullptr};
+        const bool together = gw[3] == t.channels && (t.tap_rows == 1 || gw[2] == gw[3] * t.tap_cols);
+        if (by_tap && t.channels < L && together) {
+          store_side_by_side(t, sums, to);
+        } else if (by_tap) {
+          store_tap_by_tap(t, sums, {to, 0, gw[0]});
+        } else {
+          store_lane_block(t, sums, {to, 0, gw[0]});
         }
-        store_lane_block(t, {c, width, 0, channels, nullptr}, {to, 0, gw[0]});
       }
+    }
+  }
+  // channels_last: a tap's channels lie side by side.
+  void store_tap_by_tap(const WeightTile& t, TileSums<T> sums, TileTarget<S> to) const {
+    const int64_t* const gw = grad_weight.stride;
+    const int64_t taps = t.tap_rows * t.tap_cols, width = sums.pitch;
+    S* const first = to.data;
+    to.x_step = gw[1];
+    sums.pitch = taps * width;
+    sums.pixels = t.channels;
+    for (int64_t tap = 0; tap < taps; ++tap, sums.data += width) {
+      to.data = first + tap / t.tap_cols * gw[2] + tap % t.tap_cols * gw[3];
+      store_tile(sums, to, Between::kOthers);
     }
   }
   // Few channels of taps that all lie side by side in the result: a vector of elements at a time, put in order in L1.

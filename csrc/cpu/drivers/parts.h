@@ -120,6 +120,7 @@ CONV2D_INLINE Source<S> source_of(const ConvGemm& gemm, const S* data) {
   source.height = gemm.source_h;
   source.width = gemm.source_w;
   source.group = gemm.source_g();
+  source.of_group = gemm.single_channels();
   source.lanes = 1;
   return source;
 }

@@ -153,6 +153,12 @@ struct PhasesCall {
     fill_zero(item.zeros, any.m * L);
     for (int64_t at = 0; at < panels.count; ++at) {
       T* const panel = item.panel + depth * panels.start(at) * L;
+      if constexpr (kHasMasks && std::is_same_v<T, float>) {
+        if (packs_fours<T>(panels.size(at), any.weight_m)) {
+          pack_fours_of_taps(item, panels.start(at), panel);
+          continue;
+        }
+      }
       for (int64_t v = 0; v < panels.size(at); ++v) {
         pack_taps(item, {item.weight + (panels.start(at) + v) * any.weight_m, any.weight_g, item.groups},
                   {panel + v * L, panels.size(at) * L, L});
@@ -262,6 +268,18 @@ struct PhasesCall {
                 patch.tap_offset(c, g.axis_h.source(0, i) - phases.first_row, g.axis_w.source(0, j) - phases.first_col);
           }
         }
+      }
+    }
+  }
+
+  // All taps of all channels, of four result channels from m on, with vectors over groups.
+  void pack_fours_of_taps(const Item& item, int64_t m, T* panel) const {
+    for (int64_t c = 0; c < any.channels; ++c) {
+      for (int64_t tap = 0; tap < phases.taps(); ++tap) {
+        const S* const src = item.weight + m + c * any.weight_c + tap / phases.taps_w * phases.weight_i +
+                             tap % phases.taps_w * phases.weight_j;
+        T* const row = panel + (rows_of_tap[tap].first + c * rows_of_tap[tap].step) * 4 * L;
+        pack_fours<T>(item.groups, row, [&](int64_t lane) { return load_as_partial(src + lane * any.weight_g, 4); });
       }
     }
   }

@@ -135,6 +135,7 @@ void run_task_of(const Task& task, const Executor& executor) {
       return;
     case Driver::kAmx:  // Engine::amx runs it
     case Driver::kWeightAmx:
+    case Driver::kPairsOfGroups:
     case Driver::kPairs:  // Engine::pairs runs it
     case Driver::kWeightPairs:
     case Driver::kPadding:  // no instruction set's

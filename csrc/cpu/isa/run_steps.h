@@ -37,6 +37,8 @@ inline void run_task(DType, const Task& task, const Executor& executor) {
     run_all(RowCall<BFloat16, float, Along::kK>(*task.rows, threads), executor);
   } else if (task.driver == Driver::kWeightPairs) {
     GradWeightCall<BFloat16, float, WeightLanes::kChannels>(*task.call, threads).run(executor);
+  } else if (task.driver == Driver::kPairsOfGroups) {
+    run_all(ConvCall<BFloat16, float, true>(*task.gemm, threads), executor);
   } else {
     run_all(ConvCall<BFloat16, float, false>(*task.gemm, threads), executor);
   }

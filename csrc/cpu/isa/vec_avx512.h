@@ -100,6 +100,11 @@ struct Vec<float> {
     r[2] = _mm512_shuffle_ps(b, d, 0x44);
     r[3] = _mm512_shuffle_ps(b, d, 0xee);
   }
+  static CONV2D_INLINE reg of_quads(reg a, reg b, reg c, reg d) {
+    const reg ab = _mm512_insertf32x4(a, _mm512_castps512_ps128(b), 1);
+    const reg cd = _mm512_insertf32x4(c, _mm512_castps512_ps128(d), 1);
+    return _mm512_insertf32x8(ab, _mm512_castps512_ps256(cd), 1);
+  }
   static CONV2D_INLINE void store_quads(const reg* r, float* p, int64_t pitch) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {

@@ -11,6 +11,7 @@
 //   load_lanes, store_lanes       those whose bits are set; others load as zero (AVX-512's float and double)
 //   transpose                     of kLanes vectors, in registers (float and double)
 //   transpose_quads               of four vectors, the 4 x 4 blocks in each 128-bit lane (AVX2's and AVX-512's float)
+//   of_quads                      the first four lanes of each of four vectors (AVX-512's float)
 //   store_quads                   lane l of vector i to p + (4 * l + i) * pitch (the same)
 //   load_transposed               transpose of 32-bit elements in memory (float where kLoadsTransposed)
 //   load_thirds                   the first n of every third element, 1 <= n <= kLanes; AVX-512 touches those alone,

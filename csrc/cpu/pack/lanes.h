@@ -173,6 +173,29 @@ CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Target& to) 
   }
 }
 
+// Four neighbouring elements of each lane become four vectors of lanes. load(lane): a vector that begins with them.
+template <class T, class Load>
+CONV2D_INLINE void pack_fours(int64_t lanes, void* to, const Load& load) {
+  using V = Vec<T>;
+  typename V::reg r[4];
+  if (lanes == V::kLanes) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) r[i] = V::of_quads(load(i), load(i + 4), load(i + 8), load(i + 12));
+  } else {
+    const auto some = [&](int lane) CONV2D_INLINE_LAMBDA { return lane < lanes ? load(lane) : V::zero(); };
+    for (int i = 0; i < 4; ++i) r[i] = V::of_quads(some(i), some(i + 4), some(i + 8), some(i + 12));
+  }
+  V::transpose_quads(r);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) V::store(static_cast<T*>(to) + i * V::kLanes, r[i]);
+}
+
+// Whether so many vectors of a panel, whose lanes are groups, are packed like that: result channels side by side.
+template <class T>
+CONV2D_INLINE bool packs_fours([[maybe_unused]] int64_t vectors, [[maybe_unused]] int64_t step) {
+  return kHasMasks && std::is_same_v<T, float> && vectors == 4 && step == 1;
+}
+
 // Steps of k ahead of which the packers ask for lanes that hardware prefetchers don't see coming.
 constexpr int64_t kStepsAhead = 8;
 

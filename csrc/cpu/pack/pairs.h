@@ -356,4 +356,28 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
   pack_any_pairs(gemm, from, lone, to, pairs_per_block);
 }
 
+// pack_weight_of_groups, none of whose pairs lacks a channel.
+inline void pack_weight_of_groups(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, int64_t vectors,
+                                  const Panel<BFloat16Pair>& to) {
+  constexpr int L = Vec<float>::kLanes;
+  if (packs_fours<float>(vectors, gemm.weight_m)) {
+    const int64_t taps = from.taps(), second = gemm.weight_c / gemm.per_step;
+    BFloat16Pair* row = to.data;
+    for (int64_t k = 0; k < from.channels * taps; ++k, row += to.pitch) {
+      const BFloat16* const src = from.data + k / taps * gemm.weight_c + from.tap_offset(gemm, k % taps);
+      pack_fours<float>(from.lanes, row, [&](int64_t lane) {
+        const BFloat16* const four = src + lane * from.lane_step;
+        const __m128i pairs = _mm_unpacklo_epi16(_mm_loadu_si64(four), _mm_loadu_si64(four + second));
+        return _mm512_castps128_ps512(_mm_castsi128_ps(pairs));
+      });
+    }
+    return;
+  }
+  for (int64_t v = 0; v < vectors; ++v) {
+    WeightSegment<BFloat16> channel = from;
+    channel.data += v * gemm.weight_m;
+    pack_weight_pairs(gemm, channel, false, {to.data + v * L, to.pitch, L});
+  }
+}
+
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -58,6 +58,8 @@ struct Source {
   int64_t height, width;
   int64_t group, lanes;  // kLanes: the distance between groups, and how many there are
   int64_t missing = 0;   // channels that the last pair or block lacks
+  // kLanes: how many channels a group has, and with which one the block begins.
+  int64_t of_group = 0, first = 0;
 };
 
 inline Patch lay_out_patch(PatchOrder order, const PatchAxis& rows, const PatchAxis& cols, int64_t images,
@@ -137,7 +139,7 @@ class PatchPacker {
         source_(source),
         conj_(conj),
         interleaved_(kHasTranspose<T> && patch.order == PatchOrder::kLanes && source.channel == 1 &&
-                     source.group == patch.channels && can_interleave(patch.channels)),
+                     source.group == source.of_group && can_interleave(source.of_group)),
         transposed_(kHasTranspose<T> && patch.order == PatchOrder::kPlanar && source.channel == 1 && source.col != 1 &&
                     patch.channels > 1),
         planes_(all_at_once() || patch.order == PatchOrder::kChannelInner ? 1 : patch.channels),
@@ -248,8 +250,9 @@ class PatchPacker {
   CONV2D_INLINE void copy(int64_t plane, const SourceRun<S>& from, T* to) const {
     if constexpr (kHasTranspose<T>) {
       if (interleaved_) {
-        return load_interleaved(patch_.channels, GroupPixels<const S>{from.data, from.step, from.count, source_.lanes},
-                                0, patch_.channels, GroupPlanes<T>{to, patch_.col_pitch, patch_.channel_pitch});
+        return load_interleaved(
+            source_.of_group, GroupPixels<const S>{from.data - source_.first, from.step, from.count, source_.lanes},
+            source_.first, patch_.channels, GroupPlanes<T>{to, patch_.col_pitch, patch_.channel_pitch});
       }
       if (transposed_) {
         return pack_planes(from.data, from.step, from.count, patch_.channels, to, patch_.channel_pitch);

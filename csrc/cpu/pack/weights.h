@@ -87,6 +87,27 @@ void pack_weight(const ConvGemm& gemm, const WeightSegment<S>& from, const Panel
   }
 }
 
+// Lanes are groups: a vector of them for each of so many result channels, side by side in the panel.
+template <class S, class T>
+void pack_weight_of_groups(const ConvGemm& gemm, const WeightSegment<S>& from, int64_t vectors, const Panel<T>& to) {
+  if constexpr (kHasMasks && std::is_same_v<T, float>) {
+    if (packs_fours<T>(vectors, gemm.weight_m)) {
+      const int64_t taps = from.taps();
+      T* row = to.data;
+      for (int64_t k = 0; k < from.channels * taps; ++k, row += to.pitch) {
+        const S* const src = from.data + k / taps * gemm.weight_c + from.tap_offset(gemm, k % taps);
+        pack_fours<T>(from.lanes, row, [&](int64_t lane) { return load_as_partial(src + lane * from.lane_step, 4); });
+      }
+      return;
+    }
+  }
+  for (int64_t v = 0; v < vectors; ++v) {
+    WeightSegment<S> channel = from;
+    channel.data += v * gemm.weight_m;
+    pack_weight(gemm, channel, Panel<T>{to.data + v * Vec<T>::kLanes, to.pitch, Vec<T>::kLanes});
+  }
+}
+
 // The same for result channels that are (channel, tap) pairs, number m and following (ConvGemm, result_taps), of a
 // group's weight. Reduced channels have one tap here.
 template <class S, class T>

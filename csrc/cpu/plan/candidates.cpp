@@ -73,17 +73,19 @@ const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector
   return one_segment ? nullptr : "the taps make several segments, or none";
 }
 
-// Where channels of one group fill every vector of 64 bytes, vectors over groups are no faster if the channels lie side
-// by side, or if the groups leave lanes empty.
-bool fills_wide_vectors(int64_t m, int64_t groups, bool side_by_side, const VectorShape& vector) {
-  const bool wide = vector.lanes * vector.element_size == 64;
-  return wide && m % vector.lanes == 0 && (side_by_side || groups % vector.lanes != 0);
-}
-
 const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector) {
   const bool side_by_side = g.source_c == 1 && g.destination_m == 1;
   if (g.result_taps() != 1 || !lanes_are_groups(g.groups, g.m, g.channels, vector)) return kFewerLanesAtWork;
-  return fills_wide_vectors(g.m, g.groups, side_by_side, vector) ? kFilled : nullptr;
+  return fills_wide_vectors(g.groups, g.m, g.taps(), side_by_side, vector) ? kFilled : nullptr;
+}
+
+// The same of bfloat16 pairs, whose channels and groups are moved two words at a time.
+const char* refuse_groups_of_pairs(const ConvGemm& g, const VectorShape& vector) {
+  if (!lanes_are_groups(g.groups, g.m, g.channels, vector)) return kFewerLanesAtWork;
+  const bool together = g.source_c == 1 && g.destination_m == 1 && can_interleave(g.m);
+  const bool in_words = g.channels % 2 == 0 && can_interleave(g.channels / 2) && g.source_n % 2 == 0 &&
+                        g.source_row % 2 == 0 && g.source_col % 2 == 0;
+  return together && in_words ? nullptr : "channels of groups are not interleaved in words of two";
 }
 
 const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector) {
@@ -218,6 +220,9 @@ struct Tasks {
       if (takes(Driver::kAmx, isa.has_amx ? refusal : isa.no_amx)) {
         return visit(Driver::kAmx, in_blocks(join_rows_of_planes(gemm)));
       }
+    }
+    if (pairs && takes(Driver::kPairsOfGroups, refuse_groups_of_pairs(gemm, isa.pairs))) {
+      return visit(Driver::kPairsOfGroups, in_steps(gemm, 2));
     }
     if (isa.has_pairs) {
       if (takes(Driver::kPairs,
@@ -369,7 +374,7 @@ const char* refuse_weight_groups(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
   const int64_t m = p.out_channels_per_group();
   if (!lanes_are_groups(p.groups, m, p.in_channels_per_group(), vector)) return kFewerLanesAtWork;
-  return fills_wide_vectors(m, p.groups, channels_are_neighbours(call), vector) ? kFilled : nullptr;
+  return fills_wide_vectors(p.groups, m, p.taps(), channels_are_neighbours(call), vector) ? kFilled : nullptr;
 }
 
 const char* refuse_weight_transposed(const Call& call, const VectorShape& vector) {
@@ -439,6 +444,8 @@ const char* name_of(Driver driver) {
     case Driver::kAmx:
     case Driver::kWeightAmx:
       return "implicit GEMM, AMX tiles of bfloat16";
+    case Driver::kPairsOfGroups:
+      return "implicit GEMM, vectors over groups, bfloat16 products in pairs";
     case Driver::kPairs:
     case Driver::kWeightPairs:
       return "implicit GEMM, vectors over result channels, bfloat16 products in pairs";

@@ -24,7 +24,8 @@ enum class Driver : int {
   kStrided,           // drivers/strided.h: depthwise grad_input, the phases of a stride of 2 together
   kPhases,            // drivers/phases.h: grad_input, the phases of a stride together
   kAmx,               // drivers/amx.h, tiles of bfloat16
-  kPairs,             // drivers/gemm.h with products of bfloat16 pairs
+  kPairsOfGroups,     // drivers/gemm.h with products of bfloat16 pairs, vectors over groups
+  kPairs,             // the same, vectors over result channels
   kWinograd,          // drivers/winograd.h, where it is asked for
   kDepthwise,         // drivers/depthwise.h
   kGroups,            // drivers/gemm.h, vectors over groups

@@ -451,4 +451,11 @@ bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorS
   return double(groups) / double(round_up(groups, lanes)) > over_m;
 }
 
+bool fills_wide_vectors(int64_t groups, int64_t m, int64_t taps, bool side_by_side, const VectorShape& vector) {
+  const bool wide = vector.lanes * vector.element_size == 64;
+  if (!wide || m % vector.lanes != 0) return false;
+  const int64_t lanes = round_up(groups, vector.lanes), idle = lanes - groups;
+  return side_by_side ? taps == 1 || !can_interleave(m) || idle > lanes / 8 : idle > 0;
+}
+
 }  // namespace conv2d_ext::cpu

@@ -130,5 +130,9 @@ bool grad_input_cuts_bands(const Conv2dProblem& problem);
 // Whether vectors should run over groups instead of over one group's result channels (m of them, from `channels`). This
 // changes no bit.
 bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector);
+// Not so where channels of one group fill vectors of 64 bytes as well. In planes that is as fast, and faster if groups
+// leave lanes empty. Where groups lie side by side, vectors over them are faster for several taps, if they leave few
+// lanes empty and are transposed in registers.
+bool fills_wide_vectors(int64_t groups, int64_t m, int64_t taps, bool side_by_side, const VectorShape& vector);
 
 }  // namespace conv2d_ext::cpu

@@ -33,11 +33,12 @@ GatherAxis exchanged(const GatherAxis& axis, int64_t position, int64_t tap) {
 // Results cut into classes, and the products of these, each class's rows no fewer than a micro-kernel's time is worth.
 struct Cut {
   PaddingClasses classes{};
-  double cost = 0;
+  double cost = 0, listed = 0;
 
   void add(const Band& row, const Band& col, int64_t times, int64_t least_rows) {
     const PaddingClass& added = classes.classes[classes.count++] = PaddingClass{
         row.first, row.positions, col.first, col.positions, row.first_tap, row.taps, col.first_tap, col.taps};
+    listed += double(added.steps());
     cost += double(added.steps()) * double(max64(saturating_mul(added.results(), times), least_rows));
   }
 };
@@ -65,9 +66,10 @@ PaddingClasses padding_classes(const GatheredAxis& h, const GatheredAxis& w, int
   }
   if (!has_whole) crossed.cost += steps * double(rule.least_rows);  // of the result that takes all steps
   const Cut& cut = crosses && (!has_bands || crossed.cost <= banded.cost) ? crossed : banded;
-  const double all = double(h.positions) * double(w.positions) * double(times) * steps;
-  const bool pays = cut.classes.count > 0 && (all - cut.cost) * 1000 >= all * double(rule.permille);
-  return pays ? cut.classes : PaddingClasses{};
+  const double all = double(h.positions) * double(w.positions) * double(times) * steps, left_out = all - cut.cost;
+  const bool saves = cut.classes.count > 0 && left_out * 1000 >= all * double(rule.permille);
+  const bool pays = left_out >= cut.listed * double(rule.listing);
+  return saves && pays ? cut.classes : PaddingClasses{};
 }
 
 }  // namespace

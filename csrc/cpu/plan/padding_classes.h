@@ -30,10 +30,11 @@ struct PaddingClasses {
   int whole_list() const { return has_whole ? 0 : count; }
 };
 // Nothing is left out unless it is so many of a thousand products, where a micro-kernel of fewer rows takes as long as
-// one of `least_rows`.
+// one of `least_rows`, and more products than listing the steps of the others is worth.
 struct PaddingRule {
   int64_t permille;  // 0: nothing is left out
   int64_t least_rows;
+  int64_t listing;  // a step of a list, in products
 };
 // Of a tile.
 PaddingClasses padding_classes(const ConvGemm& gemm, const Tile& tile, const PaddingRule& rule);

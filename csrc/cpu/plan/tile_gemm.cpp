@@ -19,8 +19,9 @@ constexpr int64_t kChains = 8, kLeastRows = 4;
 
 // Which products with the padding are left out, of sums of m results in chunks of so many vectors. Pairs and AMX tiles
 // flush denormal sums, so that even zeros change them. Rounding down, +0 and a product of -0 are -0, which no bias
-// hides. A panel that ends in half a vector has micro-kernels of its own.
-PaddingRule padding_rule(int64_t m, int64_t chunk_vectors, const VectorShape& vector) {
+// hides. A panel that ends in half a vector has micro-kernels of its own. A list serves all vectors, segment after
+// segment.
+PaddingRule padding_rule(int64_t m, int64_t chunk_vectors, int64_t segments, const VectorShape& vector) {
   if (!vector.interleaves || vector.step > 1) return {};
   const Panels panels = cut_panels(chunk_vectors, vector.max_vectors);
   const bool ends_in_half = vector.lanes == 16 && (m - 1) % vector.lanes < vector.lanes / 2;
@@ -28,7 +29,8 @@ PaddingRule padding_rule(int64_t m, int64_t chunk_vectors, const VectorShape& ve
   if (std::fegetround() == FE_DOWNWARD) return {};
   const bool is_wide = vector.lanes * vector.element_size == 64, is_half = 2 * panels.size(0) <= vector.max_vectors;
   const int64_t permille = is_wide ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
-  return {permille + (is_half ? limit::kHalfPanelPermille : 0), max64(kChains / panels.size(0), kLeastRows)};
+  return {permille + (is_half ? limit::kHalfPanelPermille : 0), max64(kChains / panels.size(0), kLeastRows),
+          is_half ? div_up(limit::kListedStepProducts, max64(saturating_mul(chunk_vectors, segments), 1)) : 0};
 }
 
 // Whether a core has little L2; not where the system doesn't tell.
@@ -123,7 +125,7 @@ struct ConvTiler {
 
   // Sums that start from the bias are so short that it would not pay; and a denormal bias may be flushed.
   void leave_out_padding(ConvTiling& t, int64_t images, int64_t chunk_vectors) const {
-    const PaddingRule rule = padding_rule(gemm.m, chunk_vectors, vector);
+    const PaddingRule rule = padding_rule(gemm.m, chunk_vectors, k.segments(), vector);
     const bool leaves_out = rule.permille > 0 && !lanes_are_groups && gemm.per_step == 1 && gemm.channels > 0 &&
                             gemm.taps() > 1 && k.blocks_h * k.blocks_w == 1 && !gemm.starts_from_bias() &&
                             padding_classes(gemm, {0, images, 0, gemm.rows, 0, gemm.cols}, rule).count > 0;
@@ -217,7 +219,7 @@ struct WeightTiler {
   }
 
   void leave_out_padding(WeightTiling& t, int64_t chunk_vectors) const {
-    const PaddingRule rule = padding_rule(problem.out_channels_per_group(), chunk_vectors, vector);
+    const PaddingRule rule = padding_rule(problem.out_channels_per_group(), chunk_vectors, 1, vector);
     const Tile image{0, 1, 0, problem.out_h, 0, problem.out_w};
     const bool leaves_out =
         rule.permille > 0 && lanes == WeightLanes::kChannels && t.tap_rows * t.tap_cols > 1 &&

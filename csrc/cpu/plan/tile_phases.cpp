@@ -102,9 +102,10 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   // Groups that lie side by side: pages of grad_output and of the result are read and written once.
   const bool side_by_side = p.groups > 1 && gi[1] == 1;
   const int64_t m = p.in_channels_per_group();
-  // A vector of channels is as good as one of groups, where whole rows are stored together or groups lie side by side.
+  // A vector of channels is as good as one of groups where whole rows are stored together.
   const bool by_groups = lanes_are_groups(p.groups, m, p.out_channels_per_group(), vector);
-  phases.over_groups = by_groups && m < vector.lanes;
+  const bool fills = !side_by_side || fills_wide_vectors(p.groups, m, p.taps(), side_by_side, vector);
+  phases.over_groups = by_groups && (m < vector.lanes || !fills);
   const bool fills_lines = side_by_side && (!phases.over_groups || can_interleave(m));
   if (by_groups && !phases.whole_rows && !fills_lines) return "channels of groups are stored one by one";
   if (m < least_channels(phases, side_by_side, vector) || p.out_channels == 0) return "few input channels in a group";

@@ -438,14 +438,11 @@ void check_gemm() {
     check_listed_ukernels<T>();
     check_listed_steps<T>();
   }
-  if constexpr (kTakesPairs<T>) {
+  check_gemm_ukernels<T, true>();
+  check_gemm_panel<T, true>();
 #if defined(CONV2D_BFLOAT16_PAIRS)
-    check_rounded_panels();
+  if constexpr (kTakesPairs<T>) check_rounded_panels();
 #endif
-  } else {
-    check_gemm_ukernels<T, true>();
-    check_gemm_panel<T, true>();
-  }
 }
 
 }  // namespace parts

@@ -232,10 +232,13 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
   const GatherAxis h = any_axis(random, 4, p, taps_h, d[kRow].size), w = any_axis(random, 20, q, taps_w, d[kCol].size);
   const int64_t images = random.between(1, 2), lanes = lanes_are_groups ? random.between(1, L) : 1;
   constexpr int64_t kChannels[] = {1, 2, 3, 4, 8, 16, L, L + 1, 2 * L + 3};
-  const int64_t channels = kChannels[random.between(0, lanes_are_groups ? 5 : 8)], elements = div_up(channels, steps);
+  const int64_t of_group = kChannels[random.between(0, lanes_are_groups ? 5 : 8)];
+  const int64_t first = lanes_are_groups && random.once_in(2) ? random.between(0, of_group - 1) : 0;
+  const int64_t channels = first > 0 ? random.between(1, of_group - first) : of_group;
+  const int64_t elements = div_up(channels, steps);
   d[kImage].size = images;
   d[kGroup].size = lanes;
-  d[kChannel].size = channels;
+  d[kChannel].size = of_group;
   const int64_t gaps[5] = {random.once_in(4) ? 2 : 1, random.once_in(4) ? 3 : 1, random.once_in(4) ? 2 : 1, 1, 1};
   lay_out(d, kOrders[random.between(0, 5)], gaps);
   for (Dimension& dimension : d) {  // flipped, or expanded
@@ -266,16 +269,25 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
                        (in_blocks ? rows.size * cols.size : patch.rows.size * patch.row_pitch);
   describe(
       "order %d, %d x %d positions from %d, %d of steps %d, %d, %d x %d taps from %d, %d, %d and %d apart, "
-      "origins %d, %d, source %d x %d x %d x %d x %d, strides %d, %d, %d, %d, %d, conj %d",
+      "origins %d, %d, source %d x %d x %d x %d x %d, strides %d, %d, %d, %d, %d, channels from %d of %d, conj %d",
       int(order), int(p), int(q), int(p0), int(q0), int(h.step), int(w.step), int(taps_h), int(taps_w), int(i0),
       int(j0), int(h.tap), int(w.tap), int(h.origin), int(w.origin), int(images), int(lanes), int(channels),
       int(d[kRow].size), int(d[kCol].size), int(d[kImage].stride), int(d[kGroup].stride), int(d[kChannel].stride),
-      int(d[kRow].stride), int(d[kCol].stride), conj);
+      int(d[kRow].stride), int(d[kCol].stride), int(first), int(of_group), conj);
   Buffer<T> dst(size);
-  const S* const source = memory.data() + before;
-  const Source<S> from{
-      source,       d[kImage].stride, steps * d[kChannel].stride, d[kRow].stride, d[kCol].stride,
-      d[kRow].size, d[kCol].size,     d[kGroup].stride,           lanes,          elements * steps - channels};
+  const S* const source = memory.data() + before + first * d[kChannel].stride;
+  const Source<S> from{source,
+                       d[kImage].stride,
+                       steps * d[kChannel].stride,
+                       d[kRow].stride,
+                       d[kCol].stride,
+                       d[kRow].size,
+                       d[kCol].size,
+                       d[kGroup].stride,
+                       lanes,
+                       elements * steps - channels,
+                       of_group,
+                       first};
   pack(patch, from, conj, dst);
   for (int64_t n = 0; n < images; ++n) {
     for (int64_t c = 0; c < elements; ++c) {
@@ -347,6 +359,66 @@ struct AnyWeight {
     return before + lane * d[kLane].stride + c * d[kReduced].stride + i * d[kTapRow].stride + j * d[kTapCol].stride;
   }
 };
+// A vector of groups for each of several result channels. set(panel row, lane, the weight or nullptr, the step from a
+// channel to the next): one lane of what is expected.
+template <class S, class P, class Set>
+void check_weight_of_groups(const char* name, int64_t steps, const Set& set) {
+  constexpr int64_t L = Vec<ComputeType<S>>::kLanes;
+  begin_part(name);
+  Random random(39);
+  for (int n = 0; n < 400; ++n) {
+    const int64_t groups = random.once_in(2) ? L : random.between(1, L);
+    const int64_t vectors = random.between(1, Vec<ComputeType<S>>::kMaxVectors), elements = random.between(1, 5);
+    const int64_t rows = random.between(1, 3), cols = random.between(1, random.once_in(4) ? 18 : 4);
+    Dimension d[5];
+    d[kImage].size = vectors, d[kGroup].size = groups, d[kChannel].size = steps * elements;
+    d[kRow].size = rows, d[kCol].size = cols;
+    const int64_t gaps[5] = {random.once_in(4) ? 2 : 1, random.once_in(4) ? 3 : 1, random.once_in(4) ? 2 : 1, 1, 1};
+    // Result channels innermost is what input gradients have in channels_last.
+    lay_out(d, random.once_in(2) ? kOrders[5] : kOrders[random.between(0, 5)], gaps);
+    if (random.once_in(3)) d[kRow].stride *= -1, d[kCol].stride *= -1;
+    int64_t before = 0, span = 0;
+    span_of(d, before, span);
+    ConvGemm gemm{};
+    gemm.per_step = steps;
+    gemm.weight_m = d[kImage].stride;
+    gemm.weight_c = steps * d[kChannel].stride;
+    gemm.weight_i = d[kRow].stride;
+    gemm.weight_j = d[kCol].stride;
+    gemm.is_gradient = kIsComplex<S> && random.once_in(2);
+    const int64_t width = vectors * L, pitch = width + (random.once_in(3) ? L : 0), depth = elements * rows * cols;
+    describe("%d groups, %d vectors, %d channels, %d x %d taps, strides %d, %d, %d, %d, %d, conj %d", int(groups),
+             int(vectors), int(steps * elements), int(rows), int(cols), int(gemm.weight_m), int(d[kGroup].stride),
+             int(gemm.weight_c), int(gemm.weight_i), int(gemm.weight_j), gemm.is_gradient);
+    Buffer<S> weight(span);
+    Result<P> dst((depth - 1) * pitch + width);
+    fill(weight, random);
+    const S* const first = weight.data() + before;
+    const WeightSegment<S> segment{first, d[kGroup].stride, groups, elements, rows, cols};
+    pack_weight_of_groups(gemm, segment, vectors, Panel<P>{dst.data(), pitch, width});
+    for (int64_t k = 0; k < depth; ++k) {
+      const S* const tap =
+          first + k / cols / rows * gemm.weight_c + k / cols % rows * gemm.weight_i + k % cols * gemm.weight_j;
+      for (int64_t v = 0; v < vectors; ++v) {
+        for (int64_t lane = 0; lane < L; ++lane) {
+          set(dst.expected.data() + k * pitch + v * L, lane,
+              lane < groups ? tap + v * gemm.weight_m + lane * d[kGroup].stride : nullptr, d[kChannel].stride,
+              gemm.is_gradient);
+        }
+      }
+    }
+    dst.compare();
+  }
+}
+template <class S>
+void check_weight_of_groups() {
+  using T = ComputeType<S>;
+  check_weight_of_groups<S, T>((std::string("pack_weight_of_groups ") + kNameOf<S>).c_str(), 1,
+                               [](T* row, int64_t lane, const S* weight, int64_t, bool conj) {
+                                 put(row, lane, conjugated(weight != nullptr ? widened(*weight) : T{}, conj));
+                               });
+}
+
 template <class S>
 void check_weights() {
   using T = ComputeType<S>;

@@ -110,6 +110,14 @@ inline void check_pair_weights() {
   }
 }
 
+inline void check_pair_weights_of_groups() {
+  check_weight_of_groups<BFloat16, BFloat16Pair>(
+      "pack_weight_of_groups bfloat16 pairs", 2,
+      [](BFloat16Pair* row, int64_t lane, const BFloat16* weight, int64_t step, bool) {
+        row[lane] = weight != nullptr ? pair_of(*weight, weight + step) : BFloat16Pair{0};
+      });
+}
+
 #if defined(CONV2D_BFLOAT16_PAIRS)
 // What VDPBF16PS makes of denormal numbers, and in which order it adds.
 inline void check_pair_products() {
@@ -141,6 +149,7 @@ inline void check_pairs() {
   check_pair_copies();
   check_pair_patch();
   check_pair_weights();
+  check_pair_weights_of_groups();
   check_pair_products();
 }
 #endif

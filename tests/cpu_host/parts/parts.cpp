@@ -66,6 +66,10 @@ void check_general_parts() {
   check_weights<Float>();
   check_weights<BFloat16>();
   check_weights<Complex<float>>();
+  check_weight_of_groups<Float>();
+  check_weight_of_groups<double>();
+  check_weight_of_groups<BFloat16>();
+  check_weight_of_groups<Complex<float>>();
   check_store_tile<Float>();
   check_store_tile<double>();
   check_store_tile<BFloat16>();
