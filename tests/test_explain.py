@@ -130,6 +130,9 @@ def test_bfloat16_pairs_with_vectors_over_groups(channels, filters, taken):
         pytest.skip("no pairs in use")
     engines = ["over groups, bfloat16 products in pairs" in plan.forward.engine for plan in plans]
     assert engines == [taken, False]
+    if taken:
+        assert plans[0].forward.micro_kernel == "gemm_ukernel_bf16_6x64__avx512_bf16"
+        assert plans[0].forward.work_items == 1
 
 
 @pytest.mark.parametrize(

@@ -135,10 +135,10 @@ class TaskExplainer {
         return explain_amx(*task_.gemm);
       case Driver::kPairs:
       case Driver::kGemm:
-        return explain_gemm(*task_.gemm, 1);
+        return explain_gemm(*task_.gemm, false);
       case Driver::kPairsOfGroups:
       case Driver::kGroups:
-        return explain_gemm(*task_.gemm, vector_.lanes);
+        return explain_gemm(*task_.gemm, true);
       case Driver::kWeightDepthwise:
         return explain_weight(WeightLanes::kInnerGroups);
       case Driver::kWeightGroups:
@@ -325,9 +325,10 @@ class TaskExplainer {
   }
 
   // groups: of an item.
-  void explain_gemm(const ConvGemm& g, int64_t groups) {
+  void explain_gemm(const ConvGemm& g, bool over_groups) {
+    const int64_t groups = over_groups ? vector_.lanes : 1;  // of a work item
     const KBlocking k = blocking(g);
-    const ConvTiling t = tile_conv(g, k, vector_, task_.driver == Driver::kGroups, threads_);
+    const ConvTiling t = tile_conv(g, k, vector_, over_groups, threads_);
     name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding.permille);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
     set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups), lay_out_scratch(t, k, vector_).bytes);
