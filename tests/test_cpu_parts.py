@@ -124,7 +124,7 @@ _PAIRS = {
     *_parts(f"{_GEMM}, pack_patch, pack_weight_of_groups", "bfloat16 pairs"),
     *(f"{part}, groups" for part in _parts(_GEMM, "bfloat16 pairs")),
     "gemm_panel bfloat16 pairs, rounded",
-    "convert bfloat16", "copy_channels", "copy_few_channels", "copy_pairs", "pack_weight_pairs",
+    "convert bfloat16", "copy_channels", "ShortRuns", "copy_pairs", "pack_weight_pairs",
     "products of pairs", "column_ukernel bfloat16", *_PIXEL_STEPS,
 }  # fmt: skip
 _AMX = {

@@ -138,7 +138,7 @@ class ColumnPatchPacker {
 
   void copy_columns(const BFloat16* src, int64_t count, BFloat16* dst) const {
     const bool together = plane_ == 1 || channels_ == 1;
-    if (together && source_.col == channels_) return copy_few_channels(src, channels_, channels_, count, words_, dst);
+    if (together && source_.col == channels_) return ShortRuns(channels_, 1, channels_, words_).copy(src, count, dst);
     if (source_.col == 1) {
       return words_ == 2   ? interleave_words<2>(src, plane_, channels_, count, dst)
              : words_ == 4 ? interleave_words<4>(src, plane_, channels_, count, dst)

@@ -91,26 +91,44 @@ CONV2D_INLINE void copy_channels(const BFloat16* src, int64_t n, BFloat16Pair* d
   }
 }
 
-// `count` pixels `step` words apart, of n channels, each filled up with zeros to `words` of them, 2 to 32. A vector is
-// loaded and one is stored for as many pixels as fit both.
-CONV2D_INLINE void copy_few_channels(const BFloat16* src, int64_t n, int64_t step, int64_t count, int64_t words,
-                                     BFloat16* dst) {
-  const int64_t pixels = min64(32 / words, (32 - n) / step + 1);
-  // Word w is channel w % words of pixel w / words. (Computed: a table could be loaded only behind all stores before
-  // it.)
-  const __m512i word = word_iota();
-  const __m512i pixel = _mm512_mulhi_epu16(word, _mm512_set1_epi16(int16_t(65535 / words + 1)));
-  const __m512i channel = _mm512_sub_epi16(word, _mm512_mullo_epi16(pixel, _mm512_set1_epi16(int16_t(words))));
-  const __m512i index = _mm512_add_epi16(_mm512_mullo_epi16(pixel, _mm512_set1_epi16(int16_t(step))), channel);
-  const __mmask32 real = _mm512_cmplt_epu16_mask(channel, _mm512_set1_epi16(int16_t(n)));
-  const auto copy = [&](int64_t some) CONV2D_INLINE_LAMBDA {
-    const __m512i from = load_words(src, mask_of_first((some - 1) * step + n));
-    store_words(dst, mask_of_first(some * words), _mm512_maskz_permutexvar_epi16(real, index, from));
-  };
-  int64_t x = 0;
-  for (; x + pixels <= count; x += pixels, src += pixels * step, dst += pixels * words) copy(pixels);
-  if (x < count) copy(count - x);
-}
+// Copies runs of n words that are one or two apart, from run to run `step` apart, each filled up with zeros to `words`
+// of them, 2 to 32. A vector is stored, and one is loaded or two, for as many runs as fit.
+class ShortRuns {
+ public:
+  CONV2D_INLINE ShortRuns(int64_t n, int64_t apart, int64_t step, int64_t words)
+      : span_((n - 1) * apart + 1),
+        step_(step),
+        words_(words),
+        two_(apart > 1),
+        at_once_(min64(32 / words, ((two_ ? 64 : 32) - span_) / step + 1)) {
+    // Word w is word w % words of run w / words. (Computed: a table could be loaded only behind all stores before it.)
+    const __m512i word = word_iota();
+    const __m512i run = _mm512_mulhi_epu16(word, _mm512_set1_epi16(int16_t(65535 / words + 1)));
+    const __m512i place = _mm512_sub_epi16(word, _mm512_mullo_epi16(run, _mm512_set1_epi16(int16_t(words))));
+    index_ = _mm512_add_epi16(_mm512_mullo_epi16(run, _mm512_set1_epi16(int16_t(step))),
+                              _mm512_mullo_epi16(place, _mm512_set1_epi16(int16_t(apart))));
+    real_ = _mm512_cmplt_epu16_mask(place, _mm512_set1_epi16(int16_t(n)));
+  }
+  CONV2D_INLINE void copy(const BFloat16* src, int64_t count, BFloat16* dst) const {
+    for (; count > at_once_; count -= at_once_, src += at_once_ * step_, dst += at_once_ * words_) {
+      copy_some(src, at_once_, dst);
+    }
+    copy_some(src, count, dst);
+  }
+
+ private:
+  CONV2D_INLINE void copy_some(const BFloat16* src, int64_t count, BFloat16* dst) const {
+    const int64_t extent = (count - 1) * step_ + span_;
+    const __m512i low = load_words(src, mask_of_first(extent));
+    const __m512i high = two_ && extent > 32 ? load_words(src + 32, mask_of_first(extent - 32)) : low;
+    store_words(dst, mask_of_first(count * words_), _mm512_maskz_permutex2var_epi16(real_, low, index_, high));
+  }
+  const int64_t span_, step_, words_;
+  const bool two_;
+  const int64_t at_once_;
+  __m512i index_;
+  __mmask32 real_;
+};
 
 // source.channel leads from pair to pair.
 template <>
@@ -127,7 +145,7 @@ struct PixelCopier<BFloat16, BFloat16Pair> {
       if (step == channels && source.missing == 0 && patch.col_pitch == patch.channels) {
         __builtin_memcpy(dst, src, size_t(count * patch.channels) * sizeof(BFloat16Pair));
       } else if (channels <= step && step < 16) {  // so few lie without gaps in the patch
-        copy_few_channels(src, channels, step, count, round_up(channels, 2), reinterpret_cast<BFloat16*>(dst));
+        ShortRuns(channels, 1, step, round_up(channels, 2)).copy(src, count, reinterpret_cast<BFloat16*>(dst));
       } else {
         // The even numbers of channels that groups have, of which a copy is a move or two, are constants.
         with_constant<8, 16, 24, 32, 0>(channels, [&](auto constant) CONV2D_INLINE_LAMBDA {

@@ -95,6 +95,11 @@ inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const 
                             const BFloat16* patch_data, int64_t steps, BFloat16Block* rows) {
   const int64_t step = segment.cols > 1 ? patch.cols.position_pitch : 1;
   const int64_t filled = segment.pixels(), length = steps * kBlockChannels;
+  const int64_t pitch = patch.rows.position_pitch * patch.row_pitch;
+  // Rows of which a vector holds several.
+  const bool are_short = step <= 2 && segment.cols > 1 && segment.rows > 1 && pitch + step * segment.cols <= step * 32;
+  const int64_t cols = are_short ? segment.cols : 2;
+  const ShortRuns short_rows(cols, are_short ? step : 1, are_short ? pitch : 2, cols);
   BFloat16* to = rows->channel;
   for (int64_t c = 0; c < patch.channels; ++c) {
     for (int64_t i = 0; i < taps.rows; ++i) {
@@ -105,9 +110,14 @@ inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const 
         BFloat16* d = to;
         for (int64_t n = 0; n < segment.images; ++n) {
           const BFloat16* from = tap + n * patch.image_pitch;
+          if (are_short) {
+            short_rows.copy(from, segment.rows, d);
+            d += segment.rows * segment.cols;
+            continue;
+          }
           for (int64_t p = 0; p < segment.rows; ++p, d += segment.cols) {
             copy_words(from, step, segment.cols, d);
-            from += patch.rows.position_pitch * patch.row_pitch;
+            from += pitch;
           }
         }
         fill_zero(to + filled, length - filled);

@@ -43,18 +43,19 @@ inline void check_pair_copies() {
     for (int64_t i = 0; i < n; i += 2) dst.expected[size_t(i / 2)] = pair_of(src[i], i + 1 < n ? &src[i + 1] : nullptr);
     dst.compare();
   }
-  begin_part("copy_few_channels");
+  begin_part("ShortRuns");
   for (int64_t n = 1; n <= 32; ++n) {
     for (int64_t count = 1; count <= 40; count += random.between(1, 3)) {
       const int64_t words = random.once_in(2) ? (n + 1) / 2 * 2 : random.between(std::max<int64_t>(n, 2), 32);
-      const int64_t step = n + (random.once_in(2) ? random.between(0, 20) : 0);
-      describe("%d pixels %d apart, of %d channels as %d words", int(count), int(step), int(n), int(words));
-      Buffer<BFloat16> src((count - 1) * step + n);
+      const int64_t apart = random.between(1, 2), span = (n - 1) * apart + 1;
+      const int64_t step = span + (random.once_in(2) ? random.between(0, 20) : 0);
+      describe("%d runs %d apart, of %d words %d apart as %d", int(count), int(step), int(n), int(apart), int(words));
+      Buffer<BFloat16> src((count - 1) * step + span);
       Result<BFloat16> dst(count * words);
       fill(src, random);
-      copy_few_channels(src.data(), n, step, count, words, dst.data());
+      ShortRuns(n, apart, step, words).copy(src.data(), count, dst.data());
       for (int64_t i = 0; i < count * words; ++i) {
-        dst.expected[size_t(i)] = i % words < n ? src[i / words * step + i % words] : BFloat16{0};
+        dst.expected[size_t(i)] = i % words < n ? src[i / words * step + i % words * apart] : BFloat16{0};
       }
       dst.compare();
     }
