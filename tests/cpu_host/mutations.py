@@ -325,6 +325,27 @@ MUTATIONS = (
         **AMX,
     ),
     M(
+        "pack/pixel_rows.h",
+        "the same of a kernel with one tap",
+        "fill_zero(rows->channel + c * length + segment.pixels(), length - segment.pixels());",
+        "",
+        **AMX,
+    ),
+    M(
+        "pack/pixel_rows.h",
+        "rows with padding between them are one run",
+        "cols.run_length == source.width && source.row == source.col * source.width",
+        "source.row == source.col * source.width",
+        **PAIRS,
+    ),
+    M(
+        "drivers/grad_weight_steps.h",
+        "tables are those of the first segment",
+        "if (operands.pixels != pixels_of_tables) fill_tables",
+        "if (pixels_of_tables < 0) fill_tables",
+        **PAIRS,
+    ),
+    M(
         "drivers/amx.h",
         "shared weights of a kernel in pieces lie one upon the other",
         " + segment.tap_rows * segment.tap_col;",
@@ -798,8 +819,8 @@ MUTATIONS = (
     M(
         "pack/pairs.h",
         "pixels some of whose channels are copied are taken to lie side by side",
-        "_mm512_set1_epi16(int16_t(step))), channel);",
-        "_mm512_set1_epi16(int16_t(n))), channel);",
+        "_mm512_mullo_epi16(run, _mm512_set1_epi16(int16_t(step)))",
+        "_mm512_mullo_epi16(run, _mm512_set1_epi16(int16_t(n)))",
         **PAIRS,
     ),
     M(

@@ -24,41 +24,47 @@ struct StepOperands {
   int64_t blocks() const { return div_up(pixels, kBlockChannels); }  // of a row
 };
 
+// fill_tables: where rows and steps lie, for any panel. `scratch` has room for them.
 #if defined(CONV2D_AMX)
-// `scratch` has room for the tables. (Nothing is prefetched between tiles.)
-template <class Scratch, class Before>
-void multiply_steps(const StepOperands& of, const Scratch& scratch, const Before&) {
-  int64_t *const element_offsets = scratch.element_offsets, *const pixel_offsets = scratch.pixel_offsets;
-  RowTile* const row_tiles = reinterpret_cast<RowTile*>(element_offsets);
+template <class Scratch>
+void fill_tables(const StepOperands& of, const Scratch& scratch) {
+  RowTile* const row_tiles = reinterpret_cast<RowTile*>(scratch.element_offsets);
   for (int64_t e = 0; e < of.elements; e += kTileRows) {
     row_tiles[e / kTileRows] = {e * of.blocks(), of.blocks(), nullptr, min64(kTileRows, of.elements - e)};
   }
-  for (int64_t s = 0; s < of.blocks(); ++s) pixel_offsets[s] = s;
+  for (int64_t s = 0; s < of.blocks(); ++s) scratch.pixel_offsets[s] = s;
+}
+// (Nothing is prefetched between tiles.)
+template <class Scratch, class Before>
+void multiply_steps(const StepOperands& of, const Scratch& scratch, const Before&) {
   AmxOperands operands{};
   operands.depth = of.blocks();
   operands.a = of.panel;
   operands.a_pitch = of.blocks() * kTileColumns;
   operands.b = of.rows;
-  operands.k_offset = pixel_offsets;
+  operands.k_offset = scratch.pixel_offsets;
   operands.accumulate = of.accumulate;
   operands.c = of.c;
+  const RowTile* const row_tiles = reinterpret_cast<const RowTile*>(scratch.element_offsets);
   amx_panel(row_tiles, div_up(of.elements, kTileRows), of.vectors, operands);
 }
 #else
+template <class Scratch>
+void fill_tables(const StepOperands& of, const Scratch& scratch) {
+  const int64_t pairs = of.blocks() * (kBlockChannels / 2);
+  for (int64_t e = 0; e < of.elements; ++e) scratch.element_offsets[e] = e * pairs;
+  for (int64_t s = 0; s < div_up(of.pixels, 2); ++s) scratch.pixel_offsets[s] = s;
+}
 // A segment is one chain, and one pass.
 template <class Scratch, class Before>
 void multiply_steps(const StepOperands& of, const Scratch& scratch, const Before& before) {
-  int64_t *const element_offsets = scratch.element_offsets, *const pixel_offsets = scratch.pixel_offsets;
-  constexpr int64_t L = Vec<float>::kLanes;
-  for (int64_t e = 0; e < of.elements; ++e) element_offsets[e] = e * of.blocks() * (kBlockChannels / 2);
   GemmOperands<float> operands{};
   operands.depth = operands.chain = div_up(of.pixels, 2);
-  for (int64_t s = 0; s < operands.depth; ++s) pixel_offsets[s] = s;
   operands.a = reinterpret_cast<const BFloat16Pair*>(of.panel);
-  operands.a_pitch = operands.c_pitch = of.vectors * L;
+  operands.a_pitch = operands.c_pitch = of.vectors * Vec<float>::kLanes;
   operands.b = reinterpret_cast<const BFloat16Pair*>(of.rows);
-  operands.j_offset = element_offsets;
-  operands.k_offset = pixel_offsets;
+  operands.j_offset = scratch.element_offsets;
+  operands.k_offset = scratch.pixel_offsets;
   operands.start = scratch.zeros;
   operands.accumulate = of.accumulate;
   operands.c = of.c;
@@ -80,14 +86,17 @@ void sum_chunk_in_steps(const Call& call, const typename Call::WeightTile& t, in
   BFloat16Block* const rows = part<BFloat16Block>(memory, call.layout.rows);
   const Conv2dProblem& p = call.problem;
   fill_zero(scratch.zeros, kPanelVectors<float> * L);
+  int64_t pixels_of_tables = -1;
   for (int64_t number = segments.begin; number < segments.end; ++number) {
     const Tile segment = call.segment_at(number);
     const PixelPatch patch = lay_out_pixel_patch(make_patch_axis(p.rows(), segment.row, segment.rows, t.i0, t.tap_rows),
                                                  make_patch_axis(p.cols(), segment.col, segment.cols, t.j0, t.tap_cols),
                                                  segment.images, t.channels);
-    pack_pixel_patch(patch, call.source_from(call.input_at(t, segment)), patch_data);
     StepOperands operands{panel, rows, segment.pixels(), t.elements(), 0, number != segments.begin, nullptr};
-    copy_pixel_rows(patch, segment, {t.tap_rows, t.tap_cols}, patch_data, operands.blocks(), rows);
+    pack_pixel_rows(patch, call.source_from(call.input_at(t, segment)), segment, {t.tap_rows, t.tap_cols}, patch_data,
+                    operands.blocks(), rows);
+    if (operands.pixels != pixels_of_tables) fill_tables(operands, scratch);
+    pixels_of_tables = operands.pixels;
     typename Call::SegmentAhead ahead = call.ahead_of(t, segments, number, /*passes=*/1);
     const Panels panels = call.panels_of(t);
     for (int64_t x = 0; x < panels.count; ++x) {

@@ -58,8 +58,17 @@ inline void pack_pixel_patch(const PixelPatch& patch, const Source<BFloat16>& so
   const auto clear = [&](BFloat16* to, int64_t n) {
     for (int64_t c = 0; c < patch.channels && n > 0; ++c) fill_zero(to + c * patch.channel_pitch, n);
   };
+  // Whole rows that continue one another, in the source and in the patch, are one run.
+  const bool joined = rows.runs == 1 && cols.runs == 1 && rows.run_step == 1 && cols.run_step == 1 && cols.first == 0 &&
+                      cols.run_length == source.width && source.row == source.col * source.width && rows.first >= 0 &&
+                      rows.first + rows.run_length <= source.height;
   for (int64_t image = 0; image < patch.images; ++image) {
     BFloat16* to = dst + image * patch.image_pitch;
+    if (joined) {
+      const BFloat16* const first = source.data + image * source.image + rows.first * source.row;
+      copy_row_of_channels(patch, source, first, source.col, rows.run_length * cols.run_length, to);
+      continue;
+    }
     for (int64_t number = 0; number < rows.size; ++number, to += patch.row_pitch) {
       const int64_t y = source_coordinate(rows, number);
       if (y < 0 || y >= source.height) {
@@ -123,6 +132,23 @@ inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const 
         fill_zero(to + filled, length - filled);
       }
     }
+  }
+}
+
+// The same from the source, by way of the patch, which `patch_data` has room for. Of one tap the patch is these rows.
+inline void pack_pixel_rows(const PixelPatch& patch, const Source<BFloat16>& source, const Tile& segment,
+                            const TapCounts& taps, BFloat16* patch_data, int64_t steps, BFloat16Block* rows) {
+  if (taps.rows * taps.cols > 1) {
+    pack_pixel_patch(patch, source, patch_data);
+    return copy_pixel_rows(patch, segment, taps, patch_data, steps, rows);
+  }
+  const int64_t length = steps * kBlockChannels;
+  PixelPatch direct = patch;
+  direct.image_pitch = segment.rows * segment.cols;
+  direct.channel_pitch = length;
+  pack_pixel_patch(direct, source, rows->channel);
+  for (int64_t c = 0; c < patch.channels; ++c) {
+    fill_zero(rows->channel + c * length + segment.pixels(), length - segment.pixels());
   }
 }
 

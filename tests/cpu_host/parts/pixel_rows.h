@@ -61,8 +61,7 @@ inline void check_pixel_rows() {
     Result<BFloat16Block> rows(channels * taps_h * taps_w * steps);
     const Source<BFloat16> source{memory.data() + before, d[kImage].stride, d[kChannel].stride, d[kRow].stride,
                                   d[kCol].stride,         d[kRow].size,     d[kCol].size};
-    pack_pixel_patch(patch, source, packed.data());
-    copy_pixel_rows(patch, segment, {taps_h, taps_w}, packed.data(), steps, rows.data());
+    pack_pixel_rows(patch, source, segment, {taps_h, taps_w}, packed.data(), steps, rows.data());
     for (int64_t e = 0; e < channels * taps_h * taps_w; ++e) {
       for (int64_t x = 0; x < steps * kBlockChannels; ++x) {
         BFloat16& expected = rows.expected[size_t(e * steps + x / 32)].channel[x % 32];
