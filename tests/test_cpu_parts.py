@@ -109,7 +109,8 @@ _INTEGERS = _parts(f"{_GEMM}, pack_patch, store_tile, add_chunk", "int16") | {
 }
 _NATIVE = (
     {f"{part}, listed" for part in _parts("gemm_ukernel", "float32, float64")}
-    | _parts("ListedSteps, pixel_ukernel, depthwise_weight_panel", "float32, float64")
+    | _parts("ListedSteps, pixel_ukernel", "float32, float64")
+    | _parts("depthwise_weight_panel", "float32, float64, bfloat16, float16")
     | _parts("depthwise_ukernel", "float32, float64, bfloat16")
     | {"depthwise_ukernel bfloat16, widened"}
     | {f"{part}, in rows" for part in _parts("pack_transposed", "float32, float64, bfloat16")}

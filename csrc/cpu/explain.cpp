@@ -351,7 +351,8 @@ class TaskExplainer {
       const int64_t accumulators = vector_.max_vectors * engine_.rows(dtype_, vector_.max_vectors);
       const int64_t rows = depthwise_weight_rows(t.tap_rows, most_depthwise_weight_rows(cols, accumulators));
       const int64_t step = depthwise_weight_step(cols, problem_.stride_w, problem_.dilation_w);
-      e_.micro_kernel = ukernel("depthwise_weight_ukernel", rows, cols, "s" + std::to_string(step));
+      const std::string detail = "s" + std::to_string(step);
+      name_kernel("depthwise_weight_ukernel", rows, cols, Widened::kAsLoaded, detail.c_str());
     }
     set_work(t.items() * t.slots, lay_out_scratch(t, pixels, vector_).bytes, partial_bytes(t, vector_));
   }

@@ -693,8 +693,8 @@ MUTATIONS = (
     M(
         "kernels/depthwise_weight.h",
         "the first column meets a pixel that hasn't begun",
-        "take_columns<T, TI, TJ, STEP, kWindow>(0, q, b, tap_row,",
-        "take_columns<T, TI, TJ, STEP, kWindow>(0, kWindow - 1, b, tap_row,",
+        "take_columns<S, T, TI, TJ, STEP, kWindow>(0, q, b, tap_row,",
+        "take_columns<S, T, TI, TJ, STEP, kWindow>(0, kWindow - 1, b, tap_row,",
     ),
     M(
         "kernels/depthwise_weight.h",
@@ -882,8 +882,8 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.cpp",
         "no room for rows of pixels in pairs",
-        "if (vector.step == 1) {\n    s.panel = layout.take(segment",
-        "if (vector.step <= 2) {\n    s.panel = layout.take(segment",
+        "if (vector.step == 1) {\n    s.panel = layout.take(inner_groups",
+        "if (vector.step <= 2) {\n    s.panel = layout.take(inner_groups",
         sanitizer="address",
         **PAIRS,
     ),
@@ -1616,9 +1616,9 @@ MUTATIONS = (
     ),
     M(
         "drivers/depthwise_weight.h",
-        "widened pixels lie as far apart as the tensor's",
-        "chain.a_pitch = !std::is_same_v<S, T> ? t.groups :",
-        "chain.a_pitch =",
+        "the second of a segment's images is the first",
+        "if (segment.images == 1) read_in_place(t,",
+        "read_in_place(t,",
         dtype="bfloat16",
     ),
     M(

@@ -5,8 +5,8 @@
 // A work item (drivers/weight_chunks.h) has a block of groups. It takes a segment in a few of its vectors at a time. A
 // chain is a list of runs of pixels (kernels/depthwise_weight.h), which end where a row of the result does or where the
 // input lies elsewhere. Most pixels read the input in place. Those some of whose taps lie in the padding have patches;
-// so have all pixels of several images in a segment, of types that are widened, and where pixels lie in few sets of the
-// caches (read_in_place).
+// so have all pixels of several images in a segment, and where pixels lie in few sets of the caches (read_in_place).
+// Patches hold elements as they are stored.
 #pragma once
 
 #include "../kernels/depthwise_weight.h"
@@ -25,7 +25,7 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
   using Chunks::pixels;
   using Chunks::problem;
   using Chunks::tiling;
-  static_assert(sizeof(WeightRun<T>) == kWeightRunBytes);
+  static_assert(sizeof(WeightRun<S>) == kWeightRunBytes);
 
   DepthwiseWeightCall(const Call& call, int num_threads) : Chunks(call, WeightLanes::kInnerGroups, num_threads) {}
 
@@ -55,7 +55,7 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
   struct PackedPixels {
     int64_t row, col, end_col;
     Patch patch;
-    const T* data;
+    const S* data;
   };
   // Segments that lie one below the other in an image, up to segment `end`, and where their pixels read the input:
   // those of the rows and columns given here where it lies, those above, below, left and right of them in patches.
@@ -80,7 +80,7 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
     block.end = segments.begin;
     for (int64_t number = segments.begin; number < segments.end; ++number) {
       const Tile segment = this->segment_at(number);
-      if (number == block.end) block = make_block(t, number, segments.end, part<T>(memory, layout.patch));
+      if (number == block.end) block = make_block(t, number, segments.end, part<S>(memory, layout.patch));
       multiply(t, segment, block, memory, number != segments.begin, c_tile);
     }
   }
@@ -103,14 +103,13 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
   // A segment: some vectors after the other, so that the rows that their chains share stay in L1.
   CONV2D_INLINE void multiply(const WeightTile& t, const Tile& segment, const Block& block, char* memory,
                               bool accumulate, T* c_tile) const {
-    WeightRun<T>* const runs = part<WeightRun<T>>(memory, layout.runs);
+    WeightRun<S>* const runs = part<WeightRun<S>>(memory, layout.runs);
     const int64_t chains = cut_into_runs(t, segment, block, runs);
-    if constexpr (!std::is_same_v<S, T>) widen_grad_output(t, segment, runs, part<T>(memory, layout.panel));
     const int64_t at_once = max64(1, limits::tiling::kVectorsInTurnBytes / int64_t(L * sizeof(T)));
     const int64_t step = depthwise_weight_step(problem.kernel_w, problem.stride_w, problem.dilation_w);
-    DepthwiseWeightOperands<T> chain{};
+    DepthwiseWeightOperands<S, T> chain{};
     // Of a single column it may be of any length.
-    chain.a_pitch = !std::is_same_v<S, T> ? t.groups : segment.cols > 1 ? grad_output.stride[3] : 0;
+    chain.a_pitch = segment.cols > 1 ? grad_output.stride[3] : 0;
     for (int64_t v = 0; v < t.vectors(); v += at_once) {
       const int64_t end = min64(v + at_once, t.vectors());
       chain.runs = runs;
@@ -120,7 +119,7 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
         for (int64_t u = v; u < end; ++u) {
           chain.lane = t.lane(u);
           chain.c = c_tile + u * t.taps() * L;
-          depthwise_weight_panel<T>(t.tap_rows, t.tap_cols, step, chain);
+          depthwise_weight_panel<S, T>(t.tap_rows, t.tap_cols, step, chain);
         }
       }
     }
@@ -128,8 +127,8 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
 
   // A segment's pixels in order, and how many chains they make.
   CONV2D_INLINE int64_t cut_into_runs(const WeightTile& t, const Tile& segment, const Block& block,
-                                      WeightRun<T>* run) const {
-    WeightRun<T>* chain = run;
+                                      WeightRun<S>* run) const {
+    WeightRun<S>* chain = run;
     int64_t chains = 0, room = 0;
     for (int64_t image = segment.image; image < segment.image + segment.images; ++image) {
       for (int64_t row = segment.row; row < segment.row + segment.rows; ++row) {
@@ -155,9 +154,9 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
     int64_t image, row, col;
   };
   CONV2D_INLINE int64_t begin_run(const WeightTile& t, const Tile& segment, const Block& block, const Pixel& pixel,
-                                  WeightRun<T>& run) const {
+                                  WeightRun<S>& run) const {
     const int64_t* const in = input.stride;
-    run.a = reinterpret_cast<const T*>(grad_output_at(t, pixel));
+    run.a = grad_output_at(t, pixel);
     // Steps that are never taken may be of any length: they are 0.
     if (const PackedPixels* const packed = block.packed(pixel.row, pixel.col)) {
       const Patch& patch = packed->patch;
@@ -169,22 +168,11 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
       return packed->end_col;
     }
     const S* const first = input_at(t, pixel.image) + problem.rows().source(pixel.row, t.i0) * in[2];
-    run.b = reinterpret_cast<const T*>(first + problem.cols().source(pixel.col, t.j0) * in[3]);
+    run.b = first + problem.cols().source(pixel.col, t.j0) * in[3];
     run.tap_row = t.tap_rows > 1 ? in[2] * problem.dilation_h : 0;
     run.tap_col = t.tap_cols > 1 ? in[3] * problem.dilation_w : 0;
     run.position = block.cols.end - pixel.col > 1 ? in[3] * problem.stride_w : 0;
     return block.cols.end;
-  }
-
-  // grad_output's pixels of a segment as T.
-  CONV2D_INLINE void widen_grad_output(const WeightTile& t, const Tile& segment, WeightRun<T>* run, T* panel) const {
-    for (int64_t left = segment.pixels(); left > 0; left -= run->count, ++run) {
-      const S* const first = reinterpret_cast<const S*>(run->a);
-      run->a = panel;
-      for (int64_t x = 0; x < run->count; ++x, panel += t.groups) {
-        copy_run(first + x * grad_output.stride[3], 1, t.groups, panel, false);
-      }
-    }
   }
 
   const S* input_at(const WeightTile& t, int64_t image) const {
@@ -197,7 +185,7 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
   }
 
   // The block that begins with segment `number`.
-  Block make_block(const WeightTile& t, int64_t number, int64_t last, T* memory) const {
+  Block make_block(const WeightTile& t, int64_t number, int64_t last, S* memory) const {
     const Tile segment = this->segment_at(number);
     const int64_t segments = min64(min64(tiling.patch_segments, last - number),
                                    pixels.blocks_h - number / pixels.blocks_w % pixels.blocks_h);
@@ -206,12 +194,11 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
     Block block{};
     block.end = number + segments;
     block.rows = {end_row, end_row};
-    if (std::is_same_v<S, T> && segment.images == 1)
-      read_in_place(t, {segment.row, end_row}, {segment.col, end_col}, block);
+    if (segment.images == 1) read_in_place(t, {segment.row, end_row}, {segment.col, end_col}, block);
     const auto pack = [&](const Interval& rows, const Interval& cols, PackedPixels& packed) {
       if (rows.count() > 0 && cols.count() > 0) memory = pack_input(t, segment, rows, cols, memory, packed);
     };
-    [[maybe_unused]] const T* const first = memory;
+    [[maybe_unused]] const S* const first = memory;
     pack({segment.row, block.rows.begin}, {segment.col, end_col}, block.above);
     pack({block.rows.end, end_row}, {segment.col, end_col}, block.below);
     pack(block.rows, {segment.col, block.cols.begin}, block.left);
@@ -254,12 +241,12 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
   }
 
   // Returns where the patch ends, if it is of one image.
-  T* pack_input(const WeightTile& t, const Tile& segment, const Interval& rows, const Interval& cols, T* memory,
+  S* pack_input(const WeightTile& t, const Tile& segment, const Interval& rows, const Interval& cols, S* memory,
                 PackedPixels& packed) const {
     const Patch patch = lay_out_patch(PatchOrder::kChannelInner,
                                       make_patch_axis(problem.rows(), rows.begin, rows.count(), t.i0, t.tap_rows),
                                       make_patch_axis(problem.cols(), cols.begin, cols.count(), t.j0, t.tap_cols),
-                                      segment.images, t.groups, L, sizeof(T));
+                                      segment.images, t.groups, L, sizeof(S));
     packed = {rows.begin, cols.begin, cols.end, patch, memory};
     pack_patch(patch, this->source_from(input_at(t, segment.image)), false, memory);
     return memory + patch.rows.size * patch.row_pitch;

@@ -319,9 +319,11 @@ CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool 
     for (; i < n; ++i) dst[i] = widen_scalar(src[i]);
     return;
   }
-  for (int64_t i = 0; i < n; ++i) {
-    const T value = widen_scalar(src[i * step]);
-    dst[i] = conj ? conjugate(value) : value;
+  if constexpr (!std::is_same_v<S, T> || kIsComplex<T>) {
+    for (int64_t i = 0; i < n; ++i) {
+      const T value = widen_scalar(src[i * step]);
+      dst[i] = conj ? conjugate(value) : value;
+    }
   }
 }
 

@@ -18,19 +18,19 @@
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // Neighbouring pixels of one row of the result.
-template <class T>
+template <class S>
 struct WeightRun {
   int64_t count;
-  const T* a;                // grad_output's first pixel
-  const T* b;                // the first pixel's first tap
+  const S* a;                // grad_output's first pixel
+  const S* b;                // the first pixel's first tap
   int64_t position;          // of B: between pixels,
   int64_t tap_row, tap_col;  // and between rows and columns of taps
   int64_t chain_runs;        // of a chain's first run: how many the chain has
 };
 
-template <class T>
+template <class S, class T>
 struct DepthwiseWeightOperands {
-  const WeightRun<T>* runs;
+  const WeightRun<S>* runs;
   int64_t count;           // of them: one chain
   int64_t a_pitch;         // between pixels of A
   int64_t lane, row, col;  // the micro-kernel's first lane, and its first tap
@@ -41,17 +41,17 @@ struct DepthwiseWeightOperands {
 
 // One step of a run whose columns are shared: STEP columns of B, which meet grad_output's elements of `newest` to
 // `oldest` pixels before the step's. At the ends of a run there are none of newer, or of older, pixels.
-template <class T, int TI, int TJ, int STEP, int WINDOW>
-CONV2D_INLINE void take_columns(int newest, int oldest, const T* b, int64_t tap_row, int64_t tap_col,
+template <class S, class T, int TI, int TJ, int STEP, int WINDOW>
+CONV2D_INLINE void take_columns(int newest, int oldest, const S* b, int64_t tap_row, int64_t tap_col,
                                 const typename Vec<T>::reg (&window)[WINDOW], typename Vec<T>::reg (&acc)[TI][TJ]) {
   using V = Vec<T>;
 #pragma GCC unroll 2
   for (int r = 0; r < STEP; ++r, b += tap_col) {
     if (r + newest * STEP >= TJ) break;
-    const T* column = b;
+    const S* column = b;
 #pragma GCC unroll 8
     for (int i = 0; i < TI; ++i, column += tap_row) {
-      typename V::reg x = V::load(column);
+      typename V::reg x = load_as(column);
       load_once(x);
 #pragma GCC unroll 8
       for (int u = 0; u < WINDOW; ++u) {
@@ -63,8 +63,8 @@ CONV2D_INLINE void take_columns(int newest, int oldest, const T* b, int64_t tap_
 }
 
 // The micro-kernel family depthwise_weight_ukernel_<dtype>_<TI>x<TJ>s<STEP>__<isa>. STEP 0 reads each tap where it is.
-template <class T, int TI, int TJ, int STEP>
-void depthwise_weight_ukernel(const DepthwiseWeightOperands<T>& operands) {
+template <class S, class T, int TI, int TJ, int STEP>
+void depthwise_weight_ukernel(const DepthwiseWeightOperands<S, T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
   // Pixels whose taps share a step's columns.
@@ -76,11 +76,11 @@ void depthwise_weight_ukernel(const DepthwiseWeightOperands<T>& operands) {
 #pragma GCC unroll 8
     for (int j = 0; j < TJ; ++j) acc[i][j] = V::zero();
   }
-  const WeightRun<T>* const end = operands.runs + operands.count;
-  for (const WeightRun<T>* run = operands.runs; run != end; ++run) {
+  const WeightRun<S>* const end = operands.runs + operands.count;
+  for (const WeightRun<S>* run = operands.runs; run != end; ++run) {
     const int64_t tap_row = run->tap_row, tap_col = run->tap_col, position = run->position;
-    const T* a = run->a + operands.lane;
-    const T* b = run->b + operands.row * tap_row + operands.col * tap_col + operands.lane;
+    const S* a = run->a + operands.lane;
+    const S* b = run->b + operands.row * tap_row + operands.col * tap_col + operands.lane;
     int64_t left = run->count;
     if constexpr (STEP > 0) {
       if (left >= kWindow && position == STEP * tap_col) {
@@ -89,31 +89,31 @@ void depthwise_weight_ukernel(const DepthwiseWeightOperands<T>& operands) {
         for (int q = 0; q + 1 < kWindow; ++q, a += a_pitch, b += position) {
 #pragma GCC unroll 8
           for (int u = q; u > 0; --u) window[u] = window[u - 1];
-          window[0] = V::load(a);
-          take_columns<T, TI, TJ, STEP, kWindow>(0, q, b, tap_row, tap_col, window, acc);
+          window[0] = load_as(a);
+          take_columns<S, T, TI, TJ, STEP, kWindow>(0, q, b, tap_row, tap_col, window, acc);
         }
         for (left -= kWindow - 1; left > 0; --left, a += a_pitch, b += position) {
 #pragma GCC unroll 8
           for (int u = kWindow - 1; u > 0; --u) window[u] = window[u - 1];
-          window[0] = V::load(a);
-          take_columns<T, TI, TJ, STEP, kWindow>(0, kWindow - 1, b, tap_row, tap_col, window, acc);
+          window[0] = load_as(a);
+          take_columns<S, T, TI, TJ, STEP, kWindow>(0, kWindow - 1, b, tap_row, tap_col, window, acc);
         }
 #pragma GCC unroll 8
         for (int q = 1; q < kWindow; ++q, b += position) {
 #pragma GCC unroll 8
           for (int u = kWindow - 1; u > 0; --u) window[u] = window[u - 1];
-          take_columns<T, TI, TJ, STEP, kWindow>(q, kWindow - 1, b, tap_row, tap_col, window, acc);
+          take_columns<S, T, TI, TJ, STEP, kWindow>(q, kWindow - 1, b, tap_row, tap_col, window, acc);
         }
       }
     }
     for (; left > 0; --left, a += a_pitch, b += position) {
-      const reg g = V::load(a);
-      const T* row = b;
+      const reg g = load_as(a);
+      const S* row = b;
 #pragma GCC unroll 8
       for (int i = 0; i < TI; ++i, row += tap_row) {
-        const T* tap = row;
+        const S* tap = row;
 #pragma GCC unroll 8
-        for (int j = 0; j < TJ; ++j, tap += tap_col) acc[i][j] = V::fma(g, V::load(tap), acc[i][j]);
+        for (int j = 0; j < TJ; ++j, tap += tap_col) acc[i][j] = V::fma(g, load_as(tap), acc[i][j]);
       }
     }
   }
@@ -129,37 +129,37 @@ void depthwise_weight_ukernel(const DepthwiseWeightOperands<T>& operands) {
 }
 
 // The micro-kernel for TJ columns of as many of `rows` rows of taps as fit one.
-template <class T, int TJ, int STEP>
-CONV2D_INLINE int64_t take_weight_rows(int64_t rows, const DepthwiseWeightOperands<T>& operands) {
+template <class S, class T, int TJ, int STEP>
+CONV2D_INLINE int64_t take_weight_rows(int64_t rows, const DepthwiseWeightOperands<S, T>& operands) {
   constexpr int kMost = int(most_depthwise_weight_rows(TJ, Vec<T>::kMaxVectors * kMR));
   const int64_t taken = depthwise_weight_rows(rows, kMost);
   with_constant<1, int(min64(2, kMost)), int(min64(3, kMost)), kMost>(
-      taken, [&](auto ti) { depthwise_weight_ukernel<T, decltype(ti)::value, TJ, STEP>(operands); });
+      taken, [&](auto ti) { depthwise_weight_ukernel<S, T, decltype(ti)::value, TJ, STEP>(operands); });
   return taken;
 }
 
-template <class T, int TJ>
-CONV2D_INLINE int64_t take_weight_cols(int64_t step, int64_t rows, const DepthwiseWeightOperands<T>& operands) {
+template <class S, class T, int TJ>
+CONV2D_INLINE int64_t take_weight_cols(int64_t step, int64_t rows, const DepthwiseWeightOperands<S, T>& operands) {
   // A step that shares nothing between pixels is none.
   constexpr int kOne = int(depthwise_weight_step(TJ, 1, 1)), kTwo = int(depthwise_weight_step(TJ, 2, 1));
-  if (step == 1) return take_weight_rows<T, TJ, kOne>(rows, operands);
-  if (step == 2) return take_weight_rows<T, TJ, kTwo>(rows, operands);
-  return take_weight_rows<T, TJ, 0>(rows, operands);
+  if (step == 1) return take_weight_rows<S, T, TJ, kOne>(rows, operands);
+  if (step == 2) return take_weight_rows<S, T, TJ, kTwo>(rows, operands);
+  return take_weight_rows<S, T, TJ, 0>(rows, operands);
 }
 
 // C for all taps of a vector of groups.
-template <class T>
-void depthwise_weight_panel(int64_t tap_rows, int64_t tap_cols, int64_t step, DepthwiseWeightOperands<T>& operands) {
+template <class S, class T>
+void depthwise_weight_panel(int64_t tap_rows, int64_t tap_cols, int64_t step, DepthwiseWeightOperands<S, T>& operands) {
   operands.tap_cols = tap_cols;
   for (operands.col = 0; operands.col < tap_cols;) {
     const int64_t cols = depthwise_weight_cols(tap_cols - operands.col);
     for (operands.row = 0; operands.row < tap_rows;) {
       const int64_t rows = tap_rows - operands.row;
-      operands.row += cols == 7   ? take_weight_cols<T, 7>(step, rows, operands)
-                      : cols == 5 ? take_weight_cols<T, 5>(step, rows, operands)
-                      : cols == 3 ? take_weight_cols<T, 3>(step, rows, operands)
-                      : cols == 2 ? take_weight_cols<T, 2>(step, rows, operands)
-                                  : take_weight_cols<T, 1>(step, rows, operands);
+      operands.row += cols == 7   ? take_weight_cols<S, T, 7>(step, rows, operands)
+                      : cols == 5 ? take_weight_cols<S, T, 5>(step, rows, operands)
+                      : cols == 3 ? take_weight_cols<S, T, 3>(step, rows, operands)
+                      : cols == 2 ? take_weight_cols<S, T, 2>(step, rows, operands)
+                                  : take_weight_cols<S, T, 1>(step, rows, operands);
     }
     operands.col += cols;
   }

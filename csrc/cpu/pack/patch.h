@@ -129,6 +129,21 @@ struct PixelCopier {
   }
 };
 
+// Words of 16 bits as they are, where channels are inner and lie side by side.
+template <class W>
+struct WordCopier {
+  static CONV2D_INLINE void copy(const Patch& patch, const Source<W>&, int64_t, const SourceRun<W>& from, W* dst,
+                                 bool) {
+    for (int64_t x = 0; x < from.count; ++x) {
+      copy_run(from.data + x * from.step, 1, patch.channels, dst + x * patch.col_pitch, false);
+    }
+  }
+};
+template <>
+struct PixelCopier<BFloat16, BFloat16> : WordCopier<BFloat16> {};
+template <>
+struct PixelCopier<Float16, Float16> : WordCopier<Float16> {};
+
 // All of it is inlined into pack_patch, so that its members stay in registers: rows are short, and calls would cost as
 // much as copying.
 template <class S, class T>

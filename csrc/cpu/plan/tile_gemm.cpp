@@ -455,7 +455,7 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   s.runs = layout.take(inner_groups ? segment_pixels * kWeightRunBytes : 0);
   s.zeros = layout.take(inner_groups ? 0 : vector.max_vectors * vector.lanes * size);
   if (vector.step == 1) {
-    s.panel = layout.take(segment_pixels * size * (inner_groups ? (tiling.group_vectors + 1) * vector.lanes : width));
+    s.panel = layout.take(inner_groups ? 0 : segment_pixels * size * width);
     s.patch = layout.take(tiling.patch_elements * size);
     s.rows = s.patch;
   } else {

@@ -370,9 +370,10 @@ void check_pixel_ukernels() {
 }
 
 // All taps of a vector of groups, of a chain of several runs: with columns that neighbouring pixels share, and without.
-template <class T>
+template <class S>
 void check_depthwise_weight() {
-  begin_part(std::string("depthwise_weight_panel ") + kNameOf<T>);
+  using T = ComputeType<S>;
+  begin_part(std::string("depthwise_weight_panel ") + kNameOf<S>);
   constexpr int L = Vec<T>::kLanes;
   Random random(4);
   for (int64_t tap_rows = 1; tap_rows <= 9; ++tap_rows) {
@@ -380,9 +381,9 @@ void check_depthwise_weight() {
       for (int64_t step = 0; step <= 2; ++step) {
         const int64_t lane = random.between(0, 3), pitch = L + random.between(0, 2);
         const bool accumulate = random.once_in(2);
-        std::list<Buffer<T>> buffers;
-        std::vector<WeightRun<T>> runs(size_t(random.between(1, 4)));
-        for (WeightRun<T>& run : runs) {
+        std::list<Buffer<S>> buffers;
+        std::vector<WeightRun<S>> runs(size_t(random.between(1, 4)));
+        for (WeightRun<S>& run : runs) {
           run.count = random.once_in(3) ? random.between(1, 3) : random.between(1, 20);
           // A row of taps may run backwards. Now and then a run's pixels share no columns after all.
           run.tap_col = random.once_in(3) ? -L : L + random.between(0, 1);
@@ -392,8 +393,8 @@ void check_depthwise_weight() {
               {run.count, run.position}, {tap_rows, run.tap_row}, {tap_cols, run.tap_col}, {L + lane, 1}};
           int64_t before = 0, elements = 0;
           span_of(dimensions, before, elements);
-          Buffer<T>& a = buffers.emplace_back((run.count - 1) * pitch + L + lane);
-          Buffer<T>& b = buffers.emplace_back(elements);
+          Buffer<S>& a = buffers.emplace_back((run.count - 1) * pitch + L + lane);
+          Buffer<S>& b = buffers.emplace_back(elements);
           fill(a, random);
           fill(b, random);
           run.a = a.data();
@@ -403,21 +404,21 @@ void check_depthwise_weight() {
                  int(step), int(runs.size()), int(runs[0].count), accumulate);
         Result<T> c(tap_rows * tap_cols * L);
         if (accumulate) fill(c, random);
-        DepthwiseWeightOperands<T> operands{};
+        DepthwiseWeightOperands<S, T> operands{};
         operands.runs = runs.data();
         operands.count = int64_t(runs.size());
         operands.a_pitch = pitch;
         operands.lane = lane;
         operands.c = c.data();
         operands.accumulate = accumulate;
-        depthwise_weight_panel<T>(tap_rows, tap_cols, step, operands);
+        depthwise_weight_panel<S, T>(tap_rows, tap_cols, step, operands);
         for (int64_t e = 0; e < tap_rows * tap_cols; ++e) {
           for (int64_t i = 0; i < L; ++i) {
             T sum{};
-            for (const WeightRun<T>& run : runs) {
-              const T* const tap = run.b + e / tap_cols * run.tap_row + e % tap_cols * run.tap_col + lane + i;
+            for (const WeightRun<S>& run : runs) {
+              const S* const tap = run.b + e / tap_cols * run.tap_row + e % tap_cols * run.tap_col + lane + i;
               for (int64_t k = 0; k < run.count; ++k) {
-                sum = multiply_add(run.a[k * pitch + lane + i], tap[k * run.position], sum);
+                sum = multiply_add(widened(run.a[k * pitch + lane + i]), widened(tap[k * run.position]), sum);
               }
             }
             T& element = c.expected[size_t(e * L + i)];

@@ -94,6 +94,8 @@ void check_native_parts() {
     check_pixel_ukernels<double>();
     check_depthwise_weight<Float>();
     check_depthwise_weight<double>();
+    check_depthwise_weight<BFloat16>();
+    check_depthwise_weight<Float16>();
     check_planes<Float>();
     check_planes<double>();
     check_planes<BFloat16>();
