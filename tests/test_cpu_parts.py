@@ -143,7 +143,8 @@ PARTS = {
 }
 RULES = {
     "block_k", "block_pixels", "cut_panels", "make_patch_axis", "one pixel, pairs", "scratch",
-    "padding_classes", "panels in place", "shared weights of AMX", "weights of images",
+    "padding_classes", "filled vectors", "panels in place", "shared weights of AMX",
+    "weights of images",
     *(
         f"tiling: {driver}"
         for driver in (

@@ -20,6 +20,7 @@ UNITS = sorted((ROOT / "csrc" / "cpu" / "plan").glob("*.cpp"))
 # Each has to come up among the problems, or else the check checks nothing.
 DRIVERS = (
     "amx", "amx, shared weights", "bands", "columns", "conv", "conv, groups", "conv, pairs",
+    "conv, pairs of groups",
     "depthwise", "dots", "few planes",
     "grad_weight", "partials", "phases", "pixels", "pixels, by columns", "rows", "strided",
     "winograd",

@@ -26,7 +26,7 @@ void run_phases_in_turn(const Call& call, const Executor& executor) {
     if (phases.gemms > 0) run_task(phases, executor);
     phases.gemms = 0;
   };
-  for_each_task(call, shape_for(call.dtype), [&](const Task& task) {
+  for_each_task(call, shape_for(call.dtype), executor.num_threads, [&](const Task& task) {
     if (task.driver != Driver::kDepthwise) return run_task(task, executor);
     if (phases.gemms == kMostDepthwiseGemms) run_phases();
     ConvGemm& gemm = gemms[phases.gemms++] = *task.gemm;
@@ -42,7 +42,7 @@ void run(Call call, const Executor& threads) {
   if (has_phases_in_turn(call)) return run_phases_in_turn(call, executor);
   const IsaShape isa = shape_for(call.dtype);
   const auto run_all = [&](const Call& now) {
-    for_each_task(now, isa, [&](const Task& task) { run_task(task, executor); });
+    for_each_task(now, isa, executor.num_threads, [&](const Task& task) { run_task(task, executor); });
   };
   const int64_t batch = call.problem.batch, at_once = images_in_turn(call, isa, executor.num_threads);
   if (at_once == 0) return run_all(call);

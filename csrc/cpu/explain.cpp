@@ -324,7 +324,6 @@ class TaskExplainer {
     set_work(t.tiles() * t.chunks_m * g.groups, lay_out_scratch(t, k, vector_).bytes);
   }
 
-  // groups: of an item.
   void explain_gemm(const ConvGemm& g, bool over_groups) {
     const int64_t groups = over_groups ? vector_.lanes : 1;  // of a work item
     const KBlocking k = blocking(g);
@@ -447,14 +446,14 @@ Explanation explain_call(Call call, int threads) {
   };
   const int64_t batch = call.problem.batch, at_once = images_in_turn(call, isa, num_threads);
   if (at_once == 0) {
-    for_each_task(call, isa, add, &refusals);
+    for_each_task(call, isa, num_threads, add, &refusals);
     return e;
   }
   // The first images stand for all; those that are left may be fewer.
-  for_each_task(images_of(call, 0, at_once), isa, add, &refusals);
+  for_each_task(images_of(call, 0, at_once), isa, num_threads, add, &refusals);
   e.work_items *= batch / at_once;
   e.gemm_n = e.gemm_n / at_once * batch;
-  if (batch % at_once > 0) for_each_task(images_of(call, 0, batch % at_once), isa, add, &refusals);
+  if (batch % at_once > 0) for_each_task(images_of(call, 0, batch % at_once), isa, num_threads, add, &refusals);
   return e;
 }
 

@@ -320,7 +320,7 @@ MUTATIONS = (
     M(
         "pack/pixel_rows.h",
         "the last step of a segment's pixels is not filled up",
-        "fill_zero(to + filled, length - filled);",
+        "store_words(to + filled, mask_of_first(length - filled), _mm512_setzero_si512());",
         "",
         **AMX,
     ),

@@ -334,10 +334,11 @@ void check_padding_classes() {
       return y >= 0 && y < p.in_h && x >= 0 && x < p.in_w;
     };
     std::vector<int> times(size_t(rows * cols));
-    int64_t taken = 0;
+    int64_t taken = 0, steps = 0;
     bool takes_all = true, single = true;
     for (int c = 0; c < classes.count; ++c) {
       const PaddingClass& of = classes.classes[c];
+      steps += of.step_rows * of.step_cols;
       single = single && (of.rows == classes.classes[0].rows || of.cols != cols);
       for (int64_t row = of.row; row < of.row + of.rows; ++row) {
         for (int64_t col = of.col; col < of.col + of.cols; ++col) {
@@ -358,8 +359,32 @@ void check_padding_classes() {
     expect(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }), "each result is in one class");
     const int64_t all = rows * cols * step_rows * step_cols;
     expect((all - taken) * 1000 >= all * rule.permille, "enough is left out");
+    const int64_t of_each = of_weights ? p.in_channels : tile.images;
+    expect((all - taken) * of_each >= steps * rule.listing, "and more than listing steps costs");
   }
   expect(listed > 500 && crossed > 100 && whole_rows > 20 && none_whole > 100, "problems of each kind");
+}
+
+// Where vectors run over groups although a group's channels fill vectors.
+void check_filled_vectors() {
+  begin_part("filled vectors");
+  const VectorShape wide{16, 4, 4, true, {}, 1, 4}, narrow{8, 2, 4, true, {}, 1, 4};
+  struct Case {
+    int64_t groups, m, taps;
+    bool side_by_side, fills;
+  };
+  for (const Case& c : {Case{32, 16, 9, true, false}, Case{32, 16, 9, false, false}, Case{32, 16, 1, true, true},
+                        Case{32, 16, 0, true, true}, Case{14, 16, 9, true, false}, Case{13, 16, 9, true, true},
+                        Case{31, 16, 9, false, true}, Case{32, 32, 9, true, true}, Case{32, 8, 9, true, false}}) {
+    describe("%d groups of %d, %d taps, side by side %d", int(c.groups), int(c.m), int(c.taps), c.side_by_side);
+    expect(fills_wide_vectors(c.groups, c.m, c.taps, c.side_by_side, wide) == c.fills, "vectors of 64 bytes");
+    expect(!fills_wide_vectors(c.groups, c.m, c.taps, c.side_by_side, narrow), "vectors of 32 bytes");
+  }
+  for (const int threads : {1, 2, 3, 64}) {
+    describe("%d threads", threads);
+    expect(occupies(threads, 32, 49, wide) == (threads <= 2), "an item a vector of groups");
+    expect(occupies(threads, 17, 64 * 31 + 1, wide), "and for each 64 pixels");
+  }
 }
 
 // Pieces of `whole`, the last of which may be smaller: all of it, once, and none empty.
@@ -714,7 +739,7 @@ void check_tilings() {
       const std::string now = report().now;
       normalize(call);
       call.allow_winograd = winograd;
-      for_each_task(call, isa, [&](const Task& task) {
+      for_each_task(call, isa, threads, [&](const Task& task) {
         report().now = now;
         check_task(task, isa, threads);
       });
@@ -858,6 +883,7 @@ int main() {
   check_order_of_products();
   check_patch_axes();
   check_padding_classes();
+  check_filled_vectors();
   check_panels();
   check_tilings();
   return finish();

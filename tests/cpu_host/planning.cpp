@@ -92,12 +92,12 @@ class Random {
 };
 
 // Kinds of problems that drivers of their own take.
-enum class Style { kAny, kPointwise, kOnePixel, kFarRow, kStrided, kWinograd, kImage };
+enum class Style { kAny, kPointwise, kOnePixel, kFarRow, kStrided, kWinograd, kImage, kNarrowGroups };
 
 // One axis: false where it makes no convolution.
 bool draw_axis(Random& random, Style style, bool is_row, int64_t& in, int64_t& out, int64_t& kernel, int64_t& stride,
                int64_t& before, int64_t& after, int64_t& dilation) {
-  if (style != Style::kAny) {
+  if (style != Style::kAny && style != Style::kNarrowGroups) {
     before = after = 0;
     stride = dilation = 1;
     if (style == Style::kPointwise || style == Style::kOnePixel) {
@@ -164,9 +164,11 @@ bool bytes_fit(std::initializer_list<int64_t> sizes, int64_t itemsize) {
   return true;
 }
 
+Strides channels_last(int64_t c, int64_t h, int64_t w) { return {{c * h * w, 1, w * c, c}}; }
+
 Strides dense(Random& random, int64_t n, int64_t c, int64_t h, int64_t w, bool may_expand) {
   Strides s{{c * h * w, h * w, w, 1}};
-  if (random.once_in(2)) s = {{c * h * w, 1, w * c, c}};
+  if (random.once_in(2)) s = channels_last(c, h, w);
   for (int d = 0; d < 4 && may_expand; ++d) {
     if (random.once_in(10)) s.stride[d] = 0;
   }
@@ -195,22 +197,28 @@ bool draw(Random& random, Draw& d) {
                       : random.once_in(30) ? Style::kStrided
                       : random.once_in(30) ? Style::kWinograd
                       : random.once_in(15) ? Style::kImage
+                      : random.once_in(15) ? Style::kNarrowGroups
                                            : Style::kAny;
-  const bool depthwise = (random.once_in(2) && style != Style::kWinograd && style != Style::kImage) ||
-                         style == Style::kFarRow || style == Style::kStrided;
-  const bool many = style == Style::kWinograd;
-  const bool image = style == Style::kImage;
+  const bool many = style == Style::kWinograd, image = style == Style::kImage, narrow = style == Style::kNarrowGroups;
+  const bool depthwise =
+      (random.once_in(2) && !many && !image && !narrow) || style == Style::kFarRow || style == Style::kStrided;
+  if (narrow) {  // in channels_last, of channels that are transposed in registers
+    d.dtype = random.once_in(2) ? DType::kBFloat16 : d.dtype;
+    p.groups = count(200);
+  }
   if (image) {  // few tiles for many threads, which share the pixels
     d.dtype = random.once_in(2) ? DType::kBFloat16 : d.dtype;
     d.threads = int(random.between(1, 16));
   }
   const int64_t in_channels = depthwise ? 1
                               : image   ? random.between(1, 5)
+                              : narrow  ? int64_t{4} << random.between(0, 2)
                                         : count(many                ? 2100
                                                 : random.once_in(2) ? 600
                                                                     : 5);
   const int64_t out_channels = depthwise ? 1
                                : image   ? random.between(1, 1400)
+                               : narrow  ? int64_t{8} << random.between(0, 1)
                                          : count(many || random.once_in(2) ? 600 : 5);
   d.winograd = many || random.once_in(2);
   if (Wide(p.groups) * in_channels > kHuge || Wide(p.groups) * out_channels > kHuge) return false;
@@ -233,6 +241,10 @@ bool draw(Random& random, Draw& d) {
   d.weight = dense(random, p.out_channels, in_channels, p.kernel_h, p.kernel_w, true);
   d.grad_input = dense(random, p.batch, p.in_channels, p.in_h, p.in_w, false);
   d.grad_weight = dense(random, p.out_channels, in_channels, p.kernel_h, p.kernel_w, false);
+  if (narrow) {
+    d.input = d.grad_input = channels_last(p.in_channels, p.in_h, p.in_w);
+    d.output = channels_last(p.out_channels, p.out_h, p.out_w);
+  }
   return true;
 }
 
@@ -493,7 +505,7 @@ void plan(const Draw& d) {
       struct Enough {};
       int tasks = 0;
       try {
-        for_each_task(call, isa, [&](const Task& task) {
+        for_each_task(call, isa, d.threads, [&](const Task& task) {
           if (tasks++ == kMostGemms) throw Enough{};
           plan_task(task, d, isa);
         });

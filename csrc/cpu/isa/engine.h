@@ -17,8 +17,8 @@ struct Engine {
   int (*rows)(DType, int64_t vectors);  // MR of the GEMM micro-kernels that are so many vectors wide
   // The engine of integers, whose vectors are as wide everywhere. nullptr: this one.
   const Engine* (*integers)();
-  // The engine of bfloat16 pairs, which runs kPairs, kWeightPairs and kColumns, and that of AMX tiles; nullptr where
-  // there is none.
+  // The engine of bfloat16 pairs, which runs kPairsOfGroups, kPairs, kWeightPairs and kColumns, and that of AMX tiles;
+  // nullptr where there is none.
   const Engine* pairs;
   const Engine* amx;
 };

@@ -184,8 +184,8 @@ class PatchPacker {
   }
 
  private:
-  // Lanes of whole groups that lie side by side, and planes of pixels whose channels lie together, are packed for all
-  // their channels at once.
+  // Lanes of groups that lie side by side, and planes of pixels whose channels lie together, are packed for all
+  // channels at once.
   bool all_at_once() const { return interleaved_ || transposed_; }
 
   // Whole rows that continue one another, in the source and in the patch, are one run.

@@ -109,6 +109,8 @@ inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const 
   const bool are_short = step <= 2 && segment.cols > 1 && segment.rows > 1 && pitch + step * segment.cols <= step * 32;
   const int64_t cols = are_short ? segment.cols : 2;
   const ShortRuns short_rows(cols, are_short ? step : 1, are_short ? pitch : 2, cols);
+  const bool is_vector = step == 1 && segment.cols <= 32;
+  const __mmask32 of_row = mask_of_first(segment.cols);
   BFloat16* to = rows->channel;
   for (int64_t c = 0; c < patch.channels; ++c) {
     for (int64_t i = 0; i < taps.rows; ++i) {
@@ -125,11 +127,15 @@ inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const 
             continue;
           }
           for (int64_t p = 0; p < segment.rows; ++p, d += segment.cols) {
-            copy_words(from, step, segment.cols, d);
+            if (is_vector) {
+              store_words(d, of_row, load_words(from, of_row));
+            } else {
+              copy_words(from, step, segment.cols, d);
+            }
             from += pitch;
           }
         }
-        fill_zero(to + filled, length - filled);
+        store_words(to + filled, mask_of_first(length - filled), _mm512_setzero_si512());
       }
     }
   }

@@ -26,6 +26,7 @@ using limits::one_pixel::kMostProductRows;
 const char* const kNotCompiled = "these kernels are not compiled for this dtype and instruction set";
 const char* const kRowsApart = "the weight's rows don't lie as the result's";
 const char* const kFewerLanesAtWork = "vectors over a group's channels have more lanes at work";
+const char* const kFewItems = "threads would idle: a group's channels make more work items";
 const char* const kFilled = "a group's channels fill vectors, which groups would do no better";
 
 // A sum so short that the transposition of results takes a good part of the time.
@@ -64,7 +65,7 @@ const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vecto
   return g.batch <= (far ? kMaxRowImagesFar : kMaxRowImages) ? nullptr : "from this batch on packing the weight pays";
 }
 
-const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector) {
+const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector, int) {
   if (!vector.interleaves) return kNotCompiled;
   if (g.m != 1 || g.channels != 1) return "a group has several channels";
   if (g.groups < vector.lanes) return "fewer groups than a vector has lanes";
@@ -73,22 +74,29 @@ const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector
   return one_segment ? nullptr : "the taps make several segments, or none";
 }
 
-const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector) {
+const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector, int num_threads) {
   const bool side_by_side = g.source_c == 1 && g.destination_m == 1;
   if (g.result_taps() != 1 || !lanes_are_groups(g.groups, g.m, g.channels, vector)) return kFewerLanesAtWork;
-  return fills_wide_vectors(g.groups, g.m, g.taps(), side_by_side, vector) ? kFilled : nullptr;
+  if (side_by_side && g.taps() == 0) return "zeros, which are stored as they are";
+  if (g.m % vector.lanes != 0) return nullptr;
+  if (fills_wide_vectors(g.groups, g.m, g.taps(), side_by_side, vector)) return kFilled;
+  return occupies(num_threads, g.groups, g.batch * g.pixels(), vector) ? nullptr : kFewItems;
 }
 
 // The same of bfloat16 pairs, whose channels and groups are moved two words at a time.
-const char* refuse_groups_of_pairs(const ConvGemm& g, const VectorShape& vector) {
+const char* refuse_groups_of_pairs(const ConvGemm& g, const VectorShape& vector, int num_threads) {
   if (!lanes_are_groups(g.groups, g.m, g.channels, vector)) return kFewerLanesAtWork;
-  const bool together = g.source_c == 1 && g.destination_m == 1 && can_interleave(g.m);
+  const bool together = g.source_c == 1 && g.destination_m == 1 && can_interleave(g.m) && g.taps() > 0;
   const bool in_words = g.channels % 2 == 0 && can_interleave(g.channels / 2) && g.source_n % 2 == 0 &&
                         g.source_row % 2 == 0 && g.source_col % 2 == 0;
-  return together && in_words ? nullptr : "channels of groups are not interleaved in words of two";
+  if (!together || !in_words) return "channels of groups are not interleaved in words of two";
+  // (Phases scatter their results, which whole groups make up for.)
+  const int64_t taps = g.is_phase ? max64(g.taps(), 2) : g.taps();
+  if (fills_wide_vectors(g.groups, g.m, taps, /*side_by_side=*/true, vector)) return kFilled;
+  return occupies(num_threads, g.groups, g.batch * g.pixels(), vector) ? nullptr : kFewItems;
 }
 
-const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector) {
+const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector, int) {
   if (!vector.interleaves) return kNotCompiled;
   if (g.m > kMostFewPlanes || g.channels < 2) return "more than four result channels, or one source channel";
   if (!reads_whole_planes(g) || g.destination_col != 1 || g.result_taps() != 1) {
@@ -105,7 +113,7 @@ const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vec
   return panels_keep_up && in_caches ? "panels of pixels are faster where the source lies in caches" : nullptr;
 }
 
-const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vector) {
+const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vector, int) {
   if (!vector.interleaves) return kNotCompiled;
   // Along a row the pixels of a patch are neighbours unless there are taps that a stride skips between.
   const bool neighbours = g.axis_w.step == 1 || g.taps_w == 1;
@@ -149,11 +157,11 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
   return over_pixels * advantage > over_channels * (one_wide_vector ? 0.88 : 1.0) ? nullptr : kDearer;
 }
 
-const char* accept(const ConvGemm&, DType, const VectorShape&) { return nullptr; }
+const char* accept(const ConvGemm&, DType, const VectorShape&, int) { return nullptr; }
 
 struct GemmCandidate {
   Driver driver;
-  const char* (*refuse)(const ConvGemm&, DType, const VectorShape&);
+  const char* (*refuse)(const ConvGemm&, DType, const VectorShape&, int num_threads);
 };
 // Of a GEMM whose rows are joined where they can be.
 constexpr GemmCandidate kGemmCandidates[] = {
@@ -169,6 +177,7 @@ bool in_tiles(const ConvGemm& gemm, const IsaShape& isa) { return isa.has_amx &&
 struct Tasks {
   const Call& call;
   const IsaShape& isa;
+  const int num_threads;
   const TaskVisitor& visitor;
   Refusals* const refusals;
 
@@ -221,7 +230,7 @@ struct Tasks {
         return visit(Driver::kAmx, in_blocks(join_rows_of_planes(gemm)));
       }
     }
-    if (pairs && takes(Driver::kPairsOfGroups, refuse_groups_of_pairs(gemm, isa.pairs))) {
+    if (pairs && takes(Driver::kPairsOfGroups, refuse_groups_of_pairs(gemm, isa.pairs, num_threads))) {
       return visit(Driver::kPairsOfGroups, in_steps(gemm, 2));
     }
     if (isa.has_pairs) {
@@ -237,7 +246,7 @@ struct Tasks {
     }
     const ConvGemm joined = join_rows_of_planes(gemm);
     for (const GemmCandidate& candidate : kGemmCandidates) {
-      if (takes(candidate.driver, candidate.refuse(joined, call.dtype, isa.vector))) {
+      if (takes(candidate.driver, candidate.refuse(joined, call.dtype, isa.vector, num_threads))) {
         return candidate.driver == Driver::kDepthwise ? visit_depthwise(joined) : visit(candidate.driver, joined);
       }
     }
@@ -338,7 +347,7 @@ void visit_grad_input(const Tasks& tasks) {
   const bool has_short_rows = not_strided == nullptr && groups_fill_more(call.problem, vector);
   if (!has_short_rows && tasks.takes(Driver::kStrided, not_strided)) return tasks.visit(Driver::kStrided);
   JoinedPhases phases;
-  const char* refusal = join_phases(call, vector, phases);
+  const char* refusal = join_phases(call, vector, tasks.num_threads, phases);
   if (refusal == nullptr) refusal = refuse_phases_of_steps(phases, tasks.isa);
   if (has_short_rows) {
     if (refusal != nullptr) return tasks.visit(Driver::kStrided);
@@ -490,7 +499,7 @@ int64_t images_in_turn(const Call& call, const IsaShape& isa, int num_threads) {
   // Each time, weights are packed anew.
   if (images >= p.batch || weights > saturating_mul(images, image) / 4) return 0;
   int tasks = 0;
-  for_each_task(call, isa, [&](const Task&) { ++tasks; });
+  for_each_task(call, isa, num_threads, [&](const Task&) { ++tasks; });
   return tasks > 1 ? even_piece(p.batch, images) : 0;
 }
 
@@ -504,8 +513,9 @@ Call images_of(const Call& call, int64_t first, int64_t count) {
   return images;
 }
 
-void for_each_task(const Call& call, const IsaShape& isa, const TaskVisitor& visit, Refusals* refusals) {
-  const Tasks tasks{call, isa, visit, refusals};
+void for_each_task(const Call& call, const IsaShape& isa, int num_threads, const TaskVisitor& visit,
+                   Refusals* refusals) {
+  const Tasks tasks{call, isa, num_threads, visit, refusals};
   switch (call.direction) {
     case Direction::kForward:
       return visit_forward(tasks);

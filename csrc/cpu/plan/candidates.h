@@ -85,6 +85,7 @@ using TaskVisitor = Visitor<Task>;
 
 // Visits the tasks of a call that is not empty, in the order that they have to run in. `refusals`: where those of the
 // whole call's candidates, and of each task's before it is visited, are left; or nullptr.
-void for_each_task(const Call& call, const IsaShape& isa, const TaskVisitor& visit, Refusals* refusals = nullptr);
+void for_each_task(const Call& call, const IsaShape& isa, int num_threads, const TaskVisitor& visit,
+                   Refusals* refusals = nullptr);
 
 }  // namespace conv2d_ext::cpu

@@ -455,7 +455,12 @@ bool fills_wide_vectors(int64_t groups, int64_t m, int64_t taps, bool side_by_si
   const bool wide = vector.lanes * vector.element_size == 64;
   if (!wide || m % vector.lanes != 0) return false;
   const int64_t lanes = round_up(groups, vector.lanes), idle = lanes - groups;
-  return side_by_side ? taps == 1 || !can_interleave(m) || idle > lanes / 8 : idle > 0;
+  return side_by_side ? taps <= 1 || !can_interleave(m) || idle > lanes / 8 : idle > 0;
+}
+
+bool occupies(int num_threads, int64_t groups, int64_t pixels, const VectorShape& vector) {
+  constexpr int64_t kLeastPixels = 64;
+  return saturating_mul(div_up(groups, vector.lanes), div_up(pixels, kLeastPixels)) >= num_threads;
 }
 
 }  // namespace conv2d_ext::cpu

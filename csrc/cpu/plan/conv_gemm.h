@@ -52,7 +52,7 @@ struct ConvGemm : ImageGemm {
 
   // Whether narrow groups lie side by side: many share a page, or a line.
   bool groups_are_neighbours(int64_t element_size) const {
-    return source_c == 1 && destination_m == 1 && groups_are_narrow(groups, channels, m, element_size);
+    return source_c == per_step && destination_m == 1 && groups_are_narrow(groups, single_channels(), m, element_size);
   }
 
   int64_t single_channels() const { return per_step * channels - missing; }
@@ -134,5 +134,7 @@ bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorS
 // leave lanes empty. Where groups lie side by side, vectors over them are faster for several taps, if they leave few
 // lanes empty and are transposed in registers.
 bool fills_wide_vectors(int64_t groups, int64_t m, int64_t taps, bool side_by_side, const VectorShape& vector);
+// Whether vectors over groups have work for all threads: an item for each, of enough pixels to pay for its weights.
+bool occupies(int num_threads, int64_t groups, int64_t pixels, const VectorShape& vector);
 
 }  // namespace conv2d_ext::cpu

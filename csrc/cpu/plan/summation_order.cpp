@@ -198,8 +198,10 @@ bool multiplies_padding(const ImageGemm& whole, const GatheredAxis& h, const Gat
   if (k.has_chunks() || k.blocks_h * k.blocks_w != 1) return false;
   const BandSizes rows = sizes_of_bands(h), cols = sizes_of_bands(w);
   if (rows.has_single && cols.has_single) return false;
-  const int64_t packed = rows.taps * cols.taps - whole.taps();
-  return packed * kPackedPixels > whole.taps() * whole.pixels() - rows.products * cols.products;
+  // Exact up to 2^53, which the products of a tensor in memory don't reach.
+  const double packed = double(rows.taps) * double(cols.taps) - double(whole.taps());
+  const double left_out = double(whole.taps()) * double(whole.pixels()) - double(rows.products) * double(cols.products);
+  return packed * kPackedPixels > left_out;
 }
 
 }  // namespace conv2d_ext::cpu

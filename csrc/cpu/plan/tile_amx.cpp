@@ -50,19 +50,23 @@ struct AmxTiler {
     return div_up(vectors(), max64(vector.max_vectors, most));
   }
 
+  ChunkLimits chunk_limits(const AmxTiling& t, int64_t sums) const {
+    return {vectors(), least_chunks(t, sums), vectors()};
+  }
+
   // Result channels of a work item: all of them while they fit, fewer where threads would idle.
   void cut_result_channels(AmxTiling& t) const {
-    const ChunkCut cut = cut_chunks(gemm, t, gemm.groups, vectors(), least_chunks(t, t.sums), num_threads);
+    const ChunkCut cut = cut_chunks(gemm, t, gemm.groups, chunk_limits(t, t.sums), num_threads);
     t.chunk_vectors = div_up(vectors(), cut.chunks);
     t.chunks_m = div_up(vectors(), t.chunk_vectors);
   }
 
   // Tiles of fewer pixels, where there are few. (Narrow tiles have copies for each tap: their patch may be larger.)
   void cut_tiles(AmxTiling& t) const {
-    const auto least = [&](int64_t pixels) { return least_chunks(t, pixels); };
+    const auto limits_of = [&](int64_t pixels) { return chunk_limits(t, pixels); };
     if (!has_few_items(t.items(gemm.groups), num_threads)) return;
     const AmxTiling whole = t;
-    if (!cut_tiles_for_threads(gemm, gemm.groups, vectors(), least, num_threads, t)) return;
+    if (!cut_tiles_for_threads(gemm, gemm.groups, limits_of, num_threads, t)) return;
     round_columns(t);
     cut_source(t);
     t.sums_at_once = t.sums;

@@ -89,11 +89,16 @@ struct ConvTiler {
     return div_up(vectors(), max64(vector.max_vectors, fit));
   }
 
+  // (Those that are interleaved are stored together.)
+  ChunkLimits chunk_limits(const ConvTiling& t, int64_t pixels) const {
+    return {vectors(), least_chunks(t, pixels), t.interleaved ? 1 : vectors()};
+  }
+
   // Tiles of fewer pixels, where there are few.
   void cut_tiles(ConvTiling& t) const {
-    const auto least = [&](int64_t pixels) { return least_chunks(t, pixels); };
-    if (!has_few_items(t.tiles() * t.chunks_m * groups(), num_threads)) return;
-    if (!cut_tiles_for_threads(gemm, groups(), t.interleaved ? 1 : vectors(), least, num_threads, t)) return;
+    const auto limits_of = [&](int64_t pixels) { return chunk_limits(t, pixels); };
+    if (!has_few_items(saturating_mul(t.tiles(), t.chunks_m, groups()), num_threads)) return;
+    if (!cut_tiles_for_threads(gemm, groups(), limits_of, num_threads, t)) return;
     cut_source_channels(t);
     cut_result_channels(t);
   }
@@ -107,7 +112,7 @@ struct ConvTiler {
     t.chunk_vectors = vectors();
     t.chunks_m = 1;
     if (t.interleaved) return;
-    const ChunkCut cut = cut_chunks(gemm, t, groups(), vectors(), least_chunks(t, t.pixels()), num_threads);
+    const ChunkCut cut = cut_chunks(gemm, t, groups(), chunk_limits(t, t.pixels()), num_threads);
     t.chunk_vectors = div_up(vectors(), cut.chunks);
     while (t.chunk_vectors > 1 && !fits_scratch(lay_out_scratch(t, k, vector))) {
       t.chunk_vectors = div_up(t.chunk_vectors, 2);
@@ -239,7 +244,7 @@ struct WeightTiler {
     t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / columns));
     t.chunks_m = div_up(vectors, t.chunk_vectors);
     if (tile_taps == taps) {
-      // Groups of channels_last are packed whole or slowly (pack/interleave.h).
+      // Of groups in channels_last some channels take as long to pack as all of them (pack/interleave.h).
       const int64_t bytes = lanes == WeightLanes::kGroups ? limit::kMaxPatchBytes : limit::kPatchBytes;
       const int64_t fit_patch = bytes / vector.element_size / max64(plane(t), 1);
       const int64_t fit_tile = min64(elements / t.chunk_vectors, most_rows()) / tile_taps;
@@ -351,7 +356,8 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
   ConvTiling t{};
   tiler.join_segments(t);
   tiler.leave_out_padding(t, gemm.batch, div_up(gemm.m, vector.lanes));
-  t.groups_first = gemm.groups_are_neighbours(vector.element_size);
+  // (Pairs keep the weights of a group.)
+  t.groups_first = (lanes_are_groups || gemm.per_step == 1) && gemm.groups_are_neighbours(vector.element_size);
   // 1x1 kernels on two segments of channels_last write much for their few products: with half the tile more of it stays
   // in L2.
   const bool short_pixels =

@@ -39,22 +39,24 @@ void cut_pixels(const ConvGemm& gemm, int64_t groups, int64_t target, int num_th
   t.count_tiles(gemm);
 }
 
-ChunkCut cut_chunks(const ConvGemm& gemm, const TileGrid& t, int64_t parts, int64_t vectors, int64_t chunks,
+ChunkCut cut_chunks(const ConvGemm& gemm, const TileGrid& t, int64_t parts, const ChunkLimits& limits,
                     int num_threads) {
-  const int64_t items = t.tiles() * parts;
+  const int64_t vectors = limits.vectors;
+  const int64_t tiles = saturating_mul(t.tiles(), parts);
   const double pixels = double(t.pixels() + kItemPixels);
   const double patch = kPatchVectors + kPatchVectorsOfTap / double(max64(gemm.taps(), 1));
   const double depth = double(max64(saturating_mul(gemm.channels, gemm.taps()), 1));
-  ChunkCut best{chunks, 1e300};
-  for (int64_t count = chunks; count <= vectors;) {
+  ChunkCut best{limits.least, 1e300};
+  for (int64_t count = limits.least; count <= limits.most;) {
     const int64_t per_chunk = div_up(vectors, count);
     count = div_up(vectors, per_chunk);
-    const double rounds = double(div_up(items * count, num_threads));
+    const int64_t items = saturating_mul(tiles, count);
+    const double rounds = double(div_up(items, num_threads));
     const double width = double(per_chunk) + (per_chunk == 1 ? kLoneVector : 0);
-    const double wake = items * count > 1 ? kWakeCycles / depth : 0;
+    const double wake = items > 1 ? kWakeCycles / depth : 0;
     const double cost = rounds * (pixels * (width + patch) + kItemCycles / depth) + wake;
     if (cost < best.cost * 0.97) best = {count, cost};
-    if (per_chunk == 1 || !has_few_items(items * count, num_threads)) break;
+    if (per_chunk == 1 || !has_few_items(items, num_threads)) break;
     count = div_up(vectors, per_chunk - 1);
   }
   return best;

@@ -79,19 +79,22 @@ struct ChunkCut {
   int64_t chunks;
   double cost;  // of the threads' rounds over all items, about
 };
-// Cuts so many vectors into at least `chunks`, for each of `parts` of each tile.
-ChunkCut cut_chunks(const ConvGemm& gemm, const TileGrid& t, int64_t parts, int64_t vectors, int64_t chunks,
-                    int num_threads);
+// So many vectors, as `least` to `most` chunks.
+struct ChunkLimits {
+  int64_t vectors, least, most;
+};
+// Cuts them for each of `parts` of each tile.
+ChunkCut cut_chunks(const ConvGemm& gemm, const TileGrid& t, int64_t parts, const ChunkLimits& limits, int num_threads);
 
-// Cuts tiles of one image further where that is estimated to be faster on so many threads. least_chunks(pixels): those
-// of a tile of so many. Returns whether it cut any.
-template <class LeastChunks>
-bool cut_tiles_for_threads(const ConvGemm& gemm, int64_t parts, int64_t vectors, const LeastChunks& least_chunks,
-                           int num_threads, TileGrid& t) {
+// Cuts tiles of one image further where that is estimated to be faster on so many threads. limits_of(pixels): those of
+// a tile of so many. Returns whether it cut any.
+template <class LimitsOf>
+bool cut_tiles_for_threads(const ConvGemm& gemm, int64_t parts, const LimitsOf& limits_of, int num_threads,
+                           TileGrid& t) {
   constexpr int64_t kLeastPixels = 24;  // a few micro-kernels
   if (num_threads == 1 || t.tile_images > 1) return false;
   const auto cost_of = [&](const TileGrid& grid) {
-    return cut_chunks(gemm, grid, parts, vectors, least_chunks(grid.pixels()), num_threads).cost;
+    return cut_chunks(gemm, grid, parts, limits_of(grid.pixels()), num_threads).cost;
   };
   const TileGrid whole = t;
   double best = kWorthCutting * cost_of(whole);
@@ -109,7 +112,7 @@ bool cut_tiles_for_threads(const ConvGemm& gemm, int64_t parts, int64_t vectors,
       t = grid;
       cuts = true;
     }
-    if (!has_few_items(grid.tiles() * parts, num_threads)) return cuts;
+    if (!has_few_items(saturating_mul(grid.tiles(), parts), num_threads)) return cuts;
   }
 }
 

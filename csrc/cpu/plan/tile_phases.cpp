@@ -75,6 +75,14 @@ int64_t least_channels(const JoinedPhases& phases, bool side_by_side, const Vect
   return side_by_side ? kLeastSideBySide : 2 * vector.lanes;
 }
 
+// The same where a group's channels fill vectors, too.
+bool groups_do_better(const Conv2dProblem& p, const VectorShape& vector, int num_threads) {
+  const int64_t m = p.in_channels_per_group();
+  const int64_t panel = saturating_mul(p.out_channels_per_group(), p.taps(), m, vector.lanes * vector.element_size);
+  return !fills_wide_vectors(p.groups, m, p.taps(), /*side_by_side=*/true, vector) && panel <= limit::kMostPanelBytes &&
+         occupies(num_threads, p.groups, saturating_mul(p.batch, p.out_pixels()), vector);
+}
+
 // Where the first pixel of the phase of these first taps lies in planes.
 int64_t first_pixel_of(const Conv2dProblem& p, int64_t tap_h, int64_t tap_w) {
   const GradInputPhase h = grad_input_phase(tap_h, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
@@ -84,7 +92,7 @@ int64_t first_pixel_of(const Conv2dProblem& p, int64_t tap_h, int64_t tap_w) {
 
 }  // namespace
 
-const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhases& phases) {
+const char* join_phases(const Call& call, const VectorShape& vector, int num_threads, JoinedPhases& phases) {
   const Conv2dProblem& p = call.problem;
   const int64_t step_h = grad_input_tap_step(p.stride_h, p.dilation_h);
   const int64_t step_w = grad_input_tap_step(p.stride_w, p.dilation_w);
@@ -104,8 +112,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhase
   const int64_t m = p.in_channels_per_group();
   // A vector of channels is as good as one of groups where whole rows are stored together.
   const bool by_groups = lanes_are_groups(p.groups, m, p.out_channels_per_group(), vector);
-  const bool fills = !side_by_side || fills_wide_vectors(p.groups, m, p.taps(), side_by_side, vector);
-  phases.over_groups = by_groups && (m < vector.lanes || !fills);
+  phases.over_groups = by_groups && (m < vector.lanes || (side_by_side && groups_do_better(p, vector, num_threads)));
   const bool fills_lines = side_by_side && (!phases.over_groups || can_interleave(m));
   if (by_groups && !phases.whole_rows && !fills_lines) return "channels of groups are stored one by one";
   if (m < least_channels(phases, side_by_side, vector) || p.out_channels == 0) return "few input channels in a group";

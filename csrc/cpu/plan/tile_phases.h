@@ -56,7 +56,7 @@ struct JoinedPhases {
 // Joins the phases of grad_input where there are so few pixels that packing weights takes the time, where whole rows of
 // planes, or all channels of groups, are stored together, and returns nullptr; else why not.
 // The choice changes no bit.
-const char* join_phases(const Call& call, const VectorShape& vector, JoinedPhases& phases);
+const char* join_phases(const Call& call, const VectorShape& vector, int num_threads, JoinedPhases& phases);
 
 // A work item: of some images the same rows of every phase, for a chunk of a group's result channels, or for all those
 // of a vector of groups.

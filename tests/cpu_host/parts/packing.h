@@ -234,7 +234,8 @@ void check_patch_of(PatchOrder order, int64_t steps, bool conj, Random& random, 
   constexpr int64_t kChannels[] = {1, 2, 3, 4, 8, 16, L, L + 1, 2 * L + 3};
   const int64_t of_group = kChannels[random.between(0, lanes_are_groups ? 5 : 8)];
   const int64_t first = lanes_are_groups && random.once_in(2) ? random.between(0, of_group - 1) : 0;
-  const int64_t channels = first > 0 ? random.between(1, of_group - first) : of_group;
+  const bool is_part = first > 0 || (lanes_are_groups && random.once_in(3));
+  const int64_t channels = is_part ? random.between(1, of_group - first) : of_group;
   const int64_t elements = div_up(channels, steps);
   d[kImage].size = images;
   d[kGroup].size = lanes;
