@@ -99,8 +99,8 @@ class ShortRuns {
       : span_((n - 1) * apart + 1),
         step_(step),
         words_(words),
-        two_(apart > 1),
-        at_once_(min64(32 / words, ((two_ ? 64 : 32) - span_) / step + 1)) {
+        at_once_(min64(32 / words, ((apart > 1 ? 64 : 32) - span_) / step + 1)),
+        two_(apart > 1) {
     // Word w is word w % words of run w / words. (Computed: a table could be loaded only behind all stores before it.)
     const __m512i word = word_iota();
     const __m512i run = _mm512_mulhi_epu16(word, _mm512_set1_epi16(int16_t(65535 / words + 1)));
@@ -123,11 +123,10 @@ class ShortRuns {
     const __m512i high = two_ && extent > 32 ? load_words(src + 32, mask_of_first(extent - 32)) : low;
     store_words(dst, mask_of_first(count * words_), _mm512_maskz_permutex2var_epi16(real_, low, index_, high));
   }
-  const int64_t span_, step_, words_;
-  const bool two_;
-  const int64_t at_once_;
   __m512i index_;
+  const int64_t span_, step_, words_, at_once_;
   __mmask32 real_;
+  const bool two_;
 };
 
 // source.channel leads from pair to pair.
