@@ -232,6 +232,16 @@ def test_depthwise_follows_the_memory_format(kernel, stride):
     assert f"x{columns}s{shared}__" in inner.grad_weight.micro_kernel
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_depthwise_weight_gradients_widen_as_they_load(dtype):
+    problem = Problem("depthwise", 1, 64, (9, 11), 64, (3, 3), padding=(1, 1), groups=64)
+    plan = _explain(problem, dtype, torch.channels_last).grad_weight
+    if plan.isa == "portable":
+        pytest.skip("the portable kernels have no vectors over groups as they lie")
+    assert plan.engine == "depthwise, vectors over groups as they lie in memory"
+    assert "widened to float32 as loaded" in plan.refused
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_depthwise_taps_that_meet_no_pixel_are_not_in_the_kernel(dtype):
     """They are zeros of one chain, whose length stays."""

@@ -438,6 +438,31 @@ def both_results(call=conv):
     return arguments, direct, winograd
 
 
+@pytest.mark.parametrize("channels", [16, 17])
+def test_phases_of_a_stride_are_direct(channels):
+    """They may run together, as threads, batch and layout have it; so none of them goes this way,
+    though its kernel be 3x3 of stride 1."""
+    found = set()
+    generator = torch.Generator().manual_seed(3)
+    sizes = (2, 16 * channels, 14, 14)
+    weight = torch.randn(256, channels, 6, 6, generator=generator)
+    grad_output = torch.randn(2, 256, 7, 7, generator=generator)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for batch in (1, 2):
+                for allowed in (False, True):
+                    arguments = (
+                        grad_output[:batch].contiguous(memory_format=memory_format),
+                        weight.contiguous(memory_format=memory_format),
+                        (batch, *sizes[1:]), (2, 2), (2,) * 4, (1, 1), 16,
+                        memory_format == torch.channels_last, allowed,
+                    )  # fmt: skip
+                    result = torch.ops.conv2d_ext.conv2d_grad_input(*arguments)
+                    found.add(result[0].contiguous().numpy().tobytes())
+    assert len(found) == 1
+
+
 def test_the_setting():
     arguments, direct, winograd = both_results()
     assert torch.equal(conv(*arguments), direct)

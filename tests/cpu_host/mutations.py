@@ -1616,7 +1616,7 @@ MUTATIONS = (
     ),
     M(
         "drivers/depthwise_weight.h",
-        "the second of a segment's images is the first",
+        "a segment of several images is read in place",
         "if (segment.images == 1) read_in_place(t,",
         "read_in_place(t,",
         dtype="bfloat16",

@@ -77,7 +77,7 @@ const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector
 const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector, int num_threads) {
   const bool side_by_side = g.source_c == 1 && g.destination_m == 1;
   if (g.result_taps() != 1 || !lanes_are_groups(g.groups, g.m, g.channels, vector)) return kFewerLanesAtWork;
-  if (side_by_side && g.taps() == 0) return "zeros, which are stored as they are";
+  if (side_by_side && g.m > 1 && g.taps() == 0) return "zeros, which are stored as they are";
   if (g.m % vector.lanes != 0) return nullptr;
   if (fills_wide_vectors(g.groups, g.m, g.taps(), side_by_side, vector)) return kFilled;
   return occupies(num_threads, g.groups, g.batch * g.pixels(), vector) ? nullptr : kFewItems;

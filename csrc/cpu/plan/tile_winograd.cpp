@@ -10,6 +10,8 @@ const char* refuse_winograd(const ConvGemm& g, DType dtype) {
   if (dtype != DType::kFloat32 && dtype != DType::kBFloat16 && dtype != DType::kFloat16) {
     return "neither float32 nor a 16-bit type";
   }
+  // Phases may run together, which takes the direct order; whether they do follows from strides and threads.
+  if (g.is_phase) return "a phase of a stride";
   if (g.is_matmul || g.taps_h != 3 || g.taps_w != 3 || g.result_taps() != 1) return "not a 3x3 kernel";
   const auto adjacent = [](const GatherAxis& axis) { return axis.step == 1 && (axis.tap == 1 || axis.tap == -1); };
   if (!adjacent(g.axis_h) || !adjacent(g.axis_w)) return "a stride or a dilation other than 1";
