@@ -153,8 +153,8 @@ struct PhasesCall {
     fill_zero(item.zeros, any.m * L);
     for (int64_t at = 0; at < panels.count; ++at) {
       T* const panel = item.panel + depth * panels.start(at) * L;
-      if constexpr (kHasMasks && std::is_same_v<T, float>) {
-        if (packs_fours<T>(panels.size(at), any.weight_m)) {
+      if constexpr (kPacksFours<T>) {
+        if (packs_fours(panels.size(at), any.weight_m)) {
           pack_fours_of_taps(item, panels.start(at), panel);
           continue;
         }

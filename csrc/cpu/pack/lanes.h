@@ -190,11 +190,11 @@ CONV2D_INLINE void pack_fours(int64_t lanes, void* to, const Load& load) {
   for (int i = 0; i < 4; ++i) V::store(static_cast<T*>(to) + i * V::kLanes, r[i]);
 }
 
-// Whether so many vectors of a panel, whose lanes are groups, are packed like that: result channels side by side.
+// Whether panels whose lanes are groups may be packed like that, and whether one of so many result channels is, which
+// lie `step` apart.
 template <class T>
-CONV2D_INLINE bool packs_fours([[maybe_unused]] int64_t vectors, [[maybe_unused]] int64_t step) {
-  return kHasMasks && std::is_same_v<T, float> && vectors == 4 && step == 1;
-}
+constexpr bool kPacksFours = kHasMasks && std::is_same_v<T, float>;
+CONV2D_INLINE bool packs_fours(int64_t vectors, int64_t step) { return vectors == 4 && step == 1; }
 
 // Steps of k ahead of which the packers ask for lanes that hardware prefetchers don't see coming.
 constexpr int64_t kStepsAhead = 8;

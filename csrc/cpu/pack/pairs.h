@@ -377,7 +377,7 @@ inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16
 inline void pack_weight_of_groups(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, int64_t vectors,
                                   const Panel<BFloat16Pair>& to) {
   constexpr int L = Vec<float>::kLanes;
-  if (packs_fours<float>(vectors, gemm.weight_m)) {
+  if (packs_fours(vectors, gemm.weight_m)) {
     const int64_t taps = from.taps(), second = gemm.weight_c / gemm.per_step;
     BFloat16Pair* row = to.data;
     for (int64_t k = 0; k < from.channels * taps; ++k, row += to.pitch) {

@@ -90,8 +90,8 @@ void pack_weight(const ConvGemm& gemm, const WeightSegment<S>& from, const Panel
 // Lanes are groups: a vector of them for each of so many result channels, side by side in the panel.
 template <class S, class T>
 void pack_weight_of_groups(const ConvGemm& gemm, const WeightSegment<S>& from, int64_t vectors, const Panel<T>& to) {
-  if constexpr (kHasMasks && std::is_same_v<T, float>) {
-    if (packs_fours<T>(vectors, gemm.weight_m)) {
+  if constexpr (kPacksFours<T>) {
+    if (packs_fours(vectors, gemm.weight_m)) {
       const int64_t taps = from.taps();
       T* row = to.data;
       for (int64_t k = 0; k < from.channels * taps; ++k, row += to.pitch) {

@@ -2,8 +2,8 @@
 //
 // A call becomes a sequence of tasks (for_each_task). A candidate is a driver that could run a task. Candidates are
 // asked in a fixed order; the first that accepts takes the task, the others say why not, for explain to print. The
-// choice changes no bit, except for kDot, kWinograd and those of pairs and AMX, whose sums have an order of their own
-// (summation_order.h).
+// choice changes no bit, and may read strides and threads; except for kDot, kWinograd and those of pairs and AMX, whose
+// sums have an order of their own, so that the geometry alone decides (summation_order.h).
 #pragma once
 
 #include <vector>
