@@ -651,14 +651,26 @@ MUTATIONS = (
     M(
         "kernels/depthwise.h",
         "the last vector goes beyond the groups",
-        "v < last ? v * V::kLanes : operands.last_lane",
-        "v * V::kLanes",
+        "v < last ? v * L : operands.last_lane",
+        "v * L",
+    ),
+    M(
+        "kernels/depthwise.h",
+        "two vectors are taken at once though the second one overlaps the first",
+        "last + int64_t(operands.last_lane == last * L);",
+        "last + 1;",
+    ),
+    M(
+        "kernels/depthwise.h",
+        "the second of two vectors has the first one's weights",
+        "w[n][j] = V::load(weights + n * depth + j * L);",
+        "w[n][j] = V::load(weights + j * L);",
     ),
     M(
         "kernels/depthwise.h",
         "no bias is added last",
-        "store_as(dst, V::add(acc[q], bias))",
-        "store_as(dst, acc[q])",
+        "V::add(acc[n][q], V::load(operands.bias + (v + n) * L))",
+        "acc[n][q]",
     ),
     M(
         "kernels/depthwise.h",
@@ -669,7 +681,7 @@ MUTATIONS = (
     M(
         "kernels/depthwise.h",
         "rows of taps that are left out have the weights of those that follow",
-        "operands.weights + v * depth + taken.begin * KW * V::kLanes;",
+        "operands.weights + v * depth + taken.begin * KW * L;",
         "operands.weights + v * depth;",
     ),
     M(

@@ -320,6 +320,10 @@ int64_t* const kLimits[] = {
     &t::kLeastPairPixelBytes,
     &t::kWholePixelChannels,
     &t::kListedStepProducts,
+    &d::kStreamedBytes,
+    &d::kStreamedBlockBytes,
+    &d::kStreamedBlockWeightBytes,
+    &d::kPrefetchedResultBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -153,6 +153,14 @@ CONV2D_LIMIT kRowsWidenedAside = 64;
 CONV2D_LIMIT kBlockBytes = 512;
 CONV2D_LIMIT kLeastBlockBytes = 256;
 CONV2D_LIMIT kBlockWeightBytes = 6400;
+// From so many bytes on, moved from and to memory, L3 is taken not to hold source and result: what follows is
+// prefetched.
+CONV2D_LIMIT kStreamedBytes = 24 * 1024 * 1024;
+// Where a stride skips positions, most of what is moved is the source. Whole pixels, as they follow one another in
+// memory, are prefetched best, so that items take more groups; results only of pixels up to this size.
+CONV2D_LIMIT kStreamedBlockBytes = 4096;
+CONV2D_LIMIT kStreamedBlockWeightBytes = 9600;
+CONV2D_LIMIT kPrefetchedResultBytes = 512;
 // Pixels a multiple of this apart lie in two sets of L1, and from this size of a source on they are prefetched in place
 // all the same, not copied.
 CONV2D_LIMIT kTwoSetsBytes = 2048;

@@ -21,6 +21,7 @@
 #include "../pack/store.h"
 #include "../pack/weights.h"
 #include "../plan/candidates.h"
+#include "lines_ahead.h"
 #include "parts.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
@@ -63,7 +64,6 @@ struct DepthwiseCall {
   static constexpr int L = Vec<T>::kLanes;
   const ConvGemm& gemm;
   const int64_t chain;
-  const bool streams;  // caches don't hold the source
   const DepthwiseTiling tiling;
   const DepthwiseScratch layout;
   const bool leaves_out_rows;  // of taps beside the source
@@ -72,7 +72,6 @@ struct DepthwiseCall {
   DepthwiseCall(const ConvGemm& g, bool zeros_checked, int num_threads)
       : gemm(g),
         chain(block_k(g, vector_shape<T>().limits).chain),
-        streams(source_streams(g, g.groups * int64_t(sizeof(S)), num_threads, limits::tiling::kStreamedBytes)),
         tiling(tile_depthwise(g, vector_shape<T>(), sizeof(S), num_threads)),
         layout(lay_out_scratch(tiling, g, vector_shape<T>())),
         leaves_out_rows(tiling.in_place && may_leave_out_rows(g, vector_shape<T>().limits) &&
@@ -136,6 +135,11 @@ struct DepthwiseCall {
     return static_cast<const S*>(gemm.source) + image * gemm.source_n + block.group;
   }
 
+  S* result(const Block& block, int64_t image, int64_t row, int64_t col) const {
+    return static_cast<S*>(gemm.destination) + image * gemm.destination_n + row * gemm.destination_row +
+           col * gemm.destination_col + block.group;
+  }
+
   void compute_packed(const Block& block, int64_t image, const Tile& tile) const {
     const Patch patch =
         lay_out_patch(PatchOrder::kChannelInner, make_patch_axis(gemm.axis_h, tile.row, tile.rows, 0, gemm.taps_h),
@@ -164,8 +168,7 @@ struct DepthwiseCall {
 
   template <class P>
   void compute(const Block& block, int64_t image, const Tile& tile, const DepthwiseView<P>& view) const {
-    S* const dst = static_cast<S*>(gemm.destination) + image * gemm.destination_n + tile.row * gemm.destination_row +
-                   tile.col * gemm.destination_col + block.group;
+    S* const dst = result(block, image, tile.row, tile.col);
     const int64_t runs = view.row.runs;
     if constexpr (std::is_same_v<P, T>) {
       if (gemm.taps() > chain || !has_depthwise_ukernel(gemm.taps_w, view.row, view.cols)) {
@@ -174,9 +177,6 @@ struct DepthwiseCall {
     }
     const DepthwiseUkernels<P, S>& ukernels = depthwise_ukernels<P, S>(gemm.taps_w, view.row.step);
     DepthwiseOperands<P, S> operands = operands_of(block, view);
-    const int64_t rows_ahead = operands.rows_ahead;
-    // The row below a tile is mostly the thread's next tile.
-    const bool asks_beyond = tiling.blocks == 1;
     const Interval cols_inside = positions_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
     for (int64_t row = 0; row < tile.rows; ++row) {
       if (tiling.in_place) {
@@ -186,7 +186,7 @@ struct DepthwiseCall {
         if (leaves_out_rows) operands.rows_taken = operands.rows_inside;
       }
       const bool inside = operands.rows_inside.count() == gemm.taps_h;
-      operands.rows_ahead = asks_beyond || row + 1 < tile.rows ? rows_ahead : 0;
+      RowBelow below = row_below(block, image, tile, row);
       for (int64_t first = 0; first < min64(runs, tile.cols); ++first) {
         Run<P> run{};
         run.source = moved(moved(view.data, view.position_row, row), view.position_col, first);
@@ -199,7 +199,7 @@ struct DepthwiseCall {
           run.inside.begin = inside ? div_up(max64(cols_inside.begin - run.col, 0), runs) : run.count;
           run.inside.end = div_up(max64(cols_inside.end - run.col, 0), runs);
         }
-        compute_run(ukernels, run, operands);
+        compute_run(ukernels, run, operands, below);
       }
     }
   }
@@ -221,17 +221,34 @@ struct DepthwiseCall {
     operands.last_lane = block.lane(block.vectors() - 1);
     operands.dst_position = wrapping_mul(runs, gemm.destination_col);
     operands.dst_step = wrapping_mul(backwards() ? -runs : runs, gemm.destination_col);
-    // Of the source, prefetched are the rows that the next row of pixels reads and this one doesn't. In them a block
-    // takes as many columns as it has pixels (times the step), from the middle of those that it shares with the block
-    // before.
-    if (tiling.in_place && streams) {
-      operands.rows_ahead = min64(depthwise_row(gemm.taps_h, gemm.axis_h.step, gemm.axis_h.tap).step, gemm.taps_h);
-    }
-    const int64_t first_row = gemm.axis_h.tap < 0 ? 0 : gemm.taps_h - operands.rows_ahead;
-    operands.ahead = wrapping_sum(view.position_row, wrapping_mul(first_row, view.tap_row),
-                                  wrapping_mul((gemm.taps_w - view.row.step) / 2, view.tap_col));
-    operands.dst_ahead = gemm.destination_row;
     return operands;
+  }
+
+  // What the next row of pixels reads of the source and this one doesn't, and what it writes: prefetched, pixel by
+  // pixel of this one.
+  struct RowBelow {
+    LinesAhead source, results;
+    bool any() const { return source.any() || results.any(); }
+    CONV2D_INLINE void ask(int64_t pixels) {
+      source.ask<Cache::kL1>(pixels);
+      results.ask<Cache::kL1>(pixels);
+    }
+  };
+  // Below a tile is mostly the thread's next one, if blocks don't take turns.
+  RowBelow row_below(const Block& block, int64_t image, const Tile& tile, int64_t row) const {
+    const int64_t next = tile.row + row + 1;
+    if (!tiling.streams || next == gemm.rows || (tiling.blocks > 1 && row + 1 == tile.rows)) return {};
+    const GatheredAxis h{gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h};
+    const GatheredAxis w{gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w};
+    const Interval rows{max64(met(h, next, 1).begin, met(h, next - 1, 1).end), met(h, next, 1).end};
+    RowBelow below;
+    below.source = LinesAhead::of_rectangle(
+        SourceOfTile<S>{source_of_image(block, image), block.groups, gemm.source_row, gemm.source_col}, rows,
+        met(w, tile.col, tile.cols), gemm.source_w, tile.cols);
+    if (!tiling.prefetches_results) return below;
+    below.results = LinesAhead::of_pixels(result(block, image, next, tile.col), tile.cols, block.groups,
+                                          gemm.destination_col, tile.cols);
+    return below;
   }
 
   // Where taps run against the positions, so do a block's pixels, from its last one on.
@@ -250,12 +267,12 @@ struct DepthwiseCall {
 
   // What seven or four don't divide overlaps the pixels before: computed twice, to the same bits.
   template <class P>
-  void compute_run(const DepthwiseUkernels<P, S>& ukernels, const Run<P>& run,
-                   DepthwiseOperands<P, S>& operands) const {
+  void compute_run(const DepthwiseUkernels<P, S>& ukernels, const Run<P>& run, DepthwiseOperands<P, S>& operands,
+                   RowBelow& below) const {
     constexpr int64_t kSeven = kDepthwisePixels;
     const int64_t count = run.count, sevens = count / kSeven, left = count % kSeven;
     const auto pixels = [&](const DepthwiseUkernelPair<P, S>& pair, int64_t width, int64_t at, int64_t blocks) {
-      compute_blocks(pair, width, {at, blocks}, run, operands);
+      compute_blocks(pair, width, {at, blocks}, run, operands, below);
     };
     if (sevens > 0) pixels(ukernels.by_seven, kSeven, 0, sevens);
     if (left > 4 && sevens > 0) {
@@ -268,13 +285,14 @@ struct DepthwiseCall {
     }
   }
 
-  // Blocks of `width` pixels from pixel `at` on: those inside the source by one call, those at its edges by one each.
+  // Blocks of `width` pixels from pixel `at` on: those inside the source by one call, those at its edges, or before
+  // each of which something is prefetched, by one each.
   struct Blocks {
     int64_t at, count;
   };
   template <class P>
   void compute_blocks(const DepthwiseUkernelPair<P, S>& ukernels, int64_t width, const Blocks& blocks,
-                      const Run<P>& run, DepthwiseOperands<P, S>& operands) const {
+                      const Run<P>& run, DepthwiseOperands<P, S>& operands, RowBelow& below) const {
     const int64_t begin = min64(div_up(max64(run.inside.begin - blocks.at, 0), width), blocks.count);
     const int64_t end = max64(min64(max64(run.inside.end - blocks.at, 0) / width, blocks.count), begin);
     for (int64_t b = 0; b < blocks.count; b += operands.blocks) {
@@ -282,7 +300,8 @@ struct DepthwiseCall {
       const int64_t pixel = blocks.at + b * width + (backwards() ? width - 1 : 0);
       operands.source = moved(run.source, operands.position, pixel);
       operands.dst = run.dst + pixel * run.row.runs * gemm.destination_col;
-      operands.blocks = inside ? end - begin : 1;
+      operands.blocks = inside && !below.any() ? end - b : 1;
+      below.ask(width);
       if (!inside) operands.columns_inside = columns_inside(run, width, pixel);
       (inside ? ukernels.inside : ukernels.at_edges)(operands);
     }

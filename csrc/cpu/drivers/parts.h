@@ -125,12 +125,6 @@ CONV2D_INLINE Source<S> source_of(const ConvGemm& gemm, const S* data) {
   return source;
 }
 
-// Whether each thread's share of a source, of whose pixels pixel_bytes are read, has `least` bytes or more.
-inline bool source_streams(const ConvGemm& gemm, int64_t pixel_bytes, int num_threads, int64_t least) {
-  const int64_t bytes = saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, pixel_bytes);
-  return bytes / num_threads >= least;
-}
-
 // The bias of result channel m and the next ones of a group, zeros where the GEMM has none.
 template <class S, class T>
 CONV2D_INLINE void load_bias(const ConvGemm& gemm, int64_t group, int64_t m, int64_t count, T* bias) {

@@ -24,10 +24,6 @@ struct DepthwiseOperands {
   S* dst;
   int64_t dst_position, dst_step;  // between pixels of successive blocks, and of one
   int64_t blocks;
-  // While a block is computed, what the row of pixels below it reads and writes is prefetched: `rows_ahead` rows of
-  // taps of the source, from `ahead` beyond the block's source on, and results, from dst_ahead beyond the block's on.
-  // Neither where rows_ahead is 0.
-  int64_t rows_ahead, ahead, dst_ahead;
 };
 
 // `count` steps on. The address may be any that is not read: beside the source, or beyond what memory there can be.
@@ -37,101 +33,100 @@ CONV2D_INLINE P* moved(P* p, int64_t step, int64_t count = 1) {
   return reinterpret_cast<P*>(address);  // NOLINT(performance-no-int-to-ptr): of no object, and so no offset in one
 }
 
-// Asks L2 for a pixel's groups. (L1 would lose them: pixels that lie a power of two apart share few of its sets.)
-template <class P>
-CONV2D_INLINE void prefetch_pixel(const P* pixel, int64_t groups) {
-  for (int64_t g = 0; g < groups; g += 64 / int64_t(sizeof(P))) __builtin_prefetch(moved(pixel, g), 0, 2);
-}
+// Vectors of groups that a micro-kernel takes at once, where there are registers for them (GCC spills one where it
+// widens the columns of wide rows): hardware prefetchers follow pixels of which a line or two are read in turn, and
+// hardly those of which each vector is read by itself.
+template <class P, class T, int MR, int KW>
+constexpr int kDepthwiseVectors =
+    MR == kDepthwisePixels && Vec<T>::kMaxVectors == 4 && (KW <= 3 || std::is_same_v<P, T>) ? 2 : 1;
 
-// What the row of pixels below a block of MR will read first, and write: asked for while the block is computed, a few
-// pixels with each of its vectors. Whole pixels, ascending in memory: hardware prefetchers follow such requests, and
-// they do not follow the micro-kernel's own, which skip from pixel to pixel.
-template <class P, class S, int MR, int STEP>
-struct PixelsAhead {
-  const DepthwiseOperands<P, S>& operands;
-  const P* source;
-  S* dst;
-  int64_t due = 0;  // pixels, times the vectors
-
-  // Of a block at these places.
-  CONV2D_INLINE PixelsAhead(const DepthwiseOperands<P, S>& of, const P* block_source, S* block_dst)
-      : operands(of), source(moved(block_source, of.ahead)), dst(moved(block_dst, of.dst_ahead)) {
-    if (of.tap_col < 0) source = moved(source, of.tap_col, MR * STEP - 1);
-    if (of.dst_step < 0) dst = moved(dst, of.dst_step, MR - 1);
+// MR pixels in NV vectors of groups, which lie side by side: number v and the next ones.
+template <class P, class S, int MR, int KW, int STEP, bool EDGES, int NV>
+CONV2D_INLINE void depthwise_vectors(const DepthwiseOperands<P, S>& operands, int64_t v, const P* source, S* dst) {
+  using T = ComputeType<S>;
+  using V = Vec<T>;
+  using reg = typename V::reg;
+  constexpr int64_t L = V::kLanes;
+  alignas(64) static const P kZeros[NV * L] = {};
+  const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col;
+  const int64_t depth = operands.taps_h * KW * L;
+  const Interval taken = EDGES ? operands.rows_taken : Interval{0, operands.taps_h};
+  reg acc[NV][MR];
+#pragma GCC unroll 2
+  for (int n = 0; n < NV; ++n) {
+#pragma GCC unroll 8
+    for (int q = 0; q < MR; ++q) acc[n][q] = V::load(operands.start + (v + n) * L);
   }
-  CONV2D_INLINE void ask_some() {
-    const int64_t groups = operands.last_lane + Vec<ComputeType<S>>::kLanes;
-    for (due += MR; due >= operands.vectors; due -= operands.vectors) {
-      for (int column = 0; column < STEP; ++column) {
-        for (int64_t row = 0; row < operands.rows_ahead; ++row) {
-          prefetch_pixel(moved(source, operands.tap_row, row), groups);
+  const P* row = moved(source, tap_row, taken.begin);
+  const T* weights = operands.weights + v * depth + taken.begin * KW * L;
+  [[maybe_unused]] int64_t i = taken.begin;
+  for (const T* const weights_end = weights + taken.count() * KW * L; weights != weights_end;
+       row = moved(row, tap_row), weights += KW * L, ++i) {
+    reg w[NV][KW];
+#pragma GCC unroll 2
+    for (int n = 0; n < NV; ++n) {
+#pragma GCC unroll 8
+      for (int j = 0; j < KW; ++j) w[n][j] = V::load(weights + n * depth + j * L);
+    }
+    [[maybe_unused]] const uint32_t inside = operands.rows_inside.contains(i) ? operands.columns_inside : 0;
+    const P* column = row;
+#pragma GCC unroll 32
+    for (int x = 0; x < (MR - 1) * STEP + KW; ++x) {
+      const P* const groups = EDGES ? if_bit(inside, x, column, kZeros) : column;
+#pragma GCC unroll 2
+      for (int n = 0; n < NV; ++n) {
+        reg s = load_as(groups + n * L);
+        load_once(s);  // compilers would rather make the load a part of each multiply-add
+#pragma GCC unroll 8
+        for (int j = 0; j < KW; ++j) {
+          const int q = (x - j) / STEP;
+          if (x >= j && q * STEP == x - j && q < MR) acc[n][q] = V::fma(w[n][j], s, acc[n][q]);
         }
-        source = moved(source, operands.tap_col, operands.tap_col < 0 ? -1 : 1);
       }
-      prefetch_pixel(dst, groups);
-      dst = moved(dst, operands.dst_step, operands.dst_step < 0 ? -1 : 1);
+      column = moved(column, tap_col);
+      // Kept as one pointer that advances: as many multiples of tap_col would not fit the registers.
+      __asm__("" : "+r"(column));
     }
   }
-};
+#pragma GCC unroll 8
+  for (int q = 0; q < MR; ++q, dst = moved(dst, operands.dst_step)) {
+#pragma GCC unroll 2
+    for (int n = 0; n < NV; ++n) store_as(dst + n * L, V::add(acc[n][q], V::load(operands.bias + (v + n) * L)));
+  }
+}
 
 // The micro-kernel family depthwise_ukernel_<dtype>_<MR>x<KW>s<STEP>__<isa>: rows of KW taps, positions STEP taps
 // apart. Each column of the source is loaded once and meets every (pixel, tap) pair it belongs to. Columns ascend, so
 // each pixel meets its taps in ascending order. EDGES: what lies above, below and beside the source is read from a
 // vector of zeros.
 //
-// Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16. Bound: MR * KW FMAs (2 a cycle)
+// Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16; of AVX-512's 32 for two vectors
+// 14 + 14 + 1. Bound, of each vector: MR * KW FMAs (2 a cycle)
 // against KW + (MR - 1) * STEP + KW loads (2 a cycle). A column of 16 bits takes one or two instructions more, where
 // FMAs go, for each row of taps that meets it; one at edges a test of a bit and a conditional move.
 template <class P, class S, int MR, int KW, int STEP, bool EDGES>
 void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
   using T = ComputeType<S>;
-  using V = Vec<T>;
-  using reg = typename V::reg;
-  alignas(64) static const P kZeros[V::kLanes] = {};
-  const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col, dst_step = operands.dst_step;
-  const int64_t depth = operands.taps_h * KW * V::kLanes, last = operands.vectors - 1;
-  const Interval taken = EDGES ? operands.rows_taken : Interval{0, operands.taps_h};
-  const P* block_source = operands.source;
-  S* block_dst = operands.dst;
+  constexpr int64_t L = Vec<T>::kLanes;
+  constexpr int NV = kDepthwiseVectors<P, T, MR, KW>;
+  const int64_t last = operands.vectors - 1;
+  // (Many columns that descend are followed by single vectors.)
+  const int64_t side_by_side = KW > 3 && operands.tap_col < 0 ? 0 : last + int64_t(operands.last_lane == last * L);
+  const P* source = operands.source;
+  S* dst = operands.dst;
   for (int64_t block = operands.blocks; block > 0; --block) {
-    PixelsAhead<P, S, MR, STEP> ahead(operands, block_source, block_dst);
-    for (int64_t v = 0; v <= last; ++v) {
-      const int64_t lane = v < last ? v * V::kLanes : operands.last_lane;
-      reg acc[MR];
-#pragma GCC unroll 8
-      for (int q = 0; q < MR; ++q) acc[q] = V::load(operands.start + v * V::kLanes);
-      const P* row = moved(moved(block_source, lane), tap_row, taken.begin);
-      if (operands.rows_ahead > 0) ahead.ask_some();
-      const T* weights = operands.weights + v * depth + taken.begin * KW * V::kLanes;
-      [[maybe_unused]] int64_t i = taken.begin;
-      for (const T* const weights_end = weights + taken.count() * KW * V::kLanes; weights != weights_end;
-           row = moved(row, tap_row), weights += KW * V::kLanes, ++i) {
-        reg w[KW];
-#pragma GCC unroll 8
-        for (int j = 0; j < KW; ++j) w[j] = V::load(weights + j * V::kLanes);
-        [[maybe_unused]] const uint32_t inside = operands.rows_inside.contains(i) ? operands.columns_inside : 0;
-        const P* column = row;
-#pragma GCC unroll 32
-        for (int x = 0; x < (MR - 1) * STEP + KW; ++x) {
-          reg s = load_as(EDGES ? if_bit(inside, x, column, kZeros) : column);
-          load_once(s);  // compilers would rather make the load a part of each multiply-add
-#pragma GCC unroll 8
-          for (int j = 0; j < KW; ++j) {
-            const int q = (x - j) / STEP;
-            if (x >= j && q * STEP == x - j && q < MR) acc[q] = V::fma(w[j], s, acc[q]);
-          }
-          column = moved(column, tap_col);
-          // Kept as one pointer that advances: as many multiples of tap_col would not fit the registers.
-          __asm__("" : "+r"(column));
-        }
+    int64_t v = 0;
+    if constexpr (NV > 1) {
+      for (; v + NV <= side_by_side; v += NV) {
+        depthwise_vectors<P, S, MR, KW, STEP, EDGES, NV>(operands, v, moved(source, v * L), dst + v * L);
       }
-      const reg bias = V::load(operands.bias + v * V::kLanes);
-      S* dst = block_dst + lane;
-#pragma GCC unroll 8
-      for (int q = 0; q < MR; ++q, dst = moved(dst, dst_step)) store_as(dst, V::add(acc[q], bias));
     }
-    block_source = moved(block_source, operands.position, MR);
-    block_dst = moved(block_dst, operands.dst_position, MR);
+    for (; v <= last; ++v) {
+      const int64_t lane = v < last ? v * L : operands.last_lane;
+      depthwise_vectors<P, S, MR, KW, STEP, EDGES, 1>(operands, v, moved(source, lane), dst + lane);
+    }
+    source = moved(source, operands.position, MR);
+    dst = moved(dst, operands.dst_position, MR);
   }
 }
 

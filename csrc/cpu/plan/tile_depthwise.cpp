@@ -28,10 +28,14 @@ bool reads_in_place(const ConvGemm& gemm, int64_t chain, bool widens) {
          (!widens || gemm.taps_h <= (widens_aside() ? limit::kRowsWidenedAside : limit::kWidenedRows));
 }
 
+bool skips(const ConvGemm& gemm) { return gemm.axis_h.step > 1 || gemm.axis_w.step > 1; }
+
 // Whether a source is copied since its pixels crowd an L1 of 64 sets and 8 ways: so many lines that a micro-kernel's
-// taps meet lie in one set. In a patch they are odd numbers of lines apart.
+// taps meet lie in one set. In a patch they are odd numbers of lines apart. (Where a stride skips positions a line is
+// read once for most of its rows of results, if a vector is all of it: a copy costs more.)
 bool crowds_sets(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size) {
   constexpr int64_t kLine = 64, kWays = 8;
+  if (skips(gemm) && vector.lanes * vector.element_size == kLine) return false;
   const int64_t pixel_bytes = saturating_mul(gemm.source_col, storage_size);
   // Each vector of a line asks for it anew.
   const int64_t lines = gemm.taps() * kLine / (vector.lanes * vector.element_size);
@@ -44,12 +48,26 @@ bool crowds_sets(const ConvGemm& gemm, const VectorShape& vector, int64_t storag
 
 DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads) {
   DepthwiseTiling t{};
+  const bool widens = storage_size != vector.element_size;
+  t.in_place =
+      reads_in_place(gemm, block_k(gemm, vector.limits).chain, widens) && !crowds_sets(gemm, vector, storage_size);
+  const int64_t pixel_size = saturating_mul(gemm.groups, storage_size);
+  // Lines are read before they are written. Phases write parts of the same rows.
+  const int64_t result_bytes = saturating_mul(gemm.batch, gemm.rows, gemm.destination_row, storage_size);
+  const int64_t moved_bytes = saturating_add(source_bytes(gemm, pixel_size), saturating_mul(2, result_bytes));
+  t.streams = t.in_place && moved_bytes >= limit::kStreamedBytes &&
+              source_streams(gemm, pixel_size, num_threads, limits::tiling::kStreamedBytes);
   const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them
   const int64_t block_bytes = vector.lanes * vector.element_size;
-  const int64_t most_bytes =
+  int64_t most_bytes =
       min64(limit::kBlockBytes, max64(limit::kLeastBlockBytes, limit::kBlockWeightBytes / max64(gemm.taps(), 1)));
+  if (t.streams && skips(gemm)) {
+    const int64_t weight_bytes = limit::kStreamedBlockWeightBytes / max64(gemm.taps(), 1);
+    most_bytes = max64(most_bytes, min64(limit::kStreamedBlockBytes, weight_bytes));
+  }
   t.block_vectors = even_piece(vectors, most_bytes / block_bytes);
   t.blocks = div_up(vectors, t.block_vectors);
+  t.prefetches_results = t.streams && (!skips(gemm) || pixel_size <= limit::kPrefetchedResultBytes);
 
   const int64_t pixel_bytes =
       odd_lines_of_channels((t.block_vectors + 1) * vector.lanes, vector.element_size) * vector.element_size;
@@ -58,9 +76,6 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
     return saturating_mul(patch_size(gemm.axis_h, rows, gemm.taps_h), patch_size(gemm.axis_w, t.tile_cols, gemm.taps_w),
                           pixel_bytes);
   };
-  const bool widens = storage_size != vector.element_size;
-  t.in_place =
-      reads_in_place(gemm, block_k(gemm, vector.limits).chain, widens) && !crowds_sets(gemm, vector, storage_size);
   const int64_t most = widens && !t.in_place ? limit::kPackedBytes : limit::kTileBytes;
   // A wide row's patch can be too large. A single pixel's always fits.
   while (t.tile_cols > 1 && patch_bytes(1) > most) t.tile_cols = div_up(t.tile_cols, 2);

@@ -60,6 +60,14 @@ struct SumPitches {
   int64_t row, image;
 };
 
+// The size of a source of whose pixels pixel_bytes are read, and whether each thread's share is `least` bytes or more.
+inline int64_t source_bytes(const ConvGemm& gemm, int64_t pixel_bytes) {
+  return saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, pixel_bytes);
+}
+inline bool source_streams(const ConvGemm& gemm, int64_t pixel_bytes, int num_threads, int64_t least) {
+  return source_bytes(gemm, pixel_bytes) / num_threads >= least;
+}
+
 // Whether there are few items for so many threads, and whether their last round leaves threads without one.
 inline bool has_few_items(int64_t items, int num_threads) { return num_threads > 1 && items < 4 * num_threads; }
 inline bool threads_would_idle(int64_t items, int num_threads) {

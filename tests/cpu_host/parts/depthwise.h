@@ -23,8 +23,7 @@ void check_depthwise() {
                                                               : ukernels.one;
         for (int64_t taps_h = 1; taps_h <= 4; ++taps_h) {
           const bool at_edges = std::is_same_v<P, S> && random.once_in(2);
-          const int64_t blocks = at_edges ? 1 : random.between(1, 3), vectors = random.between(1, 3);
-          const int64_t rows_ahead = random.between(0, taps_h), ahead = random.between(-1000, 1000);
+          const int64_t blocks = at_edges ? 1 : random.between(1, 3), vectors = random.between(1, 5);
           // The last vector overlaps the one before it where groups are no whole vectors.
           const int64_t last_lane = (vectors - 1) * L - (vectors > 1 ? random.between(0, L - 1) : 0);
           const int64_t groups = last_lane + L;
@@ -74,7 +73,7 @@ void check_depthwise() {
           (at_edges ? pair.at_edges
                     : pair.inside)({source.data() + from_first, position, tap_row, tap_col, taps_h, rows, taken, bits,
                                     weights.data(), start.data(), bias.data(), vectors, last_lane,
-                                    dst.data() + to_first, turn * dst_step, dst_step, blocks, rows_ahead, ahead});
+                                    dst.data() + to_first, turn * dst_step, dst_step, blocks});
           for (int64_t q = 0; q < pixels; ++q) {
             for (int64_t v = 0; v < vectors; ++v) {
               const int64_t lane = v + 1 < vectors ? v * L : last_lane;
