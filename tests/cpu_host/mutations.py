@@ -659,12 +659,14 @@ MUTATIONS = (
         "two vectors are taken at once though the second one overlaps the first",
         "last + int64_t(operands.last_lane == last * L);",
         "last + 1;",
+        isas=("avx512",),
     ),
     M(
         "kernels/depthwise.h",
         "the second of two vectors has the first one's weights",
         "w[n][j] = V::load(weights + n * depth + j * L);",
         "w[n][j] = V::load(weights + j * L);",
+        isas=("avx512",),
     ),
     M(
         "kernels/depthwise.h",
