@@ -49,6 +49,10 @@ _ROWS = re.compile(
     r"cpu::(?P<isa>\w+)::(?:row_chain|widest_row_ukernel)"
     r"<(?P<storage>[\w:]+), \w+, (?P<rows>\d+)(?:, \d+)?>\("
 )
+# Of sums that are rounded as they are stored.
+_ROUNDS = re.compile(
+    r"cpu::(?P<isa>\w+)::ConvCall<(?P<storage>[\w:]+), float, false>::round_in_result\("
+)
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:[#<].*)?$")
 # A dot product of pairs does two of them for each element.
 _FMA = re.compile(r"vfmadd\d+[ps][sd]$|vdpbf16ps$")
@@ -509,6 +513,20 @@ def test_rows_times_factors_hold_their_accumulators_in_registers(isa, storage, r
                 report.append(f"  {fma_share(loop):4.0%} of {len(loop):3} instructions: {name}")
             vectors //= 2
     assert not slow
+
+
+@pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")
+@pytest.mark.skipif("avx512_bf16" not in COMPILED, reason="this build has no AVX512_BF16")
+def test_results_are_prefetched():
+    """Compilers leave out calls of a function that does nothing but prefetch, unless it is inlined.
+
+    Into L1, where nothing else in this function does: what the next item reads it asks L2 for.
+    """
+    functions = _symbols(_ROUNDS, "avx512_bf16", "BFloat16")
+    assert functions, "the module lacks the function that stores rounded sums"
+    for _, address, size in functions:
+        mnemonics = {i.mnemonic for i in disassemble(address, size)}
+        assert mnemonics & {"prefetcht0", "prefetchw"}
 
 
 @pytest.mark.skipif(OBJDUMP is None, reason="needs objdump, of binutils")

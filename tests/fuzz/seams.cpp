@@ -320,10 +320,11 @@ int64_t* const kLimits[] = {
     &t::kLeastPairPixelBytes,
     &t::kWholePixelChannels,
     &t::kListedStepProducts,
-    &d::kStreamedBytes,
     &d::kStreamedBlockBytes,
     &d::kStreamedBlockWeightBytes,
     &d::kPrefetchedResultBytes,
+    &t::kMovedBytes,
+    &t::kMovedDepth,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -52,6 +52,10 @@ CONV2D_LIMIT kGatheredTileBytes = 2000 * 1024;
 // Of several chunks of K there are three C tiles: a chunk's sum, and the total and what that lost. The latter two are
 // touched once a chunk, so only the first has to stay in L2.
 CONV2D_LIMIT kChunkedTileBytes = 512 * 1024;
+// From so many bytes on, moved from and to memory, L3 is taken not to hold source and result. Results of sums of up to
+// so many products are then prefetched.
+CONV2D_LIMIT kMovedBytes = 24 * 1024 * 1024;
+CONV2D_LIMIT kMovedDepth = 48;
 // From so many bytes on a source that a thread reads is taken not to fit L2.
 CONV2D_LIMIT kStreamedBytes = 2048 * 1024;
 // The same of weight gradients in bfloat16 pairs: below, L3 answers soon enough, and requests cost more than they save.
@@ -153,11 +157,9 @@ CONV2D_LIMIT kRowsWidenedAside = 64;
 CONV2D_LIMIT kBlockBytes = 512;
 CONV2D_LIMIT kLeastBlockBytes = 256;
 CONV2D_LIMIT kBlockWeightBytes = 6400;
-// From so many bytes on, moved from and to memory, L3 is taken not to hold source and result: what follows is
-// prefetched.
-CONV2D_LIMIT kStreamedBytes = 24 * 1024 * 1024;
-// Where a stride skips positions, most of what is moved is the source. Whole pixels, as they follow one another in
-// memory, are prefetched best, so that items take more groups; results only of pixels up to this size.
+// Of what comes from memory. Where a stride skips positions, most of what is moved is the source. Whole pixels, as they
+// follow one another in memory, are prefetched best, so that items take more groups; results only of pixels up to this
+// size.
 CONV2D_LIMIT kStreamedBlockBytes = 4096;
 CONV2D_LIMIT kStreamedBlockWeightBytes = 9600;
 CONV2D_LIMIT kPrefetchedResultBytes = 512;

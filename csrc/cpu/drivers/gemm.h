@@ -59,6 +59,7 @@ struct ConvCall {
   const bool bias_first;
   const bool in_place;    // the source is read where it lies
   const bool asks_ahead;  // while an item multiplies, the next one's source is prefetched
+  const bool asks_results;
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
@@ -69,7 +70,8 @@ struct ConvCall {
         first_owner(tiling.kept_panels == 0 ? 0 : new_scratch_owners(gemm.groups * tiling.chunks_m)),
         bias_first(g.starts_from_bias()),
         in_place(source_is_patch()),
-        asks_ahead(waits_for_source(num_threads)) {}
+        asks_ahead(waits_for_source(num_threads)),
+        asks_results(waits_for_results()) {}
 
   // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
   // pixels far apart a segment reads a few lines of each, every time from other pages; with many result channels a
@@ -100,6 +102,18 @@ struct ConvCall {
         kRoundsSums ? pixel_bytes >= limits::tiling::kLeastPairPixelBytes : kStoresSums && gemm.m % kLeastLanes == 0;
     return stores && dense && meets_all && gemm.destination_m == 1 && tiling.one_block &&
            source_streams(gemm, pixel_bytes, num_threads, least);
+  }
+
+  // Whether finished pieces' lines are prefetched, for which stores would wait: of pixels so far apart that hardware
+  // prefetchers don't follow them, or that come from memory for few products each. (Sums in the result itself, of wider
+  // elements, don't gain.)
+  bool waits_for_results() const {
+    constexpr int64_t kFarApart = 1024 / sizeof(S);
+    const int64_t pixel_bytes = saturating_mul(gemm.groups, gemm.single_channels(), int64_t(sizeof(S)));
+    return !G && gemm.destination_m == 1 && gemm.result_taps() == 1 &&
+           (gemm.destination_col >= kFarApart ||
+            (gemm.single_channels() * gemm.taps() <= limits::tiling::kMovedDepth &&
+             moved_bytes(gemm, pixel_bytes, sizeof(S)) >= limits::tiling::kMovedBytes));
   }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
@@ -357,8 +371,7 @@ struct ConvCall {
     for_each_piece(pixels, pieces, rows_at_once, [&](int64_t x, int64_t now) CONV2D_INLINE_LAMBDA {
       const ChunkSums<T> sums = complete ? c : c.from(x * width);
       operands.c = sums.sums;
-      // A piece's pixels, where they lie far apart, are asked for meanwhile.
-      if (!G && piecewise) prefetch_result(item.piece, x, now, m, vectors);
+      if (asks_results) prefetch_result(item.piece, x, now, m, vectors);
       gemm_panel<G, T>(now, vectors, operands);
       operands.j_offset += now;
       sums.finish(now * width);
@@ -458,7 +471,7 @@ struct ConvCall {
       for_each_piece(pixels, pieces, ukernels_for<T, G>(vectors).rows, [&](int64_t x, int64_t now) {
         operands.c = (complete ? c : c.from((first + x) * vectors * L)).sums;
         operands.result = to + x * operands.result_pitch;
-        prefetch_result(item.piece, first + x, now, m, vectors);
+        if (asks_results) prefetch_result(item.piece, first + x, now, m, vectors);
         ahead.ask(now);
         gemm_panel<G, T, S>(now, vectors, operands);
         operands.j_offset += now;
@@ -524,10 +537,11 @@ struct ConvCall {
     }
   }
 
-  // Asks for the lines that store() will write, where pixels lie so far apart that no hardware prefetcher would.
-  void prefetch_result(const ResultPiece& piece, int64_t first, int64_t count, int64_t m, int64_t vectors) const {
-    constexpr int64_t kLine = 64 / sizeof(S), kFarApart = 1024 / sizeof(S);
-    if (gemm.destination_col < kFarApart) return;
+  // Asks for the lines that a piece's store will write. (Inlined: of a function that prefetches and does nothing else
+  // GCC leaves out the calls.)
+  CONV2D_INLINE void prefetch_result(const ResultPiece& piece, int64_t first, int64_t count, int64_t m,
+                                     int64_t vectors) const {
+    constexpr int64_t kLine = 64 / sizeof(S);
     const Tile& tile = piece.tile;
     const S* const channel = piece.template first_pixel<S>(gemm, m);
     const int64_t lanes = min64(vectors * L, gemm.m - m);

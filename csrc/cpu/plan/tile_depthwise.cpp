@@ -52,10 +52,7 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   t.in_place =
       reads_in_place(gemm, block_k(gemm, vector.limits).chain, widens) && !crowds_sets(gemm, vector, storage_size);
   const int64_t pixel_size = saturating_mul(gemm.groups, storage_size);
-  // Lines are read before they are written. Phases write parts of the same rows.
-  const int64_t result_bytes = saturating_mul(gemm.batch, gemm.rows, gemm.destination_row, storage_size);
-  const int64_t moved_bytes = saturating_add(source_bytes(gemm, pixel_size), saturating_mul(2, result_bytes));
-  t.streams = t.in_place && moved_bytes >= limit::kStreamedBytes &&
+  t.streams = t.in_place && moved_bytes(gemm, pixel_size, storage_size) >= limits::tiling::kMovedBytes &&
               source_streams(gemm, pixel_size, num_threads, limits::tiling::kStreamedBytes);
   const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them
   const int64_t block_bytes = vector.lanes * vector.element_size;

@@ -67,6 +67,14 @@ inline int64_t source_bytes(const ConvGemm& gemm, int64_t pixel_bytes) {
 inline bool source_streams(const ConvGemm& gemm, int64_t pixel_bytes, int num_threads, int64_t least) {
   return source_bytes(gemm, pixel_bytes) / num_threads >= least;
 }
+// What is moved from and to memory that nothing holds, for results of so many bytes each. Lines are read before they
+// are written; phases write parts of the same rows.
+inline int64_t moved_bytes(const ConvGemm& gemm, int64_t pixel_bytes, int64_t result_bytes) {
+  const int64_t of_image =
+      max64(saturating_mul(gemm.rows, gemm.destination_row), saturating_mul(gemm.cols, gemm.destination_col));
+  const int64_t results = saturating_mul(gemm.batch, of_image, result_bytes);
+  return saturating_add(source_bytes(gemm, pixel_bytes), saturating_mul(2, results));
+}
 
 // Whether there are few items for so many threads, and whether their last round leaves threads without one.
 inline bool has_few_items(int64_t items, int num_threads) { return num_threads > 1 && items < 4 * num_threads; }
