@@ -71,8 +71,8 @@ class LinesAhead {
     int64_t count = min64(div_up(lines_ * shares, shares_), left_);
     left_ -= count;
     for (; count > 0; --count) {
-      __builtin_prefetch(reinterpret_cast<const char*>(row_ + at_), 0,
-                         int(CACHE));  // NOLINT(performance-no-int-to-ptr)
+      const auto* const line = reinterpret_cast<const char*>(row_ + at_);  // NOLINT(performance-no-int-to-ptr)
+      __builtin_prefetch(line, 0, int(CACHE));
       at_ += kLine;
       if (at_ >= row_bytes_) {
         at_ = 0;
