@@ -18,9 +18,6 @@ inline int64_t even_piece(int64_t whole, int64_t target) {
 
 // Modulo 2^64: of addresses, steps between which may lead beyond what memory there can be.
 inline int64_t wrapping_mul(int64_t a, int64_t b) { return int64_t(uint64_t(a) * uint64_t(b)); }
-inline int64_t wrapping_sum(int64_t a, int64_t b, int64_t c) {
-  return int64_t(uint64_t(a) + uint64_t(b) + uint64_t(c));
-}
 
 // The indices from `begin` to before `end`.
 struct Interval {

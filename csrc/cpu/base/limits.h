@@ -163,8 +163,8 @@ CONV2D_LIMIT kBlockWeightBytes = 6400;
 CONV2D_LIMIT kStreamedBlockBytes = 4096;
 CONV2D_LIMIT kStreamedBlockWeightBytes = 9600;
 CONV2D_LIMIT kPrefetchedResultBytes = 512;
-// Pixels a multiple of this apart lie in two sets of L1, and from this size of a source on they are prefetched in place
-// all the same, not copied.
+// Pixels a multiple of this apart lie in two sets of L1, and from this size of a source on they are read in place all
+// the same, not copied.
 CONV2D_LIMIT kTwoSetsBytes = 2048;
 CONV2D_LIMIT kCopiedBytes = 8 * 1024 * 1024;
 // What a tile meets of the source stays in L2; where it is widened into a patch, beside what it is widened from.

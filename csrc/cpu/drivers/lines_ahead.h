@@ -1,4 +1,4 @@
-// What a thread's next item, or segment, reads, asked for while this one multiplies.
+// What a thread's next item, segment or row of pixels reads or writes, asked for while this one multiplies.
 #pragma once
 
 #include "../isa/vec.h"
@@ -32,8 +32,8 @@ class LinesAhead {
   LinesAhead() = default;
 
   // What a tile of one image meets of a source, while so many shares of other work are done. Of taps side by side:
-  // between others lies what nobody reads. Of a part of the channels only where whole rows are met, which continue one
-  // another.
+  // between others lies what nobody reads. Of a part of the channels of several rows only where these are met whole
+  // and continue one another.
   template <class S>
   static LinesAhead of(const SourceOfTile<S>& source, const GatheredAxis& h, const GatheredAxis& w, const Tile& next,
                        int64_t shares) {

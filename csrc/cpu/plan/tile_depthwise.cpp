@@ -32,7 +32,7 @@ bool skips(const ConvGemm& gemm) { return gemm.axis_h.step > 1 || gemm.axis_w.st
 
 // Whether a source is copied since its pixels crowd an L1 of 64 sets and 8 ways: so many lines that a micro-kernel's
 // taps meet lie in one set. In a patch they are odd numbers of lines apart. (Where a stride skips positions a line is
-// read once for most of its rows of results, if a vector is all of it: a copy costs more.)
+// read once for most of its rows of results, if a vector of sums is as wide: a copy costs more.)
 bool crowds_sets(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size) {
   constexpr int64_t kLine = 64, kWays = 8;
   if (skips(gemm) && vector.lanes * vector.element_size == kLine) return false;
