@@ -671,7 +671,7 @@ MUTATIONS = (
     M(
         "kernels/depthwise.h",
         "no bias is added last",
-        "V::add(acc[n][q], V::load(operands.bias + (v + n) * L))",
+        "V::add(acc[n][q], bias[n])",
         "acc[n][q]",
     ),
     M(
@@ -1002,8 +1002,8 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "chunks are summed in the result",
-        "return !k.has_chunks() && gemm.destination_m == 1",
-        "return gemm.destination_m == 1",
+        "return !k.has_chunks() && stores_pixels()",
+        "return stores_pixels()",
     ),
     M(
         "drivers/gemm.h",

@@ -234,12 +234,11 @@ struct DepthwiseCall {
       results.ask<Cache::kL1>(pixels);
     }
   };
-  // Below a tile is mostly the thread's next one, if blocks don't take turns.
+  // Below a tile as wide as the image is the thread's next one, if blocks don't take turns.
   RowBelow row_below(const Block& block, int64_t image, const Tile& tile, int64_t row) const {
     const int64_t next = tile.row + row + 1;
     if (!tiling.streams || next == gemm.rows || (tiling.blocks > 1 && row + 1 == tile.rows)) return {};
-    const GatheredAxis h{gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h};
-    const GatheredAxis w{gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w};
+    const GatheredAxis h = gathered_rows(gemm), w = gathered_cols(gemm);
     const Interval rows{max64(met(h, next, 1).begin, met(h, next - 1, 1).end), met(h, next, 1).end};
     RowBelow below;
     below.source = LinesAhead::of_rectangle(

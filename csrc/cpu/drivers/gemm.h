@@ -57,9 +57,9 @@ struct ConvCall {
   const ConvScratch layout;
   const uint64_t first_owner;  // of the weights that items keep: those of a group's chunk have one
   const bool bias_first;
-  const bool in_place;    // the source is read where it lies
-  const bool asks_ahead;  // while an item multiplies, the next one's source is prefetched
-  const bool asks_results;
+  const bool in_place;      // the source is read where it lies
+  const bool asks_ahead;    // while an item multiplies, the next one's source is prefetched
+  const bool asks_results;  // while a piece of the sums is finished, its place in the result
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
@@ -110,11 +110,14 @@ struct ConvCall {
   bool waits_for_results() const {
     constexpr int64_t kFarApart = 1024 / sizeof(S);
     const int64_t pixel_bytes = saturating_mul(gemm.groups, gemm.single_channels(), int64_t(sizeof(S)));
-    return !G && gemm.destination_m == 1 && gemm.result_taps() == 1 &&
+    return !G && stores_pixels() &&
            (gemm.destination_col >= kFarApart ||
             (gemm.single_channels() * gemm.taps() <= limits::tiling::kMovedDepth &&
              moved_bytes(gemm, pixel_bytes, sizeof(S)) >= limits::tiling::kMovedBytes));
   }
+
+  // Whether a pixel's result channels lie side by side.
+  bool stores_pixels() const { return gemm.destination_m == 1 && gemm.result_taps() == 1; }
 
   int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
 
@@ -191,8 +194,7 @@ struct ConvCall {
     const Tile tile = tiling.tile(next.tile, gemm);
     const S* const source = static_cast<const S*>(gemm.source) + tile.image * gemm.source_n;
     return LinesAhead::of(SourceOfTile<S>{source, gemm.single_channels(), gemm.source_row, gemm.source_col},
-                          {gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h},
-                          {gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w}, tile, item.piece.tile.pixels());
+                          gathered_rows(gemm), gathered_cols(gemm), tile, item.piece.tile.pixels());
   }
 
   // The patch, and where it lies: in scratch, or in the source itself.
@@ -366,12 +368,11 @@ struct ConvCall {
     const int64_t width = vectors * L, pixels = item.piece.tile.pixels();
     const T* const added = bias_first ? item.zeros : item.bias;
     const int64_t rows_at_once = ukernels_for<T, G>(vectors).rows;
-    const bool piecewise = gemm.destination_m == 1 && gemm.result_taps() == 1;
-    const int64_t pieces = piecewise ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
+    const int64_t pieces = stores_pixels() ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
     for_each_piece(pixels, pieces, rows_at_once, [&](int64_t x, int64_t now) CONV2D_INLINE_LAMBDA {
       const ChunkSums<T> sums = complete ? c : c.from(x * width);
       operands.c = sums.sums;
-      if (asks_results) prefetch_result(item.piece, x, now, m, vectors);
+      if (!G && asks_results) prefetch_result(item.piece, x, now, m, vectors);
       gemm_panel<G, T>(now, vectors, operands);
       operands.j_offset += now;
       sums.finish(now * width);
@@ -425,8 +426,7 @@ struct ConvCall {
   // one, if they have enough pixels.
   bool stores_in_runs(const Tile& tile) const {
     constexpr int64_t kLeastPixels = 4 * kMR;
-    return !k.has_chunks() && gemm.destination_m == 1 && gemm.result_taps() == 1 &&
-           (tile.cols >= kLeastPixels || is_one_run(tile));
+    return !k.has_chunks() && stores_pixels() && (tile.cols >= kLeastPixels || is_one_run(tile));
   }
   bool is_one_run(const Tile& tile) const {
     return pixels_join(tile, {gemm.destination_n, gemm.destination_row, gemm.destination_col});

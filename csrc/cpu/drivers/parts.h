@@ -125,6 +125,10 @@ CONV2D_INLINE Source<S> source_of(const ConvGemm& gemm, const S* data) {
   return source;
 }
 
+// The axes of a GEMM's source as its positions and taps gather them.
+inline GatheredAxis gathered_rows(const ConvGemm& gemm) { return {gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h}; }
+inline GatheredAxis gathered_cols(const ConvGemm& gemm) { return {gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w}; }
+
 // The bias of result channel m and the next ones of a group, zeros where the GEMM has none.
 template <class S, class T>
 CONV2D_INLINE void load_bias(const ConvGemm& gemm, int64_t group, int64_t m, int64_t count, T* bias) {

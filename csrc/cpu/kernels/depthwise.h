@@ -88,10 +88,13 @@ CONV2D_INLINE void depthwise_vectors(const DepthwiseOperands<P, S>& operands, in
       __asm__("" : "+r"(column));
     }
   }
+  reg bias[NV];
+#pragma GCC unroll 2
+  for (int n = 0; n < NV; ++n) bias[n] = V::load(operands.bias + (v + n) * L);
 #pragma GCC unroll 8
   for (int q = 0; q < MR; ++q, dst = moved(dst, operands.dst_step)) {
 #pragma GCC unroll 2
-    for (int n = 0; n < NV; ++n) store_as(dst + n * L, V::add(acc[n][q], V::load(operands.bias + (v + n) * L)));
+    for (int n = 0; n < NV; ++n) store_as(dst + n * L, V::add(acc[n][q], bias[n]));
   }
 }
 
@@ -101,16 +104,16 @@ CONV2D_INLINE void depthwise_vectors(const DepthwiseOperands<P, S>& operands, in
 // vector of zeros.
 //
 // Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16; of AVX-512's 32 for two vectors
-// 14 + 14 + 1. Bound, of each vector: MR * KW FMAs (2 a cycle)
-// against KW + (MR - 1) * STEP + KW loads (2 a cycle). A column of 16 bits takes one or two instructions more, where
-// FMAs go, for each row of taps that meets it; one at edges a test of a bit and a conditional move.
+// 14 + 14 + 1. Bound, of each vector: MR * KW FMAs (2 a cycle) against KW + (MR - 1) * STEP + KW loads (2 a cycle). A
+// column of 16 bits takes one or two instructions more, where FMAs go, for each row of taps that meets it; one at edges
+// a test of a bit and a conditional move.
 template <class P, class S, int MR, int KW, int STEP, bool EDGES>
 void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
   using T = ComputeType<S>;
   constexpr int64_t L = Vec<T>::kLanes;
   constexpr int NV = kDepthwiseVectors<P, T, MR, KW>;
   const int64_t last = operands.vectors - 1;
-  // (Many columns that descend are followed by single vectors.)
+  // (Where many columns descend, prefetchers follow single vectors better.)
   const int64_t side_by_side = KW > 3 && operands.tap_col < 0 ? 0 : last + int64_t(operands.last_lane == last * L);
   const P* source = operands.source;
   S* dst = operands.dst;

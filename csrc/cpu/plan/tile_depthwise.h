@@ -66,8 +66,8 @@ struct DepthwiseTiling : TileGrid {
   // padding and nothing is widened by gemm_ukernel, too. (Each row of taps widens 16-bit types anew. On CPUs where that
   // delays the multiply-adds, a patch is cheaper for many rows.)
   bool in_place;
-  bool streams;  // in place, from a source that the caches don't hold
-  bool prefetches_results;
+  bool streams;             // in place, from a source that the caches don't hold
+  bool prefetches_results;  // of the next row, beside its source; only where it streams
   int64_t patch_elements;
   int64_t image_pixels() const { return tile_rows * tile_cols; }  // which are computed at a time
   int64_t items() const { return tiles() * blocks; }

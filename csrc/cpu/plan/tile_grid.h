@@ -67,12 +67,12 @@ inline int64_t source_bytes(const ConvGemm& gemm, int64_t pixel_bytes) {
 inline bool source_streams(const ConvGemm& gemm, int64_t pixel_bytes, int num_threads, int64_t least) {
   return source_bytes(gemm, pixel_bytes) / num_threads >= least;
 }
-// What is moved from and to memory that nothing holds, for results of so many bytes each. Lines are read before they
-// are written; phases write parts of the same rows.
-inline int64_t moved_bytes(const ConvGemm& gemm, int64_t pixel_bytes, int64_t result_bytes) {
+// What is moved from and to memory where no cache holds anything: of each source pixel pixel_bytes, of results
+// element_bytes each. Lines are read before they are written; phases write parts of the same rows.
+inline int64_t moved_bytes(const ConvGemm& gemm, int64_t pixel_bytes, int64_t element_bytes) {
   const int64_t of_image =
       max64(saturating_mul(gemm.rows, gemm.destination_row), saturating_mul(gemm.cols, gemm.destination_col));
-  const int64_t results = saturating_mul(gemm.batch, of_image, result_bytes);
+  const int64_t results = saturating_mul(gemm.batch, of_image, element_bytes);
   return saturating_add(source_bytes(gemm, pixel_bytes), saturating_mul(2, results));
 }
 
