@@ -657,8 +657,40 @@ MUTATIONS = (
     M(
         "kernels/depthwise.h",
         "two vectors are taken at once though the second one overlaps the first",
-        "last + int64_t(operands.last_lane == last * L);",
-        "last + 1;",
+        "return vectors - int64_t(last_lane != (vectors - 1) * L);",
+        "return vectors;",
+        isas=("avx512",),
+    ),
+    M(
+        "drivers/depthwise.h",
+        "only weights are split into even and odd groups",
+        "        split(block.bias + v * L, block.bias + (v + 1) * L);\n",
+        "",
+        dtype="bfloat16",
+        isas=("avx512",),
+    ),
+    M(
+        "drivers/depthwise.h",
+        "the weights of the first taps alone are split into even and odd groups",
+        "for (int64_t at = 0; at < depth; at += L) split(",
+        "for (int64_t at = 0; at < L; at += L) split(",
+        dtype="bfloat16",
+        isas=("avx512",),
+    ),
+    M(
+        "isa/vec_avx512.h",
+        "denormal numbers of odd places become zeros",
+        "is_exact &= !has_denormal(even[i]) && !has_denormal(odd[i]);",
+        "is_exact &= !has_denormal(even[i]);",
+        dtype="bfloat16",
+        isas=("avx512",),
+    ),
+    M(
+        "isa/vec_avx512.h",
+        "even and odd places are exchanged where numbers are denormal",
+        "_mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1)",
+        "_mm512_inserti64x4(_mm512_castsi256_si512(odd), even, 1)",
+        dtype="bfloat16",
         isas=("avx512",),
     ),
     M(
@@ -671,8 +703,8 @@ MUTATIONS = (
     M(
         "kernels/depthwise.h",
         "no bias is added last",
-        "V::add(acc[n][q], bias[n])",
-        "acc[n][q]",
+        "acc[n][q] = V::add(acc[n][q], bias[n]);",
+        "",
     ),
     M(
         "kernels/depthwise.h",

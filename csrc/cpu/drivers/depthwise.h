@@ -129,6 +129,27 @@ struct DepthwiseCall {
           static_cast<const S*>(gemm.weight) + group * gemm.weight_g, gemm.weight_g, L, 1, gemm.taps_h, gemm.taps_w};
       pack_weight(gemm, weight, Panel<T>{block.weights + v * gemm.taps() * L, L, L});
     }
+    if (tiling.in_place) split_even_odd(block);
+  }
+
+  // Of vectors that a micro-kernel takes as even and odd groups.
+  void split_even_odd([[maybe_unused]] const Block& block) const {
+    if constexpr (kHasEvenOdd<S>) {
+      using V = Vec<T>;
+      const auto split = [](T* first, T* second) {
+        typename V::reg even, odd;
+        V::unzip(V::load(first), V::load(second), even, odd);
+        V::store(first, even);
+        V::store(second, odd);
+      };
+      const int64_t depth = gemm.taps() * L, vectors = block.vectors();
+      for (int64_t v = 0; v + 2 <= vectors_side_by_side<L>(vectors, block.lane(vectors - 1)); v += 2) {
+        split(block.start + v * L, block.start + (v + 1) * L);
+        split(block.bias + v * L, block.bias + (v + 1) * L);
+        T* const weights = block.weights + v * depth;
+        for (int64_t at = 0; at < depth; at += L) split(weights + at, weights + depth + at);
+      }
+    }
   }
 
   const S* source_of_image(const Block& block, int64_t image) const {

@@ -155,6 +155,11 @@ constexpr bool kHasMasks = Vec<float>::kLanes == 16;
 constexpr bool kHasMasks = false;
 #endif
 
+// Whether 32 elements of a type are widened, and narrowed, as the even and the odd ones with fewer instructions than
+// one half after the other.
+template <class S>
+constexpr bool kHasEvenOdd = kHasMasks && std::is_same_v<S, BFloat16>;
+
 // Whether a vector of every third element takes a few instructions, not one a lane. (Images in channels_last mostly
 // have three channels.)
 template <class S>

@@ -304,6 +304,12 @@ CONV2D_INLINE __m512 widen_thirds(const S* p, int n) {
       _mm512_permutex2var_epi16(_mm512_maskz_loadu_epi16(low, p), order, _mm512_maskz_loadu_epi16(high, after));
   return widened<S>(_mm512_castsi512_si256(words));
 }
+// 32 elements: the even ones and the odd ones, an instruction each.
+CONV2D_INLINE void widen_even_odd(const BFloat16* p, __m512& even, __m512& odd) {
+  const __m512i words = _mm512_loadu_si512(p);
+  even = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+  odd = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)));
+}
 // Asked of the bits: VFPCLASSPS sees no denormal numbers in a thread that takes them as zeros.
 CONV2D_INLINE bool has_denormal(__m512 v) {
   const __m512i bits = _mm512_castps_si512(v);
@@ -339,10 +345,60 @@ CONV2D_INLINE __m256i narrowed(const BFloat16*, __m512 v) {
   const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
 }
+// Two vectors, by an instruction that flushes denormal numbers, too.
+CONV2D_INLINE __m512i narrowed_by_instruction(__m512 low, __m512 high) {
+#if defined(CONV2D_NARROWS_BFLOAT16)
+  return __m512i(_mm512_cvtne2ps_pbh(high, low));
+#else
+  __m512i words;
+  __asm__ volatile("vcvtne2ps2bf16 %1, %2, %0" : "=v"(words) : "v"(low), "v"(high));
+  return words;
+#endif
+}
+// Of vectors of the even and of the odd elements, the elements in their order.
+CONV2D_INLINE void store_words_in_turn(BFloat16* p, __m512i even_and_odd) {
+  // Words 0, 16, 1, 17 and so on.
+  const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i further = _mm512_slli_epi32(_mm512_add_epi32(numbers, _mm512_set1_epi32(16)), 16);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(_mm512_or_si512(numbers, further), even_and_odd));
+}
+inline __attribute__((noinline)) void narrow_even_odd_exactly(BFloat16* p, int64_t step, const __m512* sums, int n) {
+  for (; n > 0; --n, p += step, sums += 2) {
+    const __m256i even = narrowed(p, sums[0]), odd = narrowed(p, sums[1]);
+    store_words_in_turn(p, _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1));
+  }
+}
+// The reverse of widen_even_odd: N times 32 elements, `step` apart.
+template <int N>
+CONV2D_INLINE void narrow_even_odd(BFloat16* p, int64_t step, const __m512 (&even)[N], const __m512 (&odd)[N]) {
+  bool is_exact = has_narrowing_instruction();
+  if (__builtin_expect(is_exact, 1)) {
+    __mmask32 zeros = 0;
+    BFloat16* to = p;
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i, to += step) {
+      const __m512i words = narrowed_by_instruction(even[i], odd[i]);
+      zeros |= _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x7fff));
+      store_words_in_turn(to, words);
+    }
+    if (zeros == 0) return;
+    // Some of them may be denormal numbers.
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) is_exact &= !has_denormal(even[i]) && !has_denormal(odd[i]);
+  }
+  if (is_exact) return;
+  __m512 sums[2 * N];
+#pragma GCC unroll 8
+  for (int i = 0; i < N; ++i) {
+    sums[2 * i] = even[i];
+    sums[2 * i + 1] = odd[i];
+  }
+  narrow_even_odd_exactly(p, step, sums, N);
+}
 // Two vectors, or one, where denormal numbers may become zeros.
 CONV2D_INLINE __m512i narrowed_flushed(__m512 low, __m512 high) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
-  return __m512i(_mm512_cvtne2ps_pbh(high, low));
+  return narrowed_by_instruction(low, high);
 #else
   const BFloat16* const type = nullptr;
   return _mm512_inserti64x4(_mm512_castsi256_si512(narrowed(type, low)), narrowed(type, high), 1);

@@ -35,18 +35,29 @@ CONV2D_INLINE P* moved(P* p, int64_t step, int64_t count = 1) {
 
 // Vectors of groups that a micro-kernel takes at once, where there are registers for them (GCC spills one where it
 // widens the columns of wide rows): hardware prefetchers follow pixels of which a line or two are read in turn, and
-// hardly those of which each vector is read by itself.
+// hardly those of which each vector is read by itself. Where kHasEvenOdd, all take two.
 template <class P, class T, int MR, int KW>
-constexpr int kDepthwiseVectors =
-    MR == kDepthwisePixels && Vec<T>::kMaxVectors == 4 && (KW <= 3 || std::is_same_v<P, T>) ? 2 : 1;
+constexpr int kDepthwiseVectors = kHasEvenOdd<P>                                      ? 2
+                                  : MR != kDepthwisePixels || Vec<T>::kMaxVectors < 4 ? 1
+                                  : KW <= 3 || std::is_same_v<P, T>                   ? 2
+                                                                                      : 1;
+
+// Of vectors of L groups, those that lie side by side: not a last one that overlaps the one before it. Where
+// kHasEvenOdd, of two such vectors, number 2 * i and the next one, the first holds the even groups, the second the odd
+// ones.
+template <int64_t L>
+CONV2D_INLINE int64_t vectors_side_by_side(int64_t vectors, int64_t last_lane) {
+  return vectors - int64_t(last_lane != (vectors - 1) * L);
+}
 
 // MR pixels in NV vectors of groups, which lie side by side: number v and the next ones.
 template <class P, class S, int MR, int KW, int STEP, bool EDGES, int NV>
-CONV2D_INLINE void depthwise_vectors(const DepthwiseOperands<P, S>& operands, int64_t v, const P* source, S* dst) {
+CONV2D_INLINE void depthwise_vectors(const DepthwiseOperands<P, S>& operands, int64_t v, const P* source, S* results) {
   using T = ComputeType<S>;
   using V = Vec<T>;
   using reg = typename V::reg;
   constexpr int64_t L = V::kLanes;
+  constexpr bool kSplit = NV == 2 && kHasEvenOdd<P>;
   alignas(64) static const P kZeros[NV * L] = {};
   const int64_t tap_row = operands.tap_row, tap_col = operands.tap_col;
   const int64_t depth = operands.taps_h * KW * L;
@@ -73,14 +84,20 @@ CONV2D_INLINE void depthwise_vectors(const DepthwiseOperands<P, S>& operands, in
 #pragma GCC unroll 32
     for (int x = 0; x < (MR - 1) * STEP + KW; ++x) {
       const P* const groups = EDGES ? if_bit(inside, x, column, kZeros) : column;
+      reg s[NV];
+      if constexpr (kSplit) {
+        widen_even_odd(groups, s[0], s[1]);
+      } else {
+#pragma GCC unroll 2
+        for (int n = 0; n < NV; ++n) s[n] = load_as(groups + n * L);
+      }
 #pragma GCC unroll 2
       for (int n = 0; n < NV; ++n) {
-        reg s = load_as(groups + n * L);
-        load_once(s);  // compilers would rather make the load a part of each multiply-add
+        load_once(s[n]);  // compilers would rather make the load a part of each multiply-add
 #pragma GCC unroll 8
         for (int j = 0; j < KW; ++j) {
           const int q = (x - j) / STEP;
-          if (x >= j && q * STEP == x - j && q < MR) acc[n][q] = V::fma(w[n][j], s, acc[n][q]);
+          if (x >= j && q * STEP == x - j && q < MR) acc[n][q] = V::fma(w[n][j], s[n], acc[n][q]);
         }
       }
       column = moved(column, tap_col);
@@ -91,11 +108,16 @@ CONV2D_INLINE void depthwise_vectors(const DepthwiseOperands<P, S>& operands, in
   reg bias[NV];
 #pragma GCC unroll 2
   for (int n = 0; n < NV; ++n) bias[n] = V::load(operands.bias + (v + n) * L);
+  [[maybe_unused]] S* dst = results;
 #pragma GCC unroll 8
   for (int q = 0; q < MR; ++q, dst = moved(dst, operands.dst_step)) {
 #pragma GCC unroll 2
-    for (int n = 0; n < NV; ++n) store_as(dst + n * L, V::add(acc[n][q], bias[n]));
+    for (int n = 0; n < NV; ++n) {
+      acc[n][q] = V::add(acc[n][q], bias[n]);
+      if constexpr (!kSplit) store_as(dst + n * L, acc[n][q]);
+    }
   }
+  if constexpr (kSplit) narrow_even_odd(results, operands.dst_step, acc[0], acc[1]);
 }
 
 // The micro-kernel family depthwise_ukernel_<dtype>_<MR>x<KW>s<STEP>__<isa>: rows of KW taps, positions STEP taps
@@ -104,9 +126,9 @@ CONV2D_INLINE void depthwise_vectors(const DepthwiseOperands<P, S>& operands, in
 // vector of zeros.
 //
 // Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16; of AVX-512's 32 for two vectors
-// 14 + 14 + 1. Bound, of each vector: MR * KW FMAs (2 a cycle) against KW + (MR - 1) * STEP + KW loads (2 a cycle). A
-// column of 16 bits takes one or two instructions more, where FMAs go, for each row of taps that meets it; one at edges
-// a test of a bit and a conditional move.
+// 14 + 14 + 1. Bound, of each vector: MR * KW FMAs (2 a cycle) against KW + (MR - 1) * STEP + KW loads (2 a cycle). To
+// widen a column takes one or two instructions more, where FMAs go, for each row of taps that meets it; at edges it
+// takes a test of a bit and a conditional move.
 template <class P, class S, int MR, int KW, int STEP, bool EDGES>
 void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
   using T = ComputeType<S>;
@@ -114,7 +136,8 @@ void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
   constexpr int NV = kDepthwiseVectors<P, T, MR, KW>;
   const int64_t last = operands.vectors - 1;
   // (Where many columns descend, prefetchers follow single vectors better.)
-  const int64_t side_by_side = KW > 3 && operands.tap_col < 0 ? 0 : last + int64_t(operands.last_lane == last * L);
+  const bool in_pairs = kHasEvenOdd<P> || KW <= 3 || operands.tap_col > 0;
+  const int64_t side_by_side = in_pairs ? vectors_side_by_side<L>(operands.vectors, operands.last_lane) : 0;
   const P* source = operands.source;
   S* dst = operands.dst;
   for (int64_t block = operands.blocks; block > 0; --block) {

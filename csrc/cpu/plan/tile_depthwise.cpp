@@ -8,6 +8,8 @@ namespace limit = limits::depthwise;
 
 namespace {
 
+constexpr int64_t kLine = 64;
+
 // Whether AMD made the CPU: its shifts and shuffles then run beside multiply-adds. Intel's take their ports.
 bool widens_aside() {
 #if defined(__x86_64__)
@@ -34,7 +36,7 @@ bool skips(const ConvGemm& gemm) { return gemm.axis_h.step > 1 || gemm.axis_w.st
 // taps meet lie in one set. In a patch they are odd numbers of lines apart. (Where a stride skips positions a line is
 // read once for most of its rows of results, if a vector of sums is as wide: a copy costs more.)
 bool crowds_sets(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size) {
-  constexpr int64_t kLine = 64, kWays = 8;
+  constexpr int64_t kWays = 8;
   if (skips(gemm) && vector.lanes * vector.element_size == kLine) return false;
   const int64_t pixel_bytes = saturating_mul(gemm.source_col, storage_size);
   // Each vector of a line asks for it anew.
@@ -62,7 +64,8 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
     const int64_t weight_bytes = limit::kStreamedBlockWeightBytes / max64(gemm.taps(), 1);
     most_bytes = max64(most_bytes, min64(limit::kStreamedBlockBytes, weight_bytes));
   }
-  t.block_vectors = even_piece(vectors, most_bytes / block_bytes);
+  const int64_t at_once = block_bytes == kLine ? 2 : 1;  // by micro-kernels
+  t.block_vectors = min64(round_up(even_piece(vectors, most_bytes / block_bytes), at_once), vectors);
   t.blocks = div_up(vectors, t.block_vectors);
   t.prefetches_results = t.streams && (!skips(gemm) || pixel_size <= limit::kPrefetchedResultBytes);
 

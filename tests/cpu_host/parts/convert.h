@@ -74,6 +74,27 @@ Rounded<S> rounding_cases() {
   return cases;
 }
 
+// Two vectors from `first` on as the even and the odd elements, beside vectors of all.
+template <class S>
+void check_widening_in_turn([[maybe_unused]] int first) {
+  if constexpr (kHasEvenOdd<S>) {
+    constexpr int L = Vec<float>::kLanes;
+    Buffer<S> from(2 * L), in_turn(2 * L);
+    for (int i = 0; i < 2 * L; ++i) {
+      from[i].bits = uint16_t(first + i);
+      in_turn[i % 2 * L + i / 2] = from[i];
+    }
+    typename Vec<float>::reg halves[2];
+    widen_even_odd(from.data(), halves[0], halves[1]);
+    for (int half = 0; half < 2; ++half) {
+      float actual[L], expected[L];
+      Vec<float>::store(actual, halves[half]);
+      Vec<float>::store(expected, load_as(in_turn.data() + half * L));
+      expect(std::memcmp(actual, expected, sizeof actual) == 0, "even or odd elements are widened otherwise");
+    }
+  }
+}
+
 template <class S>
 void check_widening(const char* environment) {
   constexpr int L = Vec<float>::kLanes;
@@ -89,6 +110,7 @@ void check_widening(const char* environment) {
     Buffer<S> some(n);
     for (int i = 0; i < n; ++i) some[i] = from[i];
     Vec<float>::store(partial.data(), load_as_partial(some.data(), n));
+    check_widening_in_turn<S>(first);
     for (int i = 0; i < L; ++i) {
       const double exact = value_of<S>(from[i].bits);
       float value = float(exact);
@@ -121,6 +143,34 @@ class FloatControl {
   ~FloatControl() {}
 #endif
 };
+// The same of vectors of even and odd elements: rows of them, each beginning with another case.
+template <class S>
+void check_narrowing_in_turn([[maybe_unused]] unsigned control) {
+  if constexpr (kHasEvenOdd<S>) {
+    constexpr int L = Vec<float>::kLanes, kRows = 3, kPitch = 2 * L + 5;
+    const Rounded<S> cases = rounding_cases<S>();
+    for (size_t first = 0; first < cases.values.size(); first += 5) {
+      describe("narrowed from case %d on, even and odd elements", int(first));
+      const auto number = [&](int row, int i) { return (first + size_t(row * 2 * L + i)) % cases.values.size(); };
+      typename Vec<float>::reg even[kRows], odd[kRows];
+      Result<S> rows((kRows - 1) * kPitch + 2 * L);
+      for (int row = 0; row < kRows; ++row) {
+        float values[2][L];
+        for (int i = 0; i < 2 * L; ++i) {
+          values[i % 2][i / 2] = cases.values[number(row, i)];
+          rows.expected[size_t(row * kPitch + i)] = S{cases.bits[number(row, i)]};
+        }
+        even[row] = Vec<float>::load(values[0]);
+        odd[row] = Vec<float>::load(values[1]);
+      }
+      {
+        const FloatControl set(control);
+        narrow_even_odd(rows.data(), kPitch, even, odd);
+      }
+      rows.compare();
+    }
+  }
+}
 template <class S>
 void check_narrowing(unsigned control = 0) {
   constexpr int L = Vec<float>::kLanes;
@@ -148,6 +198,7 @@ void check_narrowing(unsigned control = 0) {
     whole.compare();
     partial.compare();
   }
+  check_narrowing_in_turn<S>(control);
   // NaNs stay NaNs of their sign, also those whose fraction has bits beyond the format's alone.
   for (uint32_t fraction = 1; fraction < 0x800000; fraction = fraction * 2 + fraction % 3) {
     for (const uint32_t sign : {0u, 0x80000000u}) {

@@ -56,11 +56,17 @@ void check_depthwise() {
           Buffer<T> weights(vectors * taps_h * taps_w * L), start(vectors * L), bias(vectors * L);
           Result<S> dst(dst_elements);
           fill(source, random);
+          const auto group = [&](int64_t v, int64_t l) {
+            const int64_t pair = v / 2 * 2;
+            if (kHasEvenOdd<P> && pair + 2 <= vectors_side_by_side<L>(vectors, last_lane)) {
+              return pair * L + 2 * l + v % 2;
+            }
+            return (v + 1 < vectors ? v * L : last_lane) + l;
+          };
           for (int64_t v = 0; v < vectors; ++v) {
-            const int64_t lane = v + 1 < vectors ? v * L : last_lane;
             for (int64_t i = 0; i < L; ++i) {
               // A group that two vectors hold has the same operands in both.
-              Random of_group(uint64_t(1000 + lane + i));
+              Random of_group(uint64_t(1000 + group(v, i)));
               start[v * L + i] = any_value<T>(of_group);
               bias[v * L + i] = any_value<T>(of_group);
               for (int64_t t = 0; t < taps_h * taps_w; ++t) {
@@ -76,17 +82,16 @@ void check_depthwise() {
                                     dst.data() + to_first, turn * dst_step, dst_step, blocks});
           for (int64_t q = 0; q < pixels; ++q) {
             for (int64_t v = 0; v < vectors; ++v) {
-              const int64_t lane = v + 1 < vectors ? v * L : last_lane;
               for (int64_t l = 0; l < L; ++l) {
                 T sum = start[v * L + l];
                 for (int64_t i = taken.begin; i < taken.end; ++i) {
                   for (int64_t j = 0; j < taps_w; ++j) {
-                    const int64_t at = before + q * step * tap_col + i * tap_row + j * tap_col + lane + l;
+                    const int64_t at = before + q * step * tap_col + i * tap_row + j * tap_col + group(v, l);
                     const P value = rows.contains(i) && cols.contains(q * step + j) ? source[at] : P{};
                     sum = multiply_add(weights[((v * taps_h + i) * taps_w + j) * L + l], widened(value), sum);
                   }
                 }
-                dst.expected[size_t(dst_before + q * dst_step + lane + l)] = narrowed<S>(add(sum, bias[v * L + l]));
+                dst.expected[size_t(dst_before + q * dst_step + group(v, l))] = narrowed<S>(add(sum, bias[v * L + l]));
               }
             }
           }
