@@ -362,6 +362,24 @@ MUTATIONS = (
     # ---- kernels
     M(
         "kernels/gemm.h",
+        "a pass leaves the panel's operand where it has moved it",
+        "operands_.a -= k_ * operands_.a_pitch;",
+        "",
+    ),
+    M(
+        "kernels/gemm.h",
+        "each pass goes on behind the rows of the one before",
+        "    operands.j_offset -= rows;\n",
+        "",
+    ),
+    M(
+        "drivers/listed_steps.h",
+        "the next panel is added to what lies in its place",
+        "    operands.accumulate = accumulate;\n",
+        "",
+    ),
+    M(
+        "kernels/gemm.h",
         "chains don't end",
         "k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end",
         "k_end",
@@ -369,14 +387,14 @@ MUTATIONS = (
     M(
         "kernels/gemm.h",
         "the bias is added after every pass",
-        "if (k + pass.depth < operands.depth) pass.bias = nullptr;",
+        "if (!ends()) operands.bias = nullptr;",
         "",
     ),
     M(
         "kernels/gemm.h",
         "a later pass overwrites the sums of the first",
-        "pass.accumulate = operands.accumulate || k > 0;",
-        "pass.accumulate = operands.accumulate;",
+        "operands.accumulate = accumulate_ || k > 0;",
+        "operands.accumulate = accumulate_;",
     ),
     M(
         "kernels/gemm.h",
@@ -544,7 +562,7 @@ MUTATIONS = (
     M(
         "kernels/gemm.h",
         "all blocks of rows read the first one's pixels",
-        "now.j_offset += block_rows;",
+        "operands.j_offset += block_rows;",
         "",
     ),
     M(
@@ -1064,8 +1082,8 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "pieces of a row are summed at its first pixels",
-        "pass.c = to + x * pass.c_pitch;",
-        "pass.c = to;",
+        "operands.c = to + x * operands.c_pitch;",
+        "operands.c = to;",
     ),
     M(
         "drivers/gemm.h",

@@ -443,20 +443,21 @@ struct ConvCall {
     }
   }
 
-  void sum_in_result(const Item& item, int64_t m, const GemmOperands<T>& operands, int64_t vectors,
-                     LinesAhead& ahead) const {
+  void sum_in_result(const Item& item, int64_t m, GemmOperands<T>& operands, int64_t vectors, LinesAhead& ahead) const {
+    operands.c_pitch = gemm.destination_col;
     for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
-      GemmOperands<T> pass = pass_of(operands, k);
-      pass.c_pitch = gemm.destination_col;
+      const GemmPass<T> pass(operands, k);
+      const int64_t* const j_offset = operands.j_offset;
       for_each_run_of_result(item, m, [&](S* to, int64_t, int64_t pixels) {
         const int64_t pieces = ahead.any() ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
         for_each_piece(pixels, pieces, ukernels_for<T, G>(vectors).rows, [&](int64_t x, int64_t now) {
           ahead.ask(now);
-          pass.c = to + x * pass.c_pitch;
-          gemm_panel<G, T>(now, vectors, pass);
-          pass.j_offset += now;
+          operands.c = to + x * operands.c_pitch;
+          gemm_panel<G, T>(now, vectors, operands);
+          operands.j_offset += now;
         });
       });
+      operands.j_offset = j_offset;
     }
   }
 
@@ -466,8 +467,10 @@ struct ConvCall {
     operands.bias = bias_first ? item.zeros : item.bias;
     operands.result_pitch = gemm.destination_col;
     operands.lanes = item.lanes_from(m, vectors * L);
+    // Sums between passes stay in L1.
+    const bool in_pieces = asks_results || ahead.any() || operands.depth > pass_depth(operands.chain);
     for_each_run_of_result(item, m, [&](S* to, int64_t first, int64_t pixels) {
-      const int64_t pieces = div_up(pixels, store_pixels_at_once<T>(vectors));
+      const int64_t pieces = in_pieces ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
       for_each_piece(pixels, pieces, ukernels_for<T, G>(vectors).rows, [&](int64_t x, int64_t now) {
         operands.c = (complete ? c : c.from((first + x) * vectors * L)).sums;
         operands.result = to + x * operands.result_pitch;

@@ -65,17 +65,19 @@ struct ListedSteps {
     }
   }
 
-  // As gemm_panel; `c_offset`: of the results. Its passes are those of gemm_panel, too.
-  void multiply(int64_t vectors, const GemmOperands<T>& operands) const {
+  // As gemm_panel, whose passes it has; `c_offset`: of the results. The operands are left as they were.
+  void multiply(int64_t vectors, GemmOperands<T>& operands) const {
     multiply(vectors, operands, [](int64_t) {});
   }
   template <class Before>
-  void multiply(int64_t vectors, GemmOperands<T> operands, const Before& before_block) const {
+  void multiply(int64_t vectors, GemmOperands<T>& operands, const Before& before_block) const {
     const Ukernels<T> ukernels = ukernels_for<T, false, true>(vectors);
     const int64_t depth = operands.depth, at_once = pass_depth(chain);
     const int whole = padding.whole_list();
-    const int64_t* const c_offset = operands.c_offset;
+    const int64_t *const c_offset = operands.c_offset, *const j_offset = operands.j_offset;
+    const int64_t* const k_offset = operands.k_offset;
     const T* const bias = operands.bias;
+    const bool accumulate = operands.accumulate;
     int64_t ends[kPassDepth];
     operands.chain_ends = ends;
     // Results [first, first + count) of a pass.
@@ -108,6 +110,12 @@ struct ListedSteps {
         from = first;
       }
     }
+    operands.c_offset = c_offset;
+    operands.j_offset = j_offset;
+    operands.k_offset = k_offset;
+    operands.chain_ends = nullptr;
+    operands.chains = 0;
+    operands.accumulate = accumulate;
   }
 
  private:

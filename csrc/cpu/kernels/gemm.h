@@ -369,41 +369,64 @@ CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors, bool half = false) {
 constexpr int64_t kPassDepth = 128;
 CONV2D_INLINE int64_t pass_depth(int64_t chain) { return max64(1, kPassDepth / max64(1, chain)) * max64(1, chain); }
 
-// The pass that begins with row k of the panel.
+// The pass that begins with row k of the panel: the operands themselves while it lives, put back at its end. (A copy
+// would load several of them at once. Such a load waits until stores of single ones have reached the cache, behind all
+// results that were stored before.)
 template <class T>
-CONV2D_INLINE GemmOperands<T> pass_of(const GemmOperands<T>& operands, int64_t k) {
-  GemmOperands<T> pass = operands;
-  pass.depth = min64(pass_depth(operands.chain), operands.depth - k);
-  pass.a += k * pass.a_pitch;
-  pass.k_offset += k;
-  pass.accumulate = operands.accumulate || k > 0;
-  if (k + pass.depth < operands.depth) pass.bias = nullptr;
-  return pass;
-}
+class GemmPass {
+ public:
+  CONV2D_INLINE GemmPass(GemmOperands<T>& operands, int64_t k)
+      : operands_(operands), k_(k), depth_(operands.depth), bias_(operands.bias), accumulate_(operands.accumulate) {
+    operands.depth = min64(pass_depth(operands.chain), depth_ - k);
+    operands.a += k * operands.a_pitch;
+    operands.k_offset += k;
+    operands.accumulate = accumulate_ || k > 0;
+    if (!ends()) operands.bias = nullptr;
+  }
+  GemmPass(const GemmPass&) = delete;
+  GemmPass& operator=(const GemmPass&) = delete;
+  CONV2D_INLINE ~GemmPass() {
+    operands_.depth = depth_;
+    operands_.a -= k_ * operands_.a_pitch;
+    operands_.k_offset -= k_;
+    operands_.accumulate = accumulate_;
+    operands_.bias = bias_;
+  }
+  // With the last row of the panel.
+  bool ends() const { return k_ + operands_.depth == depth_; }
+
+ private:
+  GemmOperands<T>& operands_;
+  const int64_t k_, depth_;
+  const T* const bias_;
+  const bool accumulate_;
+};
 
 // C (rows x NR) for any number of rows, in near-equal blocks of as many as the micro-kernel takes: a rest of one or two
-// rows would leave the FMA units waiting for its few chains.
-// Before each block of so many rows, of each pass, before(rows) is called. R: what finished sums are stored as.
+// rows would leave the FMA units waiting for its few chains. Before each block of so many rows, of each pass,
+// before(rows) is called. R: what finished sums are stored as. The operands are left as they were.
 template <bool G, class T, class R = T, class Before>
-CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands, const Before& before) {
+CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, GemmOperands<T>& operands, const Before& before) {
   for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
-    GemmOperands<T> now = pass_of(operands, k);
-    const bool ends = k + now.depth == operands.depth;
+    const GemmPass<T> pass(operands, k);
     const Ukernels<T> ukernels =
-        ends ? ukernels_for<T, G, false, R>(vectors, operands.half) : ukernels_for<T, G>(vectors, operands.half);
+        pass.ends() ? ukernels_for<T, G, false, R>(vectors, operands.half) : ukernels_for<T, G>(vectors, operands.half);
     const Panels blocks = cut_panels(rows, ukernels.rows);
     for (int64_t block = 0; block < blocks.count; ++block) {
       const int64_t block_rows = blocks.size(block);
       before(block_rows);
-      ukernels.by_rows[block_rows - 1](now);
-      now.j_offset += block_rows;
-      now.c += block_rows * now.c_pitch;
-      now.result += block_rows * now.result_pitch;
+      ukernels.by_rows[block_rows - 1](operands);
+      operands.j_offset += block_rows;
+      operands.c += block_rows * operands.c_pitch;
+      operands.result += block_rows * operands.result_pitch;
     }
+    operands.j_offset -= rows;
+    operands.c -= rows * operands.c_pitch;
+    operands.result -= rows * operands.result_pitch;
   }
 }
 template <bool G, class T, class R = T>
-CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, const GemmOperands<T>& operands) {
+CONV2D_INLINE void gemm_panel(int64_t rows, int64_t vectors, GemmOperands<T>& operands) {
   gemm_panel<G, T, R>(rows, vectors, operands, [](int64_t) {});
 }
 

@@ -260,7 +260,8 @@ void check_gemm_panel() {
       describe("%d rows, %d vectors, depth %d, chain %d", int(rows), int(vectors), int(sum.depth), int(sum.chain));
       GemmCase<T, G> now(rows, vectors, sum, 0, 0, random);
       now.half = kHasHalves<T> && !G && random.once_in(2);
-      gemm_panel<G, T>(rows, vectors, now.operands());
+      GemmOperands<T> operands = now.operands();
+      gemm_panel<G, T>(rows, vectors, operands);
       now.compare();
     }
     constexpr Sum kLong[] = {{2 * kPassDepth + 5, 64, false, true},
@@ -271,7 +272,8 @@ void check_gemm_panel() {
     for (const Sum& sum : kLong) {
       describe("%d vectors, depth %d, chain %d", int(vectors), int(sum.depth), int(sum.chain));
       GemmCase<T, G> now(most / 2 + 2, vectors, sum, 0, 1, random);
-      gemm_panel<G, T>(now.rows, vectors, now.operands());
+      GemmOperands<T> operands = now.operands();
+      gemm_panel<G, T>(now.rows, vectors, operands);
       now.compare();
     }
   }
