@@ -365,8 +365,8 @@ def test_depthwise_inner_loops_hold_their_accumulators_in_registers(isa, dtype, 
                 faults.append(f"{loads} loads instead of {most}")
         # kDepthwiseVectors: of seven pixels two, but of widened columns only where rows are short;
         # of bfloat16 always.
-        in_place = dtype in ("float", "double") or columns <= 3
-        takes_two = isa == "avx512" and (dtype == "BFloat16" or (rows == 7 and in_place))
+        has_registers = dtype in ("float", "double") or columns <= 3
+        takes_two = isa == "avx512" and (dtype == "BFloat16" or (rows == 7 and has_registers))
         most_fmas = max((sum(i.is_fma for i in loop) for loop in loops), default=0)
         if not weight and takes_two != (most_fmas == 2 * rows * columns):
             faults.append(f"at most {most_fmas} FMAs a loop")

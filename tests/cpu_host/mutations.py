@@ -368,6 +368,24 @@ MUTATIONS = (
     ),
     M(
         "kernels/gemm.h",
+        "a pass leaves the panel's steps where it has moved them",
+        "    operands_.k_offset -= k_;\n",
+        "",
+    ),
+    M(
+        "kernels/gemm.h",
+        "later passes add to the rows behind those of the first",
+        "    operands.c -= rows * operands.c_pitch;\n",
+        "",
+    ),
+    M(
+        "kernels/gemm.h",
+        "a panel ends with its first pass",
+        "    operands_.depth = depth_;\n",
+        "",
+    ),
+    M(
+        "kernels/gemm.h",
         "each pass goes on behind the rows of the one before",
         "    operands.j_offset -= rows;\n",
         "",
@@ -689,6 +707,14 @@ MUTATIONS = (
     ),
     M(
         "drivers/depthwise.h",
+        "a bias that sums start from is not split into even and odd groups",
+        "        split(block.start + v * L, block.start + (v + 1) * L);\n",
+        "",
+        dtype="bfloat16",
+        isas=("avx512",),
+    ),
+    M(
+        "drivers/depthwise.h",
         "the weights of the first taps alone are split into even and odd groups",
         "for (int64_t at = 0; at < depth; at += L) split(",
         "for (int64_t at = 0; at < L; at += L) split(",
@@ -698,8 +724,8 @@ MUTATIONS = (
     M(
         "isa/vec_avx512.h",
         "denormal numbers of odd places become zeros",
-        "is_exact &= !has_denormal(even[i]) && !has_denormal(odd[i]);",
-        "is_exact &= !has_denormal(even[i]);",
+        "flushes |= has_denormal(even[i]) || has_denormal(odd[i]);",
+        "flushes |= has_denormal(even[i]);",
         dtype="bfloat16",
         isas=("avx512",),
     ),

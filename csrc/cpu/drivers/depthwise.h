@@ -132,7 +132,7 @@ struct DepthwiseCall {
     if (tiling.in_place) split_even_odd(block);
   }
 
-  // Of vectors that a micro-kernel takes as even and odd groups.
+  // Reorders the operands of vectors that a micro-kernel takes as even and odd groups.
   void split_even_odd([[maybe_unused]] const Block& block) const {
     if constexpr (kHasEvenOdd<S>) {
       using V = Vec<T>;

@@ -359,7 +359,7 @@ struct ConvCall {
 
   // The last segment of a panel whose sums leave scratch at once, while they are still in L1; for planes of channels
   // longer runs are the better. `complete`: it is the first segment, too. Then no sums wait in scratch, and all pieces
-  // use the same place there, which stays in L1.
+  // use the same place there.
   CONV2D_INLINE void finish_pieces(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands,
                                    const ChunkSums<T>& c, bool complete, [[maybe_unused]] LinesAhead& ahead) const {
     if constexpr (kRoundsSums) {
@@ -467,8 +467,8 @@ struct ConvCall {
     operands.bias = bias_first ? item.zeros : item.bias;
     operands.result_pitch = gemm.destination_col;
     operands.lanes = item.lanes_from(m, vectors * L);
-    // Sums between passes stay in L1.
-    const bool in_pieces = asks_results || ahead.any() || operands.depth > pass_depth(operands.chain);
+    // A segment of pairs is one pass: pieces are worth it for what is prefetched with each.
+    const bool in_pieces = asks_results || ahead.any();
     for_each_run_of_result(item, m, [&](S* to, int64_t first, int64_t pixels) {
       const int64_t pieces = in_pieces ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
       for_each_piece(pixels, pieces, ukernels_for<T, G>(vectors).rows, [&](int64_t x, int64_t now) {

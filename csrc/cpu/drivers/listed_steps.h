@@ -116,6 +116,7 @@ struct ListedSteps {
     operands.chain_ends = nullptr;
     operands.chains = 0;
     operands.accumulate = accumulate;
+    operands.bias = bias;
   }
 
  private:

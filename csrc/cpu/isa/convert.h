@@ -155,8 +155,8 @@ constexpr bool kHasMasks = Vec<float>::kLanes == 16;
 constexpr bool kHasMasks = false;
 #endif
 
-// Whether 32 elements of a type are widened, and narrowed, as the even and the odd ones with fewer instructions than
-// one half after the other.
+// Whether 32 elements of a type are widened as the even and the odd ones, by an instruction each, and narrowed so, by
+// one for both if the CPU has it.
 template <class S>
 constexpr bool kHasEvenOdd = kHasMasks && std::is_same_v<S, BFloat16>;
 

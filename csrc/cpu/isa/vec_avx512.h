@@ -371,8 +371,8 @@ inline __attribute__((noinline)) void narrow_even_odd_exactly(BFloat16* p, int64
 // The reverse of widen_even_odd: N times 32 elements, `step` apart.
 template <int N>
 CONV2D_INLINE void narrow_even_odd(BFloat16* p, int64_t step, const __m512 (&even)[N], const __m512 (&odd)[N]) {
-  bool is_exact = has_narrowing_instruction();
-  if (__builtin_expect(is_exact, 1)) {
+  if (__builtin_expect(has_narrowing_instruction(), 1)) {
+    bool flushes = false;
     __mmask32 zeros = 0;
     BFloat16* to = p;
 #pragma GCC unroll 8
@@ -384,9 +384,9 @@ CONV2D_INLINE void narrow_even_odd(BFloat16* p, int64_t step, const __m512 (&eve
     if (zeros == 0) return;
     // Some of them may be denormal numbers.
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) is_exact &= !has_denormal(even[i]) && !has_denormal(odd[i]);
+    for (int i = 0; i < N; ++i) flushes |= has_denormal(even[i]) || has_denormal(odd[i]);
+    if (!flushes) return;
   }
-  if (is_exact) return;
   __m512 sums[2 * N];
 #pragma GCC unroll 8
   for (int i = 0; i < N; ++i) {

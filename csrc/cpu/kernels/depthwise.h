@@ -126,16 +126,16 @@ CONV2D_INLINE void depthwise_vectors(const DepthwiseOperands<P, S>& operands, in
 // vector of zeros.
 //
 // Registers: MR accumulators, KW weights, one column: at most 7 + 7 + 1 of AVX2's 16; of AVX-512's 32 for two vectors
-// 14 + 14 + 1. Bound, of each vector: MR * KW FMAs (2 a cycle) against KW + (MR - 1) * STEP + KW loads (2 a cycle). To
-// widen a column takes one or two instructions more, where FMAs go, for each row of taps that meets it; at edges it
-// takes a test of a bit and a conditional move.
+// 14 + 14 + 2, and a mask for bfloat16. Bound, of each vector: MR * KW FMAs (2 a cycle) against
+// KW + (MR - 1) * STEP + KW loads (2 a cycle). To widen a column takes one or two instructions more, where FMAs go, for
+// each row of taps that meets it; at edges it takes a test of a bit and a conditional move.
 template <class P, class S, int MR, int KW, int STEP, bool EDGES>
 void depthwise_ukernel(const DepthwiseOperands<P, S>& operands) {
   using T = ComputeType<S>;
   constexpr int64_t L = Vec<T>::kLanes;
   constexpr int NV = kDepthwiseVectors<P, T, MR, KW>;
   const int64_t last = operands.vectors - 1;
-  // (Where many columns descend, prefetchers follow single vectors better.)
+  // Where many columns descend, prefetchers follow single vectors better. (What lies split is taken so.)
   const bool in_pairs = kHasEvenOdd<P> || KW <= 3 || operands.tap_col > 0;
   const int64_t side_by_side = in_pairs ? vectors_side_by_side<L>(operands.vectors, operands.last_lane) : 0;
   const P* source = operands.source;

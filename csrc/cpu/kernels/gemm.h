@@ -369,9 +369,9 @@ CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors, bool half = false) {
 constexpr int64_t kPassDepth = 128;
 CONV2D_INLINE int64_t pass_depth(int64_t chain) { return max64(1, kPassDepth / max64(1, chain)) * max64(1, chain); }
 
-// The pass that begins with row k of the panel: the operands themselves while it lives, put back at its end. (A copy
-// would load several of them at once. Such a load waits until stores of single ones have reached the cache, behind all
-// results that were stored before.)
+// The pass that begins with row k of the panel. While it lives, the operands are its own; at its end they are put back.
+// (They are not copied: stores of single fields don't forward to a load of several, which waits until they are in L1,
+// behind all results stored before.)
 template <class T>
 class GemmPass {
  public:

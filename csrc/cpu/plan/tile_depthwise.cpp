@@ -64,8 +64,10 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
     const int64_t weight_bytes = limit::kStreamedBlockWeightBytes / max64(gemm.taps(), 1);
     most_bytes = max64(most_bytes, min64(limit::kStreamedBlockBytes, weight_bytes));
   }
-  const int64_t at_once = block_bytes == kLine ? 2 : 1;  // by micro-kernels
-  t.block_vectors = min64(round_up(even_piece(vectors, most_bytes / block_bytes), at_once), vectors);
+  // Whole pairs of vectors, where micro-kernels take two at once.
+  const int64_t at_once = block_bytes == kLine ? 2 : 1;
+  t.block_vectors =
+      min64(at_once * even_piece(div_up(vectors, at_once), most_bytes / block_bytes / at_once), max64(vectors, 1));
   t.blocks = div_up(vectors, t.block_vectors);
   t.prefetches_results = t.streams && (!skips(gemm) || pixel_size <= limit::kPrefetchedResultBytes);
 
