@@ -732,8 +732,8 @@ MUTATIONS = (
     M(
         "isa/vec_avx512.h",
         "even and odd places are exchanged where numbers are denormal",
-        "_mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1)",
-        "_mm512_inserti64x4(_mm512_castsi256_si512(odd), even, 1)",
+        "store_words_in_turn(p, narrowed(p, sums[0], sums[1]));",
+        "store_words_in_turn(p, narrowed(p, sums[1], sums[0]));",
         dtype="bfloat16",
         isas=("avx512",),
     ),

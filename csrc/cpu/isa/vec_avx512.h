@@ -345,7 +345,11 @@ CONV2D_INLINE __m256i narrowed(const BFloat16*, __m512 v) {
   const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
 }
-// Two vectors, by an instruction that flushes denormal numbers, too.
+// Two vectors.
+CONV2D_INLINE __m512i narrowed(const BFloat16* type, __m512 low, __m512 high) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(narrowed(type, low)), narrowed(type, high), 1);
+}
+// The same by an instruction that flushes denormal numbers, too.
 CONV2D_INLINE __m512i narrowed_by_instruction(__m512 low, __m512 high) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
   return __m512i(_mm512_cvtne2ps_pbh(high, low));
@@ -363,10 +367,7 @@ CONV2D_INLINE void store_words_in_turn(BFloat16* p, __m512i even_and_odd) {
   _mm512_storeu_si512(p, _mm512_permutexvar_epi16(_mm512_or_si512(numbers, further), even_and_odd));
 }
 inline __attribute__((noinline)) void narrow_even_odd_exactly(BFloat16* p, int64_t step, const __m512* sums, int n) {
-  for (; n > 0; --n, p += step, sums += 2) {
-    const __m256i even = narrowed(p, sums[0]), odd = narrowed(p, sums[1]);
-    store_words_in_turn(p, _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1));
-  }
+  for (; n > 0; --n, p += step, sums += 2) store_words_in_turn(p, narrowed(p, sums[0], sums[1]));
 }
 // The reverse of widen_even_odd: N times 32 elements, `step` apart.
 template <int N>
@@ -400,8 +401,7 @@ CONV2D_INLINE __m512i narrowed_flushed(__m512 low, __m512 high) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
   return narrowed_by_instruction(low, high);
 #else
-  const BFloat16* const type = nullptr;
-  return _mm512_inserti64x4(_mm512_castsi256_si512(narrowed(type, low)), narrowed(type, high), 1);
+  return narrowed(static_cast<const BFloat16*>(nullptr), low, high);
 #endif
 }
 CONV2D_INLINE __m256i narrowed_flushed(__m512 v) {

@@ -66,8 +66,8 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   }
   // Whole pairs of vectors, where micro-kernels take two at once.
   const int64_t at_once = block_bytes == kLine ? 2 : 1;
-  t.block_vectors =
-      min64(at_once * even_piece(div_up(vectors, at_once), most_bytes / block_bytes / at_once), max64(vectors, 1));
+  const int64_t even = even_piece(div_up(vectors, at_once), most_bytes / (at_once * block_bytes));
+  t.block_vectors = min64(at_once * even, vectors);
   t.blocks = div_up(vectors, t.block_vectors);
   t.prefetches_results = t.streams && (!skips(gemm) || pixel_size <= limit::kPrefetchedResultBytes);
 
