@@ -332,7 +332,7 @@ MUTATIONS = (
         **AMX,
     ),
     M(
-        "pack/pixel_rows.h",
+        "pack/patch.h",
         "rows with padding between them are one run",
         "cols.run_length == source.width && source.row == source.col * source.width",
         "source.row == source.col * source.width",
@@ -724,16 +724,16 @@ MUTATIONS = (
     M(
         "isa/vec_avx512.h",
         "denormal numbers of odd places become zeros",
-        "flushes |= has_denormal(even[i]) || has_denormal(odd[i]);",
-        "flushes |= has_denormal(even[i]);",
+        " | denormal_lanes(odd[i], exponent, fraction);",
+        ";",
         dtype="bfloat16",
         isas=("avx512",),
     ),
     M(
         "isa/vec_avx512.h",
-        "even and odd places are exchanged where numbers are denormal",
-        "store_words_in_turn(p, narrowed(p, sums[0], sums[1]));",
-        "store_words_in_turn(p, narrowed(p, sums[1], sums[0]));",
+        "even places get the odd ones' numbers where some are denormal",
+        "const __m512i low = _mm512_srli_epi32(rounded.of(even[i]), 16);",
+        "const __m512i low = _mm512_srli_epi32(rounded.of(odd[i]), 16);",
         dtype="bfloat16",
         isas=("avx512",),
     ),
@@ -826,7 +826,7 @@ MUTATIONS = (
     M(
         "pack/patch.h",
         "rows above the image are joined to it",
-        "rows.first >= 0 &&\n           rows.first + rows.run_length",
+        "rows.first >= 0 &&\n         rows.first + rows.run_length",
         "rows.first + rows.run_length",
     ),
     M(

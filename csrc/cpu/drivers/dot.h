@@ -46,8 +46,7 @@ struct DotCall {
     const int64_t group = item / tiling.blocks_n / tiling.blocks_m;
     const int64_t images = min64(tiling.images, gemm.batch - image0);
     const int64_t rows = min64(tiling.rows, gemm.m - m0);
-    const S* const source =
-        static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.channels * gemm.source_c;
+    const S* const source = static_cast<const S*>(gemm.source) + image0 * gemm.source_n + group * gemm.source_g();
     const S* const weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
 
     char* const memory = static_cast<char*>(thread_scratch(layout.bytes));

@@ -445,8 +445,8 @@ struct ConvCall {
 
   void sum_in_result(const Item& item, int64_t m, GemmOperands<T>& operands, int64_t vectors, LinesAhead& ahead) const {
     operands.c_pitch = gemm.destination_col;
-    for (int64_t k = 0; k < operands.depth; k += pass_depth(operands.chain)) {
-      const GemmPass<T> pass(operands, k);
+    for (int64_t row = 0; row < operands.depth; row += pass_depth(operands.chain)) {
+      const GemmPass<T> pass(operands, row);
       const int64_t* const j_offset = operands.j_offset;
       for_each_run_of_result(item, m, [&](S* to, int64_t, int64_t pixels) {
         const int64_t pieces = ahead.any() ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
@@ -516,7 +516,8 @@ struct ConvCall {
       const int64_t m = item.m0 + start * kPerVector;
       T* const c = item.c_tile.sums + pixels * start * L;
       if (gemm.channels * gemm.taps() != 0 && sums_in_result(item, m, width)) continue;
-      // A sum without channels or taps. (One that starts from the bias is never here: it has a single block.)
+      // A sum without channels or taps. (Of sums with products none that starts from the bias is here: it has one
+      // block.)
       if (gemm.channels * gemm.taps() == 0) fill_zero(c, pixels * width);
       load_bias_panel(item.piece, m, vectors, item.bias);
       store(item, 0, {c, width, pixels, 0, item.bias}, m, vectors);

@@ -89,9 +89,9 @@ void sum_chunk_in_steps(const Call& call, const typename Call::WeightTile& t, in
   int64_t pixels_of_tables = -1;
   for (int64_t number = segments.begin; number < segments.end; ++number) {
     const Tile segment = call.segment_at(number);
-    const PixelPatch patch = lay_out_pixel_patch(make_patch_axis(p.rows(), segment.row, segment.rows, t.i0, t.tap_rows),
-                                                 make_patch_axis(p.cols(), segment.col, segment.cols, t.j0, t.tap_cols),
-                                                 segment.images, t.channels);
+    const Patch patch = lay_out_pixel_patch(make_patch_axis(p.rows(), segment.row, segment.rows, t.i0, t.tap_rows),
+                                            make_patch_axis(p.cols(), segment.col, segment.cols, t.j0, t.tap_cols),
+                                            segment.images, t.channels);
     StepOperands operands{panel, rows, segment.pixels(), t.elements(), 0, number != segments.begin, nullptr};
     pack_pixel_rows(patch, call.source_from(call.input_at(t, segment)), segment, {t.tap_rows, t.tap_cols}, patch_data,
                     operands.blocks(), rows);

@@ -79,8 +79,8 @@ bool are_finite(const S* from, int64_t n) {
   return sum == 0;
 }
 
-// The two tables of im2col; each returns where it ends. The steps are copied first: as far as a compiler knows, writing
-// a table might change the patch, which it would then read again for every entry.
+// The two tables of im2col; each returns where it ends. Steps that are taken often are copied first: as far as a
+// compiler knows, writing a table might change the patch, which it would then read again for every entry.
 CONV2D_INLINE int64_t* fill_positions(const Patch& patch, int64_t images, int64_t rows, int64_t cols, int64_t* offset) {
   const int64_t step = cols > 1 ? patch.cols.position_pitch * patch.col_pitch : 0;
   for (int64_t n = 0; n < images; ++n) {
@@ -124,10 +124,6 @@ CONV2D_INLINE Source<S> source_of(const ConvGemm& gemm, const S* data) {
   source.lanes = 1;
   return source;
 }
-
-// The axes of a GEMM's source as its positions and taps gather them.
-inline GatheredAxis gathered_rows(const ConvGemm& gemm) { return {gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h}; }
-inline GatheredAxis gathered_cols(const ConvGemm& gemm) { return {gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w}; }
 
 // The bias of result channel m and the next ones of a group, zeros where the GEMM has none.
 template <class S, class T>

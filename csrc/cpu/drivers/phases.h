@@ -285,12 +285,12 @@ struct PhasesCall {
   }
 
   // Lanes of the weight: result channels, or groups, that are `step` apart.
-  struct WeightLanes {
+  struct TapLanes {
     const S* data;
     int64_t step, lanes;
   };
   // All taps of all channels, of a panel or of one of its vectors.
-  void pack_taps(const Item& item, const WeightLanes& from, const Panel<T>& to) const {
+  void pack_taps(const Item& item, const TapLanes& from, const Panel<T>& to) const {
     const int64_t last_ahead = any.channels - kStepsAhead;
     const auto row = [&](int64_t tap, int64_t c) {
       return to.data + (rows_of_tap[tap].first + c * rows_of_tap[tap].step) * to.pitch;

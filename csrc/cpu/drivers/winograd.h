@@ -2,8 +2,7 @@
 //
 // A work item is (group, chunk of result channels, run of tiles). For each tile, of whole squares of 2 x 2 results:
 //
-//   for all source channels                 copy the tile's zero-padded patch into scratch, a few at a time; transform
-//   it
+//   for all source channels                 copy the tile's zero-padded patch, a few at a time; transform it
 //     for each panel of result channels
 //       for each block of source channels   pack its weights, transform them (or take what the item has kept);
 //                                           16 times: run the GEMM micro-kernel over the tile's squares
@@ -55,7 +54,7 @@ struct WinogradCall {
     T *zeros, *bias, *source, *weight, *sums, *pixels, *staged;
   };
   // A panel of result channels.
-  struct Panel_ {
+  struct ResultPanel {
     int64_t number, m, vectors;
     int64_t width() const { return vectors * L; }
   };
@@ -79,7 +78,7 @@ struct WinogradCall {
     item.staged = part<T>(scratch, layout.staged);
     return item;
   }
-  Panel_ panel_at(const Item& item, int64_t number) const {
+  ResultPanel panel_at(const Item& item, int64_t number) const {
     return {number, item.m0 + item.panels.start(number) * L, item.panels.size(number)};
   }
 
@@ -90,7 +89,7 @@ struct WinogradCall {
     fill_zero(item.zeros, item.panels.size(0) * L);
     if (tiling.keeps_weights) {
       for (int64_t at = 0; at < item.panels.count; ++at) {
-        const Panel_ panel = panel_at(item, at);
+        const ResultPanel panel = panel_at(item, at);
         for_each_channel_block([&](int64_t c, int64_t channels) {
           transform_weights(item, panel, c, channels, weights_of(item, panel, c));
         });
@@ -113,13 +112,13 @@ struct WinogradCall {
   // ---- weights
 
   // Where the transformed weights of a panel and of the block that begins with channel c lie.
-  CONV2D_INLINE T* weights_of(const Item& item, const Panel_& panel, int64_t c) const {
+  CONV2D_INLINE T* weights_of(const Item& item, const ResultPanel& panel, int64_t c) const {
     if (!tiling.keeps_weights) return item.weight;
     const int64_t blocks = div_up(gemm.channels, tiling.block_channels);
     return item.weight + (panel.number * blocks + c / tiling.block_channels) * layout.block_weights;
   }
 
-  CONV2D_INLINE void transform_weights(const Item& item, const Panel_& panel, int64_t first, int64_t channels,
+  CONV2D_INLINE void transform_weights(const Item& item, const ResultPanel& panel, int64_t first, int64_t channels,
                                        T* to) const {
     const int64_t width = panel.width(), lanes = min64(width, gemm.m - panel.m);
     const S* const weight = static_cast<const S*>(gemm.weight) + item.piece.group * gemm.weight_g +
@@ -203,7 +202,7 @@ struct WinogradCall {
 
   // ---- products and results
 
-  CONV2D_INLINE void multiply(const Item& item, const Panel_& panel) const {
+  CONV2D_INLINE void multiply(const Item& item, const ResultPanel& panel) const {
     const Tile& tile = item.piece.tile;
     const int64_t squares = winograd_squares(tile);
     for_each_channel_block([&](int64_t c, int64_t channels) {
@@ -246,7 +245,7 @@ struct WinogradCall {
   }
 
   // Row of squares after row of squares. Whether all results are finite.
-  CONV2D_INLINE bool finish(const Item& item, const Panel_& panel) const {
+  CONV2D_INLINE bool finish(const Item& item, const ResultPanel& panel) const {
     const Tile& tile = item.piece.tile;
     const int64_t squares_h = winograd_squares(tile.rows), squares_w = winograd_squares(tile.cols);
     const int64_t width = panel.width();
@@ -268,7 +267,7 @@ struct WinogradCall {
   }
 
   // A row of squares: `rows` times `cols` pixels. `check` becomes NaN where one is not finite.
-  CONV2D_INLINE void transform_row(const T* sums, const Panel_& panel, int64_t rows, int64_t cols, T* pixels,
+  CONV2D_INLINE void transform_row(const T* sums, const ResultPanel& panel, int64_t rows, int64_t cols, T* pixels,
                                    typename Vec<T>::reg& check) const {
     using V = Vec<T>;
     const int64_t width = panel.width(), row = cols * width;
@@ -295,7 +294,7 @@ struct WinogradCall {
   }
 
   // The sums are still there: which squares they are, and their results, is found by transforming them once more.
-  void compute_again(const Item& item, const Panel_& panel) const {
+  void compute_again(const Item& item, const ResultPanel& panel) const {
     const Tile& tile = item.piece.tile;
     const int64_t squares_h = winograd_squares(tile.rows), squares_w = winograd_squares(tile.cols);
     WinogradAgain<S, T> again(gemm, layout, item.piece, panel.m, panel.vectors, item.bias, item.zeros);

@@ -98,9 +98,8 @@ class WinogradAgain {
   }
 
   void store(const Square& square, const T* sums) const {
-    S* const first = static_cast<S*>(gemm_.destination) + (piece_.group * gemm_.m + m_) * gemm_.destination_m +
-                     square.image * gemm_.destination_n + square.row * gemm_.destination_row +
-                     square.col * gemm_.destination_col;
+    const ResultPiece at{piece_.group, 1, {square.image, 1, square.row, 1, square.col, 1}};
+    S* const first = at.first_pixel<S>(gemm_, m_);
     for (int64_t pixel = 0; pixel < 4; ++pixel, sums += width()) {
       if (!square.has(pixel)) continue;
       S* const to = first + pixel / 2 * gemm_.destination_row + pixel % 2 * gemm_.destination_col;

@@ -15,7 +15,7 @@ struct Engine {
   void (*grad_bias)(const TensorSizes&, DType, ConstTensorView, void*, const Executor&);
   IsaShape (*shape)(DType);
   int (*rows)(DType, int64_t vectors);  // MR of the GEMM micro-kernels that are so many vectors wide
-  // The engine of integers, whose vectors are as wide everywhere. nullptr: this one.
+  // The engine of integers (AVX-512 has AVX2's). nullptr: this one.
   const Engine* (*integers)();
   // The engine of bfloat16 pairs, which runs kPairsOfGroups, kPairs, kWeightPairs and kColumns, and that of AMX tiles;
   // nullptr where there is none.
@@ -31,9 +31,8 @@ const Engine* avx512_bf16_engine();
 const Engine* amx_engine();
 const Engine* amx_emulated_engine();
 
-// `base`, which has the engine of all other tasks, with that of pairs or of tiles.
-Engine with_pairs(const Engine& base, const Engine& pairs);
-Engine with_amx(const Engine& base, const Engine& amx);
+// `base`, which has the engine of all other tasks, with that of pairs or of tiles: &Engine::pairs or &Engine::amx.
+Engine with_steps(const Engine& base, const Engine& steps, const Engine* Engine::* member);
 
 // Whether this machine runs an instruction set.
 bool machine_has(const char* isa);

@@ -19,7 +19,7 @@
 namespace conv2d_ext::cpu {
 const Engine* amx_engine() {
   static constexpr Engine kSteps = amx::make_engine();
-  static const Engine engine = with_amx(*avx512_engine(), kSteps);
+  static const Engine engine = with_steps(*avx512_engine(), kSteps, &Engine::amx);
   return &engine;
 }
 }  // namespace conv2d_ext::cpu

@@ -17,7 +17,7 @@
 namespace conv2d_ext::cpu {
 const Engine* avx512_bf16_engine() {
   static constexpr Engine kSteps = avx512_bf16::make_engine();
-  static const Engine engine = with_pairs(*avx512_engine(), kSteps);
+  static const Engine engine = with_steps(*avx512_engine(), kSteps, &Engine::pairs);
   return &engine;
 }
 }  // namespace conv2d_ext::cpu

@@ -9,17 +9,10 @@
 
 namespace conv2d_ext::cpu {
 
-Engine with_pairs(const Engine& base, const Engine& pairs) {
+Engine with_steps(const Engine& base, const Engine& steps, const Engine* Engine::* member) {
   Engine engine = base;
-  engine.isa = pairs.isa;
-  engine.pairs = &pairs;
-  return engine;
-}
-
-Engine with_amx(const Engine& base, const Engine& amx) {
-  Engine engine = base;
-  engine.isa = amx.isa;
-  engine.amx = &amx;
+  engine.isa = steps.isa;
+  engine.*member = &steps;
   return engine;
 }
 

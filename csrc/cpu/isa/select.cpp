@@ -51,7 +51,7 @@ const char* isa_name() { return engine().isa; }
 const char* compiled_isas() {
   if (avx2_engine() == nullptr) return "portable";
   return amx_engine() != nullptr ? "portable, avx2, avx512, avx512_bf16, amx, amx_emulated"
-                                 : "portable, avx2, avx512, avx512_bf16";
+                                 : "portable, avx2, avx512, avx512_bf16, amx_emulated";
 }
 
 }  // namespace conv2d_ext::cpu

@@ -146,13 +146,9 @@ struct Vec<float> {
       reg t[8];
 #pragma GCC unroll 2
       for (int i = 0; i < 8; i += 4) {
-        const reg r0 = pair(i, column), r1 = pair(i + 1, column), r2 = pair(i + 2, column), r3 = pair(i + 3, column);
-        const reg a = _mm512_unpacklo_ps(r0, r1), b = _mm512_unpackhi_ps(r0, r1);
-        const reg c = _mm512_unpacklo_ps(r2, r3), d = _mm512_unpackhi_ps(r2, r3);
-        t[i] = _mm512_shuffle_ps(a, c, 0x44);
-        t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
-        t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
-        t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+#pragma GCC unroll 4
+        for (int j = i; j < i + 4; ++j) t[j] = pair(j, column);
+        transpose_quads(t + i);
       }
       // ... then a column of 16 rows from two vectors.
 #pragma GCC unroll 4
@@ -311,10 +307,12 @@ CONV2D_INLINE void widen_even_odd(const BFloat16* p, __m512& even, __m512& odd) 
   odd = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)));
 }
 // Asked of the bits: VFPCLASSPS sees no denormal numbers in a thread that takes them as zeros.
-CONV2D_INLINE bool has_denormal(__m512 v) {
+CONV2D_INLINE __mmask16 denormal_lanes(__m512 v, __m512i exponent, __m512i fraction) {
   const __m512i bits = _mm512_castps_si512(v);
-  const __mmask16 is_small = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
-  return _mm512_mask_test_epi32_mask(is_small, bits, _mm512_set1_epi32(0x007fffff)) != 0;
+  return _mm512_mask_test_epi32_mask(_mm512_testn_epi32_mask(bits, exponent), bits, fraction);
+}
+CONV2D_INLINE bool has_denormal(__m512 v) {
+  return denormal_lanes(v, _mm512_set1_epi32(0x7f800000), _mm512_set1_epi32(0x007fffff)) != 0;
 }
 // AVX512_BF16's instruction, which flushes denormal numbers: for a CPU that has it.
 CONV2D_INLINE __m256i narrowed_by_instruction(__m512 v) {
@@ -334,22 +332,24 @@ CONV2D_INLINE bool has_narrowing_instruction() {
   return cpu_narrows_bfloat16;
 #endif
 }
+// Rounding to bfloat16 in the upper half of each lane, whose lower half then means nothing.
+struct RoundedInPlace {
+  __m512i one, below_half, quiet;
+  CONV2D_INLINE __m512i of(__m512 v) const {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, below_half));
+    return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), bits, quiet);
+  }
+};
 CONV2D_INLINE __m256i narrowed(const BFloat16*, __m512 v) {
   if (__builtin_expect(has_narrowing_instruction() && !has_denormal(v), 1)) {
     return narrowed_by_instruction(v);
   }
-  const __m512i bits = _mm512_castps_si512(v);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
-  const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
+  const RoundedInPlace rounded{_mm512_set1_epi32(1), _mm512_set1_epi32(0x7fff), _mm512_set1_epi32(0x00400000)};
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded.of(v), 16));
 }
-// Two vectors.
-CONV2D_INLINE __m512i narrowed(const BFloat16* type, __m512 low, __m512 high) {
-  return _mm512_inserti64x4(_mm512_castsi256_si512(narrowed(type, low)), narrowed(type, high), 1);
-}
-// The same by an instruction that flushes denormal numbers, too.
+// Two vectors by the instruction.
 CONV2D_INLINE __m512i narrowed_by_instruction(__m512 low, __m512 high) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
   return __m512i(_mm512_cvtne2ps_pbh(high, low));
@@ -359,49 +359,57 @@ CONV2D_INLINE __m512i narrowed_by_instruction(__m512 low, __m512 high) {
   return words;
 #endif
 }
-// Of vectors of the even and of the odd elements, the elements in their order.
-CONV2D_INLINE void store_words_in_turn(BFloat16* p, __m512i even_and_odd) {
-  // Words 0, 16, 1, 17 and so on.
-  const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i further = _mm512_slli_epi32(_mm512_add_epi32(numbers, _mm512_set1_epi32(16)), 16);
-  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(_mm512_or_si512(numbers, further), even_and_odd));
+// Constants that are loaded here and now, not kept in registers that sums need until then.
+CONV2D_INLINE __m512i load_here(const int32_t& of_all_lanes) {
+  __m512i lanes;
+  __asm__ volatile("vpbroadcastd %1, %0" : "=v"(lanes) : "m"(of_all_lanes));
+  return lanes;
 }
-inline __attribute__((noinline)) void narrow_even_odd_exactly(BFloat16* p, int64_t step, const __m512* sums, int n) {
-  for (; n > 0; --n, p += step, sums += 2) store_words_in_turn(p, narrowed(p, sums[0], sums[1]));
+CONV2D_INLINE __m512i load_here(const uint16_t (&words)[32]) {
+  __m512i vector;
+  __asm__ volatile("vmovdqu64 %1, %0" : "=v"(vector) : "m"(words));
+  return vector;
 }
 // The reverse of widen_even_odd: N times 32 elements, `step` apart.
 template <int N>
 CONV2D_INLINE void narrow_even_odd(BFloat16* p, int64_t step, const __m512 (&even)[N], const __m512 (&odd)[N]) {
   if (__builtin_expect(has_narrowing_instruction(), 1)) {
-    bool flushes = false;
+    static constexpr uint16_t kInTurn[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                             8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    static constexpr int32_t kAllButSigns = 0x7fff7fff, kExponent = 0x7f800000, kFraction = 0x007fffff;
+    const __m512i in_turn = load_here(kInTurn), all_but_signs = load_here(kAllButSigns);
     __mmask32 zeros = 0;
-    BFloat16* to = p;
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i, to += step) {
+    for (int i = 0; i < N; ++i) {
       const __m512i words = narrowed_by_instruction(even[i], odd[i]);
-      zeros |= _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x7fff));
-      store_words_in_turn(to, words);
+      zeros |= _mm512_testn_epi16_mask(words, all_but_signs);
+      _mm512_storeu_si512(p + i * step, _mm512_permutexvar_epi16(in_turn, words));
     }
     if (zeros == 0) return;
     // Some of them may be denormal numbers.
+    const __m512i exponent = load_here(kExponent), fraction = load_here(kFraction);
+    __mmask16 flushed = 0;
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) flushes |= has_denormal(even[i]) || has_denormal(odd[i]);
-    if (!flushes) return;
+    for (int i = 0; i < N; ++i) {
+      flushed |= denormal_lanes(even[i], exponent, fraction) | denormal_lanes(odd[i], exponent, fraction);
+    }
+    if (flushed == 0) return;
   }
-  __m512 sums[2 * N];
+  static constexpr int32_t kOne = 1, kBelowHalf = 0x7fff, kQuiet = 0x00400000;
+  const RoundedInPlace rounded{load_here(kOne), load_here(kBelowHalf), load_here(kQuiet)};
 #pragma GCC unroll 8
   for (int i = 0; i < N; ++i) {
-    sums[2 * i] = even[i];
-    sums[2 * i + 1] = odd[i];
+    const __m512i low = _mm512_srli_epi32(rounded.of(even[i]), 16);
+    _mm512_storeu_si512(p + i * step, _mm512_mask_mov_epi16(low, 0xaaaaaaaa, rounded.of(odd[i])));
   }
-  narrow_even_odd_exactly(p, step, sums, N);
 }
 // Two vectors, or one, where denormal numbers may become zeros.
 CONV2D_INLINE __m512i narrowed_flushed(__m512 low, __m512 high) {
 #if defined(CONV2D_NARROWS_BFLOAT16)
   return narrowed_by_instruction(low, high);
 #else
-  return narrowed(static_cast<const BFloat16*>(nullptr), low, high);
+  const BFloat16* const type = nullptr;
+  return _mm512_inserti64x4(_mm512_castsi256_si512(narrowed(type, low)), narrowed(type, high), 1);
 #endif
 }
 CONV2D_INLINE __m256i narrowed_flushed(__m512 v) {

@@ -182,20 +182,15 @@ constexpr DepthwiseUkernels<P, S> kDepthwiseUkernels = {kDepthwiseUkernelPair<P,
 // For rows that has_depthwise_ukernel (plan/tile_depthwise.h).
 template <class P, class S>
 const DepthwiseUkernels<P, S>& depthwise_ukernels(int64_t taps_w, int64_t step) {
-  switch (taps_w) {
-    case 1:
-      return kDepthwiseUkernels<P, S, 1, 1>;
-    case 2:
-      return kDepthwiseUkernels<P, S, 2, 1>;
-    case 3:
-      return step == 1 ? kDepthwiseUkernels<P, S, 3, 1> : kDepthwiseUkernels<P, S, 3, 2>;
-    case 4:
-      return kDepthwiseUkernels<P, S, 4, 1>;
-    case 5:
-      return step == 1 ? kDepthwiseUkernels<P, S, 5, 1> : kDepthwiseUkernels<P, S, 5, 2>;
-    default:
-      return step == 1 ? kDepthwiseUkernels<P, S, 7, 1> : kDepthwiseUkernels<P, S, 7, 2>;
-  }
+  const DepthwiseUkernels<P, S>* ukernels = nullptr;
+  with_constant<1, 2, 3, 4, 5, 7>(taps_w, [&](auto cols) {
+    constexpr int KW = decltype(cols)::value;
+    ukernels = &kDepthwiseUkernels<P, S, KW, 1>;
+    if constexpr (has_depthwise_ukernel(KW, 2)) {
+      if (step == 2) ukernels = &kDepthwiseUkernels<P, S, KW, 2>;
+    }
+  });
+  return *ukernels;
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -36,25 +36,19 @@ void strided_ukernel(const StridedOperands<S, T>& operands) {
   const T* row = operands.source;
   const T* weight = operands.weights;
   const int64_t position_row = operands.position_row, tap_col = operands.tap_col;
+  const auto add_taps = [&](const T* tap, int64_t taps, reg(&acc)[MR][NV]) CONV2D_INLINE_LAMBDA {
+    for (const T* const end = weight + taps; weight != end; ++weight, tap += tap_col) {
+      const reg w = V::broadcast(weight);
+#pragma GCC unroll 4
+      for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) acc[r][v] = V::fma(w, V::load(tap + r * position_row + v * L), acc[r][v]);
+      }
+    }
+  };
   for (int64_t i = operands.taps_h; i > 0; --i, row += operands.tap_row) {
-    const T* tap = row;
-    for (const T* const end = weight + operands.even_taps; weight != end; ++weight, tap += tap_col) {
-      const reg w = V::broadcast(weight);
-#pragma GCC unroll 4
-      for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) even[r][v] = V::fma(w, V::load(tap + r * position_row + v * L), even[r][v]);
-      }
-    }
-    tap = row + operands.odd;
-    for (const T* const end = weight + operands.odd_taps; weight != end; ++weight, tap += tap_col) {
-      const reg w = V::broadcast(weight);
-#pragma GCC unroll 4
-      for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) odd[r][v] = V::fma(w, V::load(tap + r * position_row + v * L), odd[r][v]);
-      }
-    }
+    add_taps(row, operands.even_taps, even);
+    add_taps(row + operands.odd, operands.odd_taps, odd);
   }
 #pragma GCC unroll 4
   for (int r = 0; r < MR; ++r) {

@@ -141,18 +141,13 @@ class BlockWeightPacker {
       : gemm_(gemm), from_(from), channels_(from.channels * kBlockChannels - missing) {}
 
   void pack(BFloat16Block* dst, int64_t pitch) const {
-    switch (from_.lane_step) {
-      case 1:
-        return pack_rows<1>(dst, pitch);
-      case 2:
-        return pack_rows<2>(dst, pitch);
-      case 3:
-        return pack_rows<3>(dst, pitch);
-      case 4:
-        return pack_rows<4>(dst, pitch);
-      default:
-        for (int64_t lane = 0; lane < from_.lanes; lane += kPairs, dst += pitch) pack_columns(lane, dst);
-    }
+    with_constant<1, 2, 3, 4, 0>(from_.lane_step, [&](auto step) {
+      if constexpr (step > 0) {
+        pack_rows<step>(dst, pitch);
+      } else {
+        for (int64_t lane = 0; lane < from_.lanes; lane += kPairs) pack_columns(lane, dst + lane / kPairs * pitch);
+      }
+    });
   }
 
  private:

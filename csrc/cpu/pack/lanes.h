@@ -209,7 +209,7 @@ CONV2D_INLINE void prefetch_lanes(const S* src, int64_t lane_step, int64_t lanes
   for (int64_t i = 0; i < lanes * lane_step; i += apart) __builtin_prefetch(src + i);
 }
 
-// The same for any strides.
+// A panel of lanes, of any strides.
 template <class S, class T>
 CONV2D_INLINE void pack_lanes(const LaneSource<S>& from, const Panel<T>& to, bool conj) {
   constexpr int L = Vec<T>::kLanes;

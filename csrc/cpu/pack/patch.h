@@ -98,7 +98,9 @@ template <class S, class T>
 struct PixelCopier {
   static CONV2D_INLINE void copy(const Patch& patch, const Source<S>& source, int64_t /*plane*/,
                                  const SourceRun<S>& from, T* dst, bool conj) {
-    if (patch.order == PatchOrder::kPlanar) {
+    if constexpr (kCopiesWords) {
+      copy_pixels(patch, from, dst, false);
+    } else if (patch.order == PatchOrder::kPlanar) {
       copy_run(from.data, from.step, from.count, dst, conj);
     } else if (patch.order == PatchOrder::kLanes) {
       pack_lanes(LaneSource<S>{from.data, source.group, from.step, source.lanes, from.count},
@@ -115,6 +117,8 @@ struct PixelCopier {
   }
 
  private:
+  // Words of 16 bits are copied as they are where channels are inner and lie side by side.
+  static constexpr bool kCopiesWords = std::is_same_v<S, T> && !std::is_same_v<T, ComputeType<T>>;
   // Pixels whose channels lie side by side. The numbers of channels that groups have, of which a copy is a few
   // instructions, are constants.
   static CONV2D_INLINE void copy_pixels(const Patch& patch, const SourceRun<S>& from, T* dst, bool conj) {
@@ -129,20 +133,13 @@ struct PixelCopier {
   }
 };
 
-// Words of 16 bits as they are, where channels are inner and lie side by side.
-template <class W>
-struct WordCopier {
-  static CONV2D_INLINE void copy(const Patch& patch, const Source<W>&, int64_t, const SourceRun<W>& from, W* dst,
-                                 bool) {
-    for (int64_t x = 0; x < from.count; ++x) {
-      copy_run(from.data + x * from.step, 1, patch.channels, dst + x * patch.col_pitch, false);
-    }
-  }
-};
-template <>
-struct PixelCopier<BFloat16, BFloat16> : WordCopier<BFloat16> {};
-template <>
-struct PixelCopier<Float16, Float16> : WordCopier<Float16> {};
+// Whether whole rows of the source continue one another, in it and in a patch of dense rows.
+template <class S>
+bool rows_are_one_run(const PatchAxis& rows, const PatchAxis& cols, const Source<S>& source) {
+  return rows.runs == 1 && cols.runs == 1 && rows.run_step == 1 && cols.run_step == 1 && cols.first == 0 &&
+         cols.run_length == source.width && source.row == source.col * source.width && rows.first >= 0 &&
+         rows.first + rows.run_length <= source.height;
+}
 
 // All of it is inlined into pack_patch, so that its members stay in registers: rows are short, and calls would cost as
 // much as copying.
@@ -188,13 +185,9 @@ class PatchPacker {
   // channels at once.
   bool all_at_once() const { return interleaved_ || transposed_; }
 
-  // Whole rows that continue one another, in the source and in the patch, are one run.
   bool rows_join() const {
-    const PatchAxis &rows = patch_.rows, &cols = patch_.cols;
-    return patch_.order == PatchOrder::kPlanar && !transposed_ && rows.runs == 1 && cols.runs == 1 &&
-           rows.run_step == 1 && cols.run_step == 1 && cols.first == 0 && cols.run_length == source_.width &&
-           source_.row == source_.col * source_.width && rows.first >= 0 &&
-           rows.first + rows.run_length <= source_.height && patch_.row_pitch == cols.run_length * patch_.col_pitch;
+    return patch_.order == PatchOrder::kPlanar && !transposed_ && rows_are_one_run(patch_.rows, patch_.cols, source_) &&
+           patch_.row_pitch == patch_.cols.run_length * patch_.col_pitch;
   }
 
   CONV2D_INLINE void pack_plane(int64_t plane, const S* from, T* to) const {

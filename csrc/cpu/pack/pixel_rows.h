@@ -26,17 +26,17 @@ CONV2D_INLINE void copy_words(const BFloat16* src, int64_t step, int64_t n, BFlo
 }
 
 // The zero-padded piece of the input that a segment's pixels meet, [image][channel][row][col], as it is stored.
-struct PixelPatch {
-  PatchAxis rows, cols;
-  int64_t images, channels;
-  int64_t image_pitch, channel_pitch, row_pitch;
-};
-inline PixelPatch lay_out_pixel_patch(const PatchAxis& rows, const PatchAxis& cols, int64_t images, int64_t channels) {
-  return {rows, cols, images, channels, channels * rows.size * cols.size, rows.size * cols.size, cols.size};
+inline Patch lay_out_pixel_patch(const PatchAxis& rows, const PatchAxis& cols, int64_t images, int64_t channels) {
+  Patch patch{PatchOrder::kPlanar, rows, cols, images, channels, 0, 0, 0, 0};
+  patch.col_pitch = 1;
+  patch.row_pitch = cols.size;
+  patch.channel_pitch = rows.size * cols.size;
+  patch.image_pitch = channels * patch.channel_pitch;
+  return patch;
 }
 
 // A row of all channels: `count` pixels, `step` words apart in the source, to planes of the patch.
-CONV2D_INLINE void copy_row_of_channels(const PixelPatch& patch, const Source<BFloat16>& source, const BFloat16* src,
+CONV2D_INLINE void copy_row_of_channels(const Patch& patch, const Source<BFloat16>& source, const BFloat16* src,
                                         int64_t step, int64_t count, BFloat16* dst) {
   if (source.channel == 1 && patch.channels > 1) {
     for (int64_t c = 0; c < patch.channels; c += 32) {
@@ -53,15 +53,12 @@ CONV2D_INLINE void copy_row_of_channels(const PixelPatch& patch, const Source<BF
   }
 }
 
-inline void pack_pixel_patch(const PixelPatch& patch, const Source<BFloat16>& source, BFloat16* dst) {
+inline void pack_pixel_patch(const Patch& patch, const Source<BFloat16>& source, BFloat16* dst) {
   const PatchAxis &rows = patch.rows, &cols = patch.cols;
   const auto clear = [&](BFloat16* to, int64_t n) {
     for (int64_t c = 0; c < patch.channels && n > 0; ++c) fill_zero(to + c * patch.channel_pitch, n);
   };
-  // Whole rows that continue one another, in the source and in the patch, are one run.
-  const bool joined = rows.runs == 1 && cols.runs == 1 && rows.run_step == 1 && cols.run_step == 1 && cols.first == 0 &&
-                      cols.run_length == source.width && source.row == source.col * source.width && rows.first >= 0 &&
-                      rows.first + rows.run_length <= source.height;
+  const bool joined = rows_are_one_run(rows, cols, source);
   for (int64_t image = 0; image < patch.images; ++image) {
     BFloat16* to = dst + image * patch.image_pitch;
     if (joined) {
@@ -100,8 +97,8 @@ struct TapCounts {
 };
 
 // For each (channel, i, j) the segment's pixels, `steps` blocks of them.
-inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const TapCounts& taps,
-                            const BFloat16* patch_data, int64_t steps, BFloat16Block* rows) {
+inline void copy_pixel_rows(const Patch& patch, const Tile& segment, const TapCounts& taps, const BFloat16* patch_data,
+                            int64_t steps, BFloat16Block* rows) {
   const int64_t step = segment.cols > 1 ? patch.cols.position_pitch : 1;
   const int64_t filled = segment.pixels(), length = steps * kBlockChannels;
   const int64_t pitch = patch.rows.position_pitch * patch.row_pitch;
@@ -115,9 +112,7 @@ inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const 
   for (int64_t c = 0; c < patch.channels; ++c) {
     for (int64_t i = 0; i < taps.rows; ++i) {
       for (int64_t j = 0; j < taps.cols; ++j, to += length) {
-        const BFloat16* const tap = patch_data + c * patch.channel_pitch +
-                                    (i * patch.rows.tap_pitch + patch.rows.shift) * patch.row_pitch +
-                                    j * patch.cols.tap_pitch + patch.cols.shift;
+        const BFloat16* const tap = patch_data + patch.tap_offset(c, i, j);
         BFloat16* d = to;
         for (int64_t n = 0; n < segment.images; ++n) {
           const BFloat16* from = tap + n * patch.image_pitch;
@@ -142,14 +137,14 @@ inline void copy_pixel_rows(const PixelPatch& patch, const Tile& segment, const 
 }
 
 // The same from the source, by way of the patch, which `patch_data` has room for. Of one tap the patch is these rows.
-inline void pack_pixel_rows(const PixelPatch& patch, const Source<BFloat16>& source, const Tile& segment,
+inline void pack_pixel_rows(const Patch& patch, const Source<BFloat16>& source, const Tile& segment,
                             const TapCounts& taps, BFloat16* patch_data, int64_t steps, BFloat16Block* rows) {
   if (taps.rows * taps.cols > 1) {
     pack_pixel_patch(patch, source, patch_data);
     return copy_pixel_rows(patch, segment, taps, patch_data, steps, rows);
   }
   const int64_t length = steps * kBlockChannels;
-  PixelPatch direct = patch;
+  Patch direct = patch;
   direct.image_pitch = segment.rows * segment.cols;
   direct.channel_pitch = length;
   pack_pixel_patch(direct, source, rows->channel);

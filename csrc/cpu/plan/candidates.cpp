@@ -38,7 +38,6 @@ constexpr int64_t kShortSum = 64;
 // The rows of a product of matrices, for kRows and kColumns.
 const char* refuse_few_rows(const ConvGemm& g, DType dtype, const VectorShape& vector, int64_t most) {
   if (!vector.interleaves || !is_floating(dtype)) return kNotCompiled;
-  if (!g.is_matmul) return "not a product of matrices";
   if ((g.batch != 1 && g.cols != 1) || g.destination_m != 1) return "rows that follow no single stride, or lie apart";
   if (g.starts_from_bias()) return "a sum that starts from its bias";
   return g.batch * g.cols <= most ? nullptr : "from so many rows on packing the other factor pays";
@@ -47,7 +46,7 @@ const char* refuse_few_rows(const ConvGemm& g, DType dtype, const VectorShape& v
 const char* refuse_columns(const ConvGemm& g, DType dtype, const VectorShape& vector) {
   if (const char* const reason = refuse_few_rows(g, dtype, vector, kMostColumnRows)) return reason;
   if (g.missing != 0) return "an odd number of products, which are taken in pairs";
-  return g.weight_c == g.per_step && g.source_c % g.per_step == 0 ? nullptr : "the other factor doesn't lie along k";
+  return g.weight_c == g.per_step ? nullptr : "the other factor doesn't lie along k";
 }
 
 const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vector) {
@@ -65,7 +64,7 @@ const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vecto
   return g.batch <= (far ? kMaxRowImagesFar : kMaxRowImages) ? nullptr : "from this batch on packing the weight pays";
 }
 
-const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector, int) {
+const char* refuse_depthwise(const ConvGemm& g, const VectorShape& vector) {
   if (!vector.interleaves) return kNotCompiled;
   if (g.m != 1 || g.channels != 1) return "a group has several channels";
   if (g.groups < vector.lanes) return "fewer groups than a vector has lanes";
@@ -74,7 +73,7 @@ const char* refuse_depthwise(const ConvGemm& g, DType, const VectorShape& vector
   return one_segment ? nullptr : "the taps make several segments, or none";
 }
 
-const char* refuse_groups(const ConvGemm& g, DType, const VectorShape& vector, int num_threads) {
+const char* refuse_groups(const ConvGemm& g, const VectorShape& vector, int num_threads) {
   const bool side_by_side = g.source_c == 1 && g.destination_m == 1;
   if (g.result_taps() != 1 || !lanes_are_groups(g.groups, g.m, g.channels, vector)) return kFewerLanesAtWork;
   if (side_by_side && g.m > 1 && g.taps() == 0) return "zeros, which are stored as they are";
@@ -96,7 +95,7 @@ const char* refuse_groups_of_pairs(const ConvGemm& g, const VectorShape& vector,
   return occupies(num_threads, g.groups, g.batch * g.pixels(), vector) ? nullptr : kFewItems;
 }
 
-const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector, int) {
+const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector) {
   if (!vector.interleaves) return kNotCompiled;
   if (g.m > kMostFewPlanes || g.channels < 2) return "more than four result channels, or one source channel";
   if (!reads_whole_planes(g) || g.destination_col != 1 || g.result_taps() != 1) {
@@ -113,13 +112,13 @@ const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vec
   return panels_keep_up && in_caches ? "panels of pixels are faster where the source lies in caches" : nullptr;
 }
 
-const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vector, int) {
+const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vector) {
   if (!vector.interleaves) return kNotCompiled;
   // Along a row the pixels of a patch are neighbours unless there are taps that a stride skips between.
   const bool neighbours = g.axis_w.step == 1 || g.taps_w == 1;
   const int64_t depth = g.channels * g.taps();
   if (!neighbours) return "pixels of a row are not neighbours in the patch";
-  if (vector.max_vectors < 2 || depth == 0 || g.result_taps() != 1) return "no products, or the result is taps";
+  if (depth == 0 || g.result_taps() != 1) return "no products, or the result is taps";
   if (goes_by_columns(g, block_k(g, vector.limits), vector, size_of(dtype))) return nullptr;
   const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
   const bool pointwise = g.taps() == 1;
@@ -157,18 +156,6 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
   return over_pixels * advantage > over_channels * (one_wide_vector ? 0.88 : 1.0) ? nullptr : kDearer;
 }
 
-const char* accept(const ConvGemm&, DType, const VectorShape&, int) { return nullptr; }
-
-struct GemmCandidate {
-  Driver driver;
-  const char* (*refuse)(const ConvGemm&, DType, const VectorShape&, int num_threads);
-};
-// Of a GEMM whose rows are joined where they can be.
-constexpr GemmCandidate kGemmCandidates[] = {
-    {Driver::kDepthwise, refuse_depthwise}, {Driver::kGroups, refuse_groups}, {Driver::kPlanes, refuse_planes},
-    {Driver::kPixels, refuse_pixels},       {Driver::kGemm, accept},
-};
-
 // Whether a step of a GEMM's sums takes a pair of products, or an AMX tile's 32.
 bool in_pairs(const ConvGemm& gemm, const IsaShape& isa) { return isa.has_pairs && takes_pairs(gemm); }
 bool in_tiles(const ConvGemm& gemm, const IsaShape& isa) { return isa.has_amx && takes_amx(gemm, gemm.axis_w); }
@@ -185,6 +172,12 @@ struct Tasks {
   bool takes(Driver driver, const char* refusal) const {
     if (refusal != nullptr && refusals != nullptr) refusals->push_back({driver, refusal});
     return refusal == nullptr;
+  }
+
+  // The same of AMX. Where it is not there, or not used, no_amx says why, where that is worth saying.
+  bool takes_amx_tiles(Driver driver, bool fits, const char* refusal) const {
+    if (isa.no_amx != nullptr) return takes(driver, isa.no_amx);
+    return isa.has_amx && takes(driver, fits ? nullptr : refusal);
   }
 
   void visit(Driver driver) const { visitor({driver, &call}); }
@@ -224,41 +217,34 @@ struct Tasks {
         return visit_rows(&operands, row_products(operands, limits, Along::kK));
       }
     }
-    if (isa.has_amx || isa.no_amx != nullptr) {
-      const char* const refusal = amx ? nullptr : "few channels, a patch layer, or one pixel";
-      if (takes(Driver::kAmx, isa.has_amx ? refusal : isa.no_amx)) {
-        return visit(Driver::kAmx, in_blocks(join_rows_of_planes(gemm)));
-      }
+    if (takes_amx_tiles(Driver::kAmx, amx, "few channels, a patch layer, or one pixel")) {
+      return visit(Driver::kAmx, in_blocks(join_rows_of_planes(gemm)));
     }
     if (pairs && takes(Driver::kPairsOfGroups, refuse_groups_of_pairs(gemm, isa.pairs, num_threads))) {
       return visit(Driver::kPairsOfGroups, in_steps(gemm, 2));
     }
-    if (isa.has_pairs) {
-      if (takes(Driver::kPairs,
-                pairs ? nullptr : "few channels, a patch layer, one pixel, or phases of narrow groups")) {
-        return visit(Driver::kPairs, in_steps(gemm, 2));
-      }
-    }
+    const char* const no_pairs = pairs ? nullptr : "few channels, a patch layer, one pixel, or phases of narrow groups";
+    if (isa.has_pairs && takes(Driver::kPairs, no_pairs)) return visit(Driver::kPairs, in_steps(gemm, 2));
     if (call.allow_winograd) {
       if (takes(Driver::kWinograd, refuse_winograd(gemm, call.dtype))) return visit(Driver::kWinograd, gemm);
     } else if (refusals != nullptr && refuse_winograd(gemm, call.dtype) == nullptr) {
       takes(Driver::kWinograd, "not asked for: conv2d_ext.allow_winograd");
     }
     const ConvGemm joined = join_rows_of_planes(gemm);
-    for (const GemmCandidate& candidate : kGemmCandidates) {
-      if (takes(candidate.driver, candidate.refuse(joined, call.dtype, isa.vector, num_threads))) {
-        return candidate.driver == Driver::kDepthwise ? visit_depthwise(joined) : visit(candidate.driver, joined);
-      }
-    }
+    const VectorShape& vector = isa.vector;
+    if (takes(Driver::kDepthwise, refuse_depthwise(joined, vector))) return visit_depthwise(joined);
+    if (takes(Driver::kGroups, refuse_groups(joined, vector, num_threads))) return visit(Driver::kGroups, joined);
+    if (takes(Driver::kPlanes, refuse_planes(joined, call.dtype, vector))) return visit(Driver::kPlanes, joined);
+    if (takes(Driver::kPixels, refuse_pixels(joined, call.dtype, vector))) return visit(Driver::kPixels, joined);
+    visit(Driver::kGemm, joined);
   }
 };
 
 void visit_forward(const Tasks& tasks) {
   const ConvGemm whole = forward_gemm(tasks.call);
   if (sums_as_dots(whole, tasks.call.dtype)) return tasks.visit(Driver::kDot, whole);
-  const Conv2dProblem& p = tasks.call.problem;
-  const GatheredAxis h{p.rows(), p.kernel_h, p.out_h, p.in_h}, w{p.cols(), p.kernel_w, p.out_w, p.in_w};
-  if (tasks.isa.has_amx && multiplies_padding(whole, h, w)) return tasks.visit_candidate(whole);
+  if (tasks.isa.has_amx && multiplies_padding(whole, gathered_rows(whole), gathered_cols(whole)))
+    return tasks.visit_candidate(whole);
   const bool in_bands =
       for_each_forward_gemm(tasks.call, whole, [&](const ConvGemm& gemm) { tasks.visit_candidate(gemm); });
   if (in_bands) tasks.visit(Driver::kPadding);
@@ -413,16 +399,12 @@ void visit_grad_weight(const Tasks& tasks) {
   if (tasks.takes(Driver::kRows, refuse_weight_rows(call, vector))) {
     return tasks.visit_rows(nullptr, weight_row_products(call, vector.limits));
   }
-  if (tasks.isa.has_amx || tasks.isa.no_amx != nullptr) {
-    const char* const refusal = takes_amx_weight(call.problem) ? nullptr : "few channels, or one output pixel";
-    if (tasks.takes(Driver::kWeightAmx, tasks.isa.has_amx ? refusal : tasks.isa.no_amx)) {
-      return tasks.visit(Driver::kWeightAmx);
-    }
+  const char* const kTooFew = "few channels, or one output pixel";
+  if (tasks.takes_amx_tiles(Driver::kWeightAmx, takes_amx_weight(call.problem), kTooFew)) {
+    return tasks.visit(Driver::kWeightAmx);
   }
-  if (tasks.isa.has_pairs) {
-    const char* const refusal = takes_pairs_weight(call.problem) ? nullptr : "few channels, or one output pixel";
-    if (tasks.takes(Driver::kWeightPairs, refusal)) return tasks.visit(Driver::kWeightPairs);
-  }
+  const char* const no_pairs = takes_pairs_weight(call.problem) ? nullptr : kTooFew;
+  if (tasks.isa.has_pairs && tasks.takes(Driver::kWeightPairs, no_pairs)) return tasks.visit(Driver::kWeightPairs);
   if (tasks.takes(Driver::kWeightDepthwise, refuse_weight_depthwise(call, vector))) {
     return tasks.visit(Driver::kWeightDepthwise);
   }

@@ -401,8 +401,7 @@ void visit_phases(const Call& call, const GemmVisitor& visit) {
 }  // namespace
 
 bool for_each_forward_gemm(const Call& call, const ConvGemm& whole, const GemmVisitor& visit) {
-  const Conv2dProblem& p = call.problem;
-  const GatheredAxis rows{p.rows(), p.kernel_h, p.out_h, p.in_h}, cols{p.cols(), p.kernel_w, p.out_w, p.in_w};
+  const GatheredAxis rows = gathered_rows(whole), cols = gathered_cols(whole);
   if (!cuts_bands(rows, cols)) {
     visit(whole);
     return false;
@@ -445,7 +444,7 @@ bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorS
   // Share of the lanes at work. A single vector of result channels leaves the micro-kernel six chains of additions
   // where the FMA units want eight.
   const int64_t lanes = vector.lanes;
-  if (groups < 2 || lanes < 2 || channels > 16) return false;
+  if (groups < 2 || channels > 16) return false;
   double over_m = double(m) / double(round_up(m, lanes));
   if (m <= lanes && vector.max_vectors > 1) over_m *= 0.75;
   return double(groups) / double(round_up(groups, lanes)) > over_m;

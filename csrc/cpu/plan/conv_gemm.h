@@ -63,6 +63,10 @@ struct ConvGemm : ImageGemm {
   bool starts_from_bias() const { return channels * taps() <= kBiasFirstProducts && per_step != kBlockChannels; }
 };
 
+// The axes of a GEMM's source as its positions and taps gather them.
+inline GatheredAxis gathered_rows(const ConvGemm& gemm) { return {gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h}; }
+inline GatheredAxis gathered_cols(const ConvGemm& gemm) { return {gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w}; }
+
 // The GEMM as kernels take it whose step of a sum is so many neighbouring channels (takes_pairs), or a row of an AMX
 // tile (takes_amx).
 ConvGemm in_steps(const ConvGemm& gemm, int64_t channels);
@@ -120,7 +124,7 @@ bool for_each_forward_gemm(const Call& call, const ConvGemm& whole, const GemmVi
 // writes zeros, before the others.
 void for_each_grad_input_gemm(const Call& call, const GemmVisitor& visit);
 
-// Or, of one output pixel and a weight whose rows are runs, one GEMM with a result channel for each element of a row:
+// Of one output pixel and a weight whose rows are runs: one GEMM with a result channel for each element of a row:
 // patches. Where their elements go, it doesn't say: its destination strides within an image mean nothing.
 ConvGemm patch_gemm(const Call& call);
 

@@ -148,11 +148,11 @@ bool takes_pairs_weight(const Conv2dProblem& p) {
   return p.out_channels_per_group() >= least && takes_amx_weight(p);
 }
 
-bool is_patch_layer(const KernelSteps& k) {
+bool is_patch_layer(const Conv2dProblem& p) {
   // With fewer taps in a row, planes written with gaps cost less than pieces of rows so short.
   constexpr int64_t kLeastTapsOfRow = 4;
-  return k.kernel_w >= kLeastTapsOfRow && grad_input_tap_step(k.stride_h, k.dilation_h) >= k.kernel_h &&
-         grad_input_tap_step(k.stride_w, k.dilation_w) >= k.kernel_w;
+  return p.kernel_w >= kLeastTapsOfRow && grad_input_tap_step(p.stride_h, p.dilation_h) >= p.kernel_h &&
+         grad_input_tap_step(p.stride_w, p.dilation_w) >= p.kernel_w;
 }
 
 bool sums_as_dots(const ImageGemm& gemm, DType dtype) {

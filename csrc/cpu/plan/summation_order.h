@@ -167,13 +167,7 @@ constexpr int64_t kWinogradLeastChannels = 16, kWinogradMostChannels = 2048, kWi
 // Whether the input gradient is one GEMM with a result channel for every (channel, tap), as in patch layers, whose taps
 // meet nowhere; else it has a GEMM for each phase of the stride. Phases multiply infinite weights by the zeros beyond
 // grad_output's border, and the one GEMM has no such products.
-struct KernelSteps {
-  int64_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
-};
-bool is_patch_layer(const KernelSteps& kernel);
-inline bool is_patch_layer(const Conv2dProblem& p) {
-  return is_patch_layer(KernelSteps{p.kernel_h, p.kernel_w, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w});
-}
+bool is_patch_layer(const Conv2dProblem& p);
 
 // One axis of a GEMM whose taps may lie outside the source, which has `size` coordinates.
 struct GatheredAxis {

@@ -33,7 +33,7 @@ inline DepthwiseRow depthwise_row(const ConvGemm& gemm) {
 }
 // The rows of taps that depthwise_ukernel is compiled for. Others go through gemm_ukernel, as do rows whose runs have
 // too few of the `cols` pixels for accumulators that don't wait for one another.
-inline bool has_depthwise_ukernel(int64_t taps_w, int64_t step) {
+constexpr bool has_depthwise_ukernel(int64_t taps_w, int64_t step) {
   if (taps_w == 3 || taps_w == 5 || taps_w == 7) return step == 1 || step == 2;
   return step == 1 && (taps_w == 1 || taps_w == 2 || taps_w == 4);
 }

@@ -18,11 +18,7 @@ void cut_pixels(const ConvGemm& gemm, int64_t groups, int64_t target, int num_th
   t.tile_images = 1;
   t.tile_rows = min64(max_rows, gemm.rows);
   if (gemm.rows <= max_rows && tiles_w == 1) {
-    t.tile_images = even_piece(gemm.batch, target * 4 / 3 / (gemm.rows * gemm.cols));
-    // No fewer tiles than threads while there are images.
-    if (div_up(gemm.batch, t.tile_images) * groups < num_threads) {
-      t.tile_images = even_piece(gemm.batch, gemm.batch * groups / num_threads);
-    }
+    t.tile_images = images_of_tile(gemm, groups, target * 4 / 3 / (gemm.rows * gemm.cols), num_threads);
   } else {
     // Of the row counts near the target, the one whose last round leaves the fewest threads idle.
     double best_cost = 1e300;

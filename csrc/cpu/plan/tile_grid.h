@@ -82,6 +82,13 @@ inline bool threads_would_idle(int64_t items, int num_threads) {
   return has_few_items(items, num_threads) && items % num_threads != 0;
 }
 
+// Images of a tile, of `most`: no fewer tiles than threads while there are images.
+inline int64_t images_of_tile(const ConvGemm& gemm, int64_t groups, int64_t most, int num_threads) {
+  const int64_t images = even_piece(gemm.batch, most);
+  if (div_up(gemm.batch, images) * groups >= num_threads) return images;
+  return even_piece(gemm.batch, gemm.batch * groups / num_threads);
+}
+
 // Cuts for threads are chosen by estimates. In cycles, in each of which a core multiplies and adds one vector:
 constexpr double kItemCycles = 3000;   // what a work item takes by itself
 constexpr double kWakeCycles = 10000;  // what waking threads takes, where there are several items

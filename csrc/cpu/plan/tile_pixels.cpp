@@ -10,24 +10,15 @@ namespace limit = limits::tiling;
 
 namespace {
 
-// Whether `depth` cache lines that are `pitch` bytes apart fit half of an L1 of 64 sets and 8 ways; the other half is
-// for the next panel, which is asked for meanwhile, the weights and the sums. Planes whose size is a multiple of a
-// large power of two fall into few sets.
-bool planes_fit_l1(int64_t pitch, int64_t depth) {
-  const int64_t aligned = max64(64, min64(pitch & -pitch, 4096));
-  return depth <= 4 * (4096 / aligned);
+// Whether `depth` runs of so many cache lines, `pitch` bytes apart, fit so many ways of an L1 of 64 sets. Planes whose
+// size is a multiple of a large power of two fall into few sets.
+bool planes_fit_l1(int64_t pitch, int64_t depth, int64_t lines, int64_t ways) {
+  const int64_t aligned = max64(64 * lines, min64(pitch & -pitch, 4096));
+  return depth <= ways * (4096 / aligned);
 }
 
 // Ways of an L1 of 64 sets: 12 since Ice Lake and Zen 5, 8 before; 0 where the system doesn't tell.
 int64_t l1_ways() { return l1_bytes() / 4096; }
-
-// Whether a panel of four vectors of a line each leaves two ways free, for the next panel, weights and sums. In planes
-// of whole lines no load crosses lines. On an Intel Xeon with 12 ways reading in place was up to 1.5 times as fast as a
-// copy, though what is asked for meanwhile finds less room.
-bool line_panels_fit_l1(int64_t pitch, int64_t depth) {
-  const int64_t aligned = max64(4 * 64, min64(pitch & -pitch, 4096));
-  return depth <= (l1_ways() - 2) * (4096 / aligned);
-}
 
 // Whether a result channel's weights of a segment are neighbours, in the order of k.
 bool segments_are_contiguous(const ConvGemm& gemm, const KBlocking& k) {
@@ -44,15 +35,19 @@ bool reads_pixels_in_place(const ConvGemm& gemm, const KBlocking& k, const Vecto
   if (gemm.m <= pixel_rows(vector)) return true;
   const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size);
   const bool lines = vector.lanes * storage_size == 64 && l1_ways() >= 12;
-  if (lines && plane_bytes % 64 == 0) return line_panels_fit_l1(plane_bytes, k.segment_channels);
+  // In planes of whole lines no load crosses lines. A panel of four vectors leaves two ways free for the next panel,
+  // weights and sums: on an Intel Xeon with 12 ways reading in place was up to 1.5 times as fast as a copy, though what
+  // is asked for meanwhile finds less room.
+  if (lines && plane_bytes % 64 == 0) return planes_fit_l1(plane_bytes, k.segment_channels, 4, l1_ways() - 2);
   // Planes off the borders of 16 bytes have nearly every other vector of 32 in two cache lines, those off the borders
   // of a line most vectors of 64: many channels had better read a copy.
   const bool few_cross = !lines && plane_bytes % 16 == 0;
-  return planes_fit_l1(plane_bytes, k.segment_channels) && (few_cross || gemm.m < limit::kLeastChannelsToAlign);
+  // Half of 8 ways is for what is asked for meanwhile, the weights and the sums.
+  return planes_fit_l1(plane_bytes, k.segment_channels, 1, 4) && (few_cross || gemm.m < limit::kLeastChannelsToAlign);
 }
 
 bool goes_by_columns(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size) {
-  if (!vector.interleaves || gemm.taps() != 1 || gemm.source_c != 1 || gemm.channels < vector.lanes) return false;
+  if (gemm.taps() != 1 || gemm.source_c != 1 || gemm.channels < vector.lanes) return false;
   // Of other types than float32 five and six results are faster with vectors over them.
   constexpr int64_t kMostOfOtherTypes = 4;
   const bool is_float32 = storage_size == 4 && vector.element_size == 4;

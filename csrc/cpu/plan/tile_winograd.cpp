@@ -43,15 +43,8 @@ struct WinogradTiler {
     double least = 1e300;
     for (int64_t tile_rows = min64(most_rows, rows); tile_rows > most_rows / 2 || tile_rows == rows; --tile_rows) {
       if (tile_rows != even_piece(rows, tile_rows)) continue;
-      if (tile_rows == rows && tile_cols == cols) {
-        t.tile_images = even_piece(gemm.batch, target * 5 / 4 / (rows * cols));
-        // No fewer tiles than threads while there are images.
-        if (div_up(gemm.batch, t.tile_images) * gemm.groups < num_threads) {
-          t.tile_images = even_piece(gemm.batch, gemm.batch * gemm.groups / num_threads);
-        }
-      } else {
-        t.tile_images = 1;
-      }
+      const bool whole = tile_rows == rows && tile_cols == cols;
+      t.tile_images = whole ? images_of_tile(gemm, gemm.groups, target * 5 / 4 / (rows * cols), num_threads) : 1;
       t.tile_rows = min64(2 * tile_rows, gemm.rows);
       t.squares = t.tile_images * tile_rows * tile_cols;
       t.count_tiles(gemm);

@@ -52,8 +52,8 @@ inline void check_pixel_rows() {
     fill(memory, random);
     const Tile segment{0, d[kImage].size, 0, p, 0, q};
     const int64_t channels = d[kChannel].size, steps = div_up(segment.pixels(), kBlockChannels);
-    const PixelPatch patch = lay_out_pixel_patch(make_patch_axis(h, 0, p, 0, taps_h),
-                                                 make_patch_axis(w, 0, q, 0, taps_w), segment.images, channels);
+    const Patch patch = lay_out_pixel_patch(make_patch_axis(h, 0, p, 0, taps_h), make_patch_axis(w, 0, q, 0, taps_w),
+                                            segment.images, channels);
     describe("%d x %d x %d pixels of steps %d, %d, %d x %d taps, %d channels, strides %d, %d, %d, %d",
              int(segment.images), int(p), int(q), int(h.step), int(w.step), int(taps_h), int(taps_w), int(channels),
              int(d[kImage].stride), int(d[kChannel].stride), int(d[kRow].stride), int(d[kCol].stride));
