@@ -32,8 +32,13 @@ def enable_batch_invariant() -> None: ...
 def disable_batch_invariant() -> None: ...
 def is_batch_invariant() -> bool: ...  # in this thread
 def is_enabled() -> bool: ...  # in the process
+def settle_recorded_results(  # strides and types of what a recorded call returns
+    name: str, arguments: Sequence[Tensor | None], results: Sequence[Tensor | None]
+) -> list[Tensor | None]: ...
 def leave_traced_contexts() -> None: ...  # those that a failed trace left behind
-def use_winograd_setting(setting: object) -> None: ...  # whose `allowed` says what calls may do
+def use_winograd_setting(  # whose `allowed` says what calls may do; before it is set: first
+    setting: object, first: bool
+) -> None: ...
 def swap_invariance_state(
     contexts: int,  # that this thread is in
     traced: int,  # contexts of a function that it is tracing

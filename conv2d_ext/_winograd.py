@@ -21,19 +21,17 @@ def _environment_allows() -> bool:
 _FIRST = _environment_allows()
 
 
-class _Setting(threading.local):
-    """A thread's setting, which begins as the environment says.
-
-    torch.compile guards what it reads of Python's attributes: a function is compiled anew where
-    this one has changed. The compiled module reads it, too.
-    """
-
-    def __init__(self) -> None:
-        self.allowed = _FIRST
+# A thread's setting: `allowed`, which begins as the environment says. torch.compile guards what it
+# reads of Python's attributes: a function is compiled anew where this one has changed. The compiled
+# module reads it, too. (No class of our own: torch 2.15 loses what a compiled function writes to an
+# object of a class that is made from threading.local.)
+_setting = threading.local()
+_C.use_winograd_setting(_setting, _FIRST)
 
 
-setting = _Setting()
-_C.use_winograd_setting(setting)
+def is_allowed() -> bool:
+    """Whether this thread's calls may take Winograd's."""
+    return getattr(_setting, "allowed", _FIRST)
 
 
 class allow_winograd:
@@ -69,11 +67,11 @@ class allow_winograd:
         if not isinstance(mode, bool):
             raise TypeError(f"allow_winograd(): mode must be bool, not {type(mode).__name__}")
         self.mode = mode
-        self._before = setting.allowed
-        setting.allowed = mode
+        self._before = is_allowed()
+        _setting.allowed = mode
 
     def __enter__(self) -> allow_winograd:
-        setting.allowed = self.mode
+        _setting.allowed = self.mode
         return self
 
     def __exit__(
@@ -82,4 +80,4 @@ class allow_winograd:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        setting.allowed = self._before
+        _setting.allowed = self._before

@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _C, _build_info
 from . import ops as ops  # registers the ops' vmap rules
-from ._winograd import setting as winograd_setting
+from ._winograd import is_allowed as allows_winograd
 
 
 def conv2d(
@@ -54,7 +54,7 @@ def conv2d(
             weight,
             bias,
             *_hyper_parameters(weight, stride, padding, dilation, groups),
-            winograd_setting.allowed,
+            allows_winograd(),
         )
     return _C.conv2d(input, weight, bias, stride, padding, dilation, groups)
 

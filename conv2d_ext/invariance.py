@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -35,14 +35,27 @@ def _let_higher_order_ops_pass() -> None:
 
 def _describe_recorded_calls() -> None:
     """A compiler that asks what a recorded call returns (csrc/invariance_compiled.cpp) is told what
-    PyTorch's does on that device. On tensors of the meta device it might return another.
+    PyTorch's does on that device, with the strides and types that the call gives it. On tensors of
+    the meta device it might return another.
     """
+
+    def fake_of(op: Any, name: str) -> Callable[..., Any]:
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            result = op(*args, **kwargs)
+            tensors = [a if torch.is_tensor(a) else None for a in args]
+            results = _C.settle_recorded_results(
+                name, tensors, [result] if torch.is_tensor(result) else list(result)
+            )
+            return results[0] if torch.is_tensor(result) else tuple(results)
+
+        return fake
+
     prefix = "conv2d_ext::eager_"
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith(prefix):
             function, _, overload = name.removeprefix(prefix).partition(".")
             op = getattr(getattr(torch.ops.aten, function), overload or "default")
-            torch.library.register_fake(name, op)
+            torch.library.register_fake(name, fake_of(op, name.removeprefix(prefix)))
 
 
 _let_higher_order_ops_pass()

@@ -43,10 +43,12 @@ namespace py = pybind11;
 // of torch.compile can read (conv2d_ext/_winograd.py)
 
 PyObject* winograd_setting = nullptr;  // as long as the process
+bool winograd_first = false;           // what a thread's is before it is set
 
-void use_winograd_setting(const py::object& setting) {
+void use_winograd_setting(const py::object& setting, bool first) {
   Py_XDECREF(winograd_setting);
   winograd_setting = setting.inc_ref().ptr();
+  winograd_first = first;
 }
 
 // Of this thread, which holds the GIL.
@@ -56,10 +58,17 @@ bool allows_winograd() {
   }
   static PyObject* const name = PyUnicode_InternFromString("allowed");
   const auto allowed = py::reinterpret_steal<py::object>(PyObject_GetAttr(winograd_setting, name));
-  if (!allowed) {
+  if (allowed) {
+    return allowed.ptr() == Py_True;
+  }
+  if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
     throw python_error();
   }
-  return allowed.ptr() == Py_True;
+  PyErr_Clear();
+  if (PyObject_SetAttr(winograd_setting, name, winograd_first ? Py_True : Py_False) != 0) {
+    throw python_error();
+  }
+  return winograd_first;
 }
 
 // ---- the convolutions and linear, with the arguments of torch.nn.functional. Written without pybind11, whose argument
@@ -511,6 +520,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_batch_invariant", &is_batch_invariant);
   m.def("is_enabled", &is_enabled);
   m.def("leave_traced_contexts", &leave_traced_contexts);
+  m.def("settle_recorded_results", &settle_recorded_results);
   m.def("use_winograd_setting", &use_winograd_setting);
   m.def("swap_invariance_state", [](int contexts, int traced, bool joined, bool kept_out) {
     const InvarianceState before = swap_invariance_state({contexts, traced, joined, kept_out});

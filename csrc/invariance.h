@@ -13,7 +13,12 @@
 // below torch.func's keys that is free too, DeferredInit, is left out at every level of a transform.)
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKey.h>
+
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "export.h"
 
@@ -47,5 +52,11 @@ CONV2D_EXT_EXPORT InvarianceState swap_invariance_state(const InvarianceState& s
 
 // Of the process.
 CONV2D_EXT_EXPORT bool is_enabled();
+
+// The results of conv2d_ext::eager_<name> from aten's, with the strides and types that it gives them. arguments: those
+// that are tensors.
+CONV2D_EXT_EXPORT std::vector<std::optional<at::Tensor>> settle_recorded_results(
+    const std::string& name, const std::vector<std::optional<at::Tensor>>& arguments,
+    std::vector<std::optional<at::Tensor>> results);
 
 }  // namespace conv2d_ext

@@ -75,6 +75,10 @@ constexpr const char* kEagerOps[] = {
     "_adaptive_avg_pool3d",
     "embedding_dense_backward",
     "_trilinear",
+    "_weight_norm_interface",
+    "_weight_norm_interface_backward",
+    "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
     "index_add",
     "index_put",
     "scatter_add",
@@ -117,11 +121,104 @@ struct Twin : c10::OperatorKernel {
   const c10::OperatorHandle other;
 };
 
+// The mode for calls of this thread, also where a TorchDispatchMode or a tensor's class is at work, which PyTorch
+// calls without the keys above them.
+class InTheMode {
+ public:
+  InTheMode() : excluded_(c10::impl::tls_is_dispatch_key_excluded(kInvarianceKey)), included_(kInvarianceKey) {
+    if (excluded_) c10::impl::tls_set_dispatch_key_excluded(kInvarianceKey, false);
+  }
+  ~InTheMode() {
+    if (excluded_) c10::impl::tls_set_dispatch_key_excluded(kInvarianceKey, true);
+  }
+  InTheMode(const InTheMode&) = delete;
+  InTheMode& operator=(const InTheMode&) = delete;
+
+ private:
+  const bool excluded_;
+  const c10::impl::IncludeDispatchKeyGuard included_;
+};
+
+// The results of a recorded call as a compiler expects them, to whom PyTorch's functions of shapes describe them. Those
+// give some results other strides than PyTorch's kernels do, and other types where a norm's weights have another one
+// than its input. Both are made to follow a rule here, of the arguments that are tensors: results of ops of
+// several tensors lie as the first one does where that is channels_last, else row by row. (Of one tensor, both agree.)
+class SettledResults {
+ public:
+  using Tensors = std::vector<std::optional<Tensor>>;
+
+  // arguments: those that are tensors, the first of all among them.
+  SettledResults(const std::string& aten_name, const Tensors& arguments) {
+    TORCH_INTERNAL_ASSERT(!arguments.empty() && arguments[0].has_value());
+    const Tensor& like = *arguments[0];
+    dims_ = like.dim();
+    if (!like.is_contiguous() && dims_ == 4 && like.is_contiguous(at::MemoryFormat::ChannelsLast)) {
+      format_ = at::MemoryFormat::ChannelsLast;
+    } else if (!like.is_contiguous() && dims_ == 5 && like.is_contiguous(at::MemoryFormat::ChannelsLast3d)) {
+      format_ = at::MemoryFormat::ChannelsLast3d;
+    }
+    const auto type_of = [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < std::min(end, arguments.size()); ++i) {
+        if (arguments[i].has_value() && arguments[i]->defined()) return arguments[i]->scalar_type();
+      }
+      return like.scalar_type();
+    };
+    // Statistics have the type of what is learned; the gradient of an input has the input's.
+    if (aten_name == kAten + "native_layer_norm") types_ = {like.scalar_type(), type_of(2, 4), type_of(2, 4)};
+    if (aten_name == kAten + "native_group_norm") types_ = {like.scalar_type(), type_of(1, 3), type_of(1, 3)};
+    if (aten_name.find("native_batch_norm") != std::string::npos && aten_name.find("backward") == std::string::npos) {
+      types_ = {like.scalar_type(), type_of(1, 5), type_of(1, 5)};
+    }
+    if (aten_name == kAten + "native_group_norm_backward") types_ = {type_of(1, 2)};
+  }
+
+  Tensor settle(size_t number, Tensor result) const {
+    if (!result.defined()) return result;
+    if (number < types_.size()) result = result.to(types_[number]);
+    return result.contiguous(result.dim() == dims_ ? format_ : at::MemoryFormat::Contiguous);
+  }
+
+  static bool settles(const c10::FunctionSchema& schema) {
+    const auto is_tensor = [](const c10::Argument& argument) {
+      return argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor()) ||
+             argument.type()->isSubtypeOf(*c10::ListType::ofOptionalTensors());
+    };
+    const auto& arguments = schema.arguments();
+    return schema.returns().size() > 1 || std::count_if(arguments.begin(), arguments.end(), is_tensor) > 1;
+  }
+
+ private:
+  int64_t dims_ = 0;
+  at::MemoryFormat format_ = at::MemoryFormat::Contiguous;
+  std::vector<at::ScalarType> types_;  // of the first results, where they are known
+};
+
 // aten's op, in the mode. A context that lay inside of a compiled function is over by the time that this runs.
 struct CallEagerly final : Twin {
+  explicit CallEagerly(const c10::OperatorHandle& op) : Twin(op), settles(SettledResults::settles(op.schema())) {}
+  const bool settles;
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const InTheMode mode;
+    if (!settles) return other.callBoxed(stack);
+    const size_t count = other.schema().arguments().size(), results = other.schema().returns().size();
+    SettledResults::Tensors arguments;
+    for (size_t i = 0; i < count; ++i) {
+      const at::IValue& argument = torch::jit::peek(*stack, i, count);
+      arguments.push_back(argument.isTensor() ? std::optional<Tensor>(argument.toTensor()) : std::nullopt);
+    }
+    const SettledResults settled(other.operator_name().name, arguments);
+    other.callBoxed(stack);
+    for (size_t i = 0; i < results; ++i) {
+      at::IValue& result = torch::jit::peek(*stack, i, results);
+      if (result.isTensor()) result = settled.settle(i, result.toTensor());
+    }
+  }
+};
+// The same for vmap, whose strides don't show.
+struct CallBatched final : Twin {
   using Twin::Twin;
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const c10::impl::IncludeDispatchKeyGuard mode(kInvarianceKey);
+    const InTheMode mode;
     other.callBoxed(stack);
   }
 };
@@ -170,6 +267,17 @@ bool resizing_follows_threads(const at::Tensor& image) {
   return image.dim() == 4 && image.sym_size(1).maybe_as_int() == 3;
 }
 
+// Ops that are made of calls that the mode takes, and that PyTorch doesn't take apart. A TorchDispatchMode, or a
+// tensor's class, calls them without the keys above it, so that these calls would not come here: it is given the op's
+// other name, which does.
+bool hides_calls(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
+  constexpr const char* kMadeOfCalls[] = {"aten::_trilinear", "aten::_native_multi_head_attention",
+                                          "aten::_transformer_encoder_layer_fwd"};
+  const std::string& name = op.operator_name().name;
+  return keys.has(c10::DispatchKey::Python) &&
+         std::find(std::begin(kMadeOfCalls), std::end(kMadeOfCalls), name) != std::end(kMadeOfCalls);
+}
+
 // index_put as its kernel below (invariance_indexing.cpp), which a TorchDispatchMode would hide; and what follows the
 // number of threads.
 bool runs_on_one_thread(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
@@ -187,6 +295,8 @@ bool runs_on_one_thread(const c10::OperatorHandle& op, const torch::jit::Stack& 
   if (name == "aten::native_batch_norm_backward") {
     return is_on_cpu(1) && batch_norm_follows_threads(argument(1).toTensor());
   }
+  if (name == "aten::_weight_norm_interface") return is_on_cpu(0);
+  if (name == "aten::_weight_norm_interface_backward") return is_on_cpu(1);
   if (name == "aten::upsample_bilinear2d") return is_on_cpu(0) && resizing_follows_threads(argument(0).toTensor());
   return name == kLayerNormBackward && is_on_cpu(1);
 }
@@ -258,10 +368,17 @@ void record_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const bool mutates = op.operator_name().name == "aten::native_batch_norm" && torch::jit::peek(*stack, 5, 8).toBool();
   // Each level of a transform of torch.func is to see the op that it knows how to batch, or to differentiate. What a
   // level makes of it comes here again, at last below all of them.
-  const bool records = is_recording() && !mutates && !only_stores(op, *stack) && !invariance::is_transformed();
+  const bool records = (is_recording() || hides_calls(op, keys)) && !mutates && !only_stores(op, *stack) &&
+                       !invariance::is_transformed();
   if (!records && op.operator_name().name == kLayerNormBackward) {
     const LayerNormSums sums(*stack);
     if (sums.takes()) return sum_layer_norm(sums, op, keys & invariance::kBelow, stack);
+  }
+  if (!records && op.operator_name().name == "aten::grid_sampler_2d_backward") {
+    // The order in which the input's gradient is summed follows the grid's strides, which may be another's in a batch
+    // of one.
+    at::IValue& grid = torch::jit::peek(*stack, 2, op.schema().arguments().size());
+    grid = grid.toTensor().contiguous();
   }
   const invariance::OneThread alone(!records && runs_on_one_thread(op, *stack));
   op.redispatchBoxed(records ? kAsMaia : keys & invariance::kBelow, stack);
@@ -305,18 +422,19 @@ TORCH_LIBRARY_FRAGMENT(conv2d_ext, m) {
   }
 }
 
+template <class Kernel>
 void call_eagerly(torch::Library& m) {
   for (const char* name : kEagerOps) {
     if (const auto op = find(kAten, name)) {
-      m.impl((std::string("eager_") + name).c_str(), kernel_of<CallEagerly>(*op));
+      m.impl((std::string("eager_") + name).c_str(), kernel_of<Kernel>(*op));
     }
   }
 }
 
-TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) { call_eagerly(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) { call_eagerly<CallEagerly>(m); }
 // Who differentiates or batches a recorded call, as of an exported program, does so with aten's op.
-TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) { call_eagerly(m); }
-TORCH_LIBRARY_IMPL(conv2d_ext, FuncTorchBatched, m) { call_eagerly(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) { call_eagerly<CallEagerly>(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, FuncTorchBatched, m) { call_eagerly<CallBatched>(m); }
 
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   for (const char* name : kEagerOps) {
@@ -339,4 +457,18 @@ TORCH_LIBRARY_IMPL(aten, MAIA, m) {
 }
 
 }  // namespace
+
+std::vector<std::optional<at::Tensor>> settle_recorded_results(const std::string& name,
+                                                               const std::vector<std::optional<at::Tensor>>& arguments,
+                                                               std::vector<std::optional<at::Tensor>> results) {
+  const auto op = find(kAten, name);
+  TORCH_INTERNAL_ASSERT(op.has_value());
+  if (!SettledResults::settles(op->schema())) return results;
+  const SettledResults settled(op->operator_name().name, arguments);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].has_value()) results[i] = settled.settle(i, *results[i]);
+  }
+  return results;
+}
+
 }  // namespace conv2d_ext

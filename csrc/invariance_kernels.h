@@ -47,7 +47,7 @@ bool leaves(DispatchKeySet keys) {
   return has_left();
 }
 
-// The kernel below of a function that PyTorch makes of others, of one or two results.
+// The kernel below of a function that PyTorch makes of others, whose results are tensors.
 template <class Op, class... Arguments>
 auto redispatch_composite(DispatchKeySet keys, const Arguments&... arguments) {
   using Result = decltype(Op::redispatch(keys, arguments...));
@@ -60,8 +60,12 @@ auto redispatch_composite(DispatchKeySet keys, const Arguments&... arguments) {
     return torch::jit::pop(stack).toTensor();
   } else {
     Result result;
-    std::get<1>(result) = torch::jit::pop(stack).toTensor();
-    std::get<0>(result) = torch::jit::pop(stack).toTensor();
+    std::apply(
+        [&](auto&... tensors) {
+          size_t number = 0;
+          ((tensors = torch::jit::peek(stack, number++, sizeof...(tensors)).toTensor()), ...);
+        },
+        result);
     return result;
   }
 }

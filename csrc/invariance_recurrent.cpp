@@ -1,12 +1,11 @@
 // The mode's kernels of LSTM and of GRU over packed sequences.
 //
-// LSTM: PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch. Here its steps are calls that
-// the mode takes. With dropout between layers, which draws by an element's place anyway, a batch is packed: packed
-// sequences PyTorch computes step by step (from torch 2.15 on by oneDNN, too).
+// LSTM: PyTorch gives a batch of sequences to oneDNN, whose gradients follow the batch; from torch 2.15 on packed
+// sequences of one length, too. Here the steps are calls that the mode takes.
 //
-// GRU: a step's hidden state has several uses, whose gradients autograd adds in the order of its graph. PyTorch's graph
-// has a node more where a sequence of the batch ends, after which the others' gradients are added in another order.
-// Here every step has that node.
+// Packed sequences: a step's hidden state has several uses, whose gradients autograd adds in the order of its graph.
+// PyTorch's graph has a node more where a sequence of the batch ends, after which the others' gradients are added in
+// another order. Here every step has that node.
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
@@ -19,11 +18,24 @@ namespace {
 
 using namespace invariance;
 
+// Whether only shapes are asked for, or a graph is traced: there is no data to look at.
+bool has_no_data() {
+  using Key = c10::impl::TorchDispatchModeKey;
+  const auto has = [](Key key) { return c10::impl::TorchDispatchModeTLS::get_mode(key).has_value(); };
+  return has(Key::FAKE) || has(Key::PROXY) || has(Key::FUNCTIONAL);
+}
+
+// Between layers, in training.
+Tensor drop(const Tensor& output, double dropout, bool is_last) {
+  return dropout == 0 || is_last ? output : at::dropout(output, dropout, /*train=*/true);
+}
+
 // Of input (length, batch, features); hx: (h, c), each (layers * directions, batch, hidden or projected). params: for
 // each layer and direction weight_ih, weight_hh, bias_ih and bias_hh where there are biases, weight_hr where h is
 // projected.
 std::tuple<Tensor, Tensor, Tensor> lstm_by_steps(Tensor input, at::TensorList hx, at::TensorList params,
-                                                 bool has_biases, int64_t num_layers, bool bidirectional) {
+                                                 bool has_biases, int64_t num_layers, double dropout,
+                                                 bool bidirectional) {
   const bool is_projected = hx[0].sym_size(2) != hx[1].sym_size(2);
   const int64_t directions = bidirectional ? 2 : 1, count = (has_biases ? 4 : 2) + (is_projected ? 1 : 0);
   const int64_t length = input.sym_size(0).guard_int(__FILE__, __LINE__);
@@ -49,7 +61,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_by_steps(Tensor input, at::TensorList hx
       last_h.push_back(h);
       last_c.push_back(c);
     }
-    input = bidirectional ? at::cat(outputs, -1) : outputs[0];
+    input = drop(bidirectional ? at::cat(outputs, -1) : outputs[0], dropout, layer == num_layers - 1);
   }
   return {input, at::stack(last_h), at::stack(last_c)};
 }
@@ -74,107 +86,182 @@ struct Lstm {
       return at::lstm(cast(input), cast(hx), cast(params), has_biases, num_layers, dropout, train, bidirectional,
                       batch_first);
     }
-    const bool is_traced = is_taken_apart(keys);
-    const bool has_steps = is_traced || (!c10::impl::TorchDispatchModeTLS::any_modes_set() && input.sym_numel() != 0);
-    if (!leaves<Op>(keys) && has_steps && takes_on_cpu(input) && input.dim() == 3 && hx.size() == 2 &&
-        hx[0].dim() == 3 && hx[0].sym_size(1) == input.sym_size(batch_first ? 0 : 1) && (dropout == 0 || !train)) {
-      auto [output, h, c] =
-          lstm_by_steps(batch_first ? input.transpose(0, 1) : input, hx, params, has_biases, num_layers, bidirectional);
-      return {batch_first ? output.transpose(0, 1) : output, h, c};
-    }
-    if (leaves<Op>(keys) || !takes_on_cpu(input) || input.dim() != 3 || input.sym_numel() == 0 ||
-        c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+    const bool has_steps = is_taken_apart(keys) || (!has_no_data() && input.sym_numel() != 0);
+    if (leaves<Op>(keys) || !has_steps || !takes_on_cpu(input) || input.dim() != 3 || hx.size() != 2 ||
+        hx[0].dim() != 3 || hx[0].sym_size(1) != input.sym_size(batch_first ? 0 : 1)) {
       return Op::redispatch(keys & kBelow, input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
                             batch_first);
     }
-    const Tensor steps = batch_first ? input.transpose(0, 1) : input;
-    const int64_t length = steps.size(0), batch = steps.size(1);
-    const Tensor batch_sizes = at::full({length}, batch, at::TensorOptions().dtype(at::kLong));
-    auto [output, h, c] = at::lstm(steps.reshape({length * batch, steps.size(2)}), batch_sizes, hx, params, has_biases,
-                                   num_layers, dropout, train, bidirectional);
-    const Tensor result = output.view({length, batch, output.size(-1)});
-    return {batch_first ? result.transpose(0, 1) : result, h, c};
+    auto [output, h, c] = lstm_by_steps(batch_first ? input.transpose(0, 1) : input, hx, params, has_biases, num_layers,
+                                        train ? dropout : 0, bidirectional);
+    return {batch_first ? output.transpose(0, 1) : output, h, c};
+  }
+};
+
+// ---- packed sequences
+
+using State = std::vector<Tensor>;  // (sequences, features) each
+
+State narrow(const State& state, int64_t first, int64_t count) {
+  State part;
+  for (const Tensor& tensor : state) part.push_back(tensor.narrow(0, first, count));
+  return part;
+}
+State join(at::ArrayRef<State> parts) {
+  State joined;
+  for (size_t i = 0; i < parts[0].size(); ++i) {
+    std::vector<Tensor> tensors;
+    for (const State& part : parts) tensors.push_back(part[i]);
+    joined.push_back(at::cat(tensors));
+  }
+  return joined;
+}
+
+// The parameters of a layer and direction.
+struct Cell {
+  at::TensorList params;
+  bool has_biases;
+  Tensor linear(const Tensor& input, size_t weight) const {
+    return at::linear(input, params[weight], has_biases ? std::optional<Tensor>(params[weight + 2]) : std::nullopt);
+  }
+};
+struct GruCell : Cell {
+  static constexpr size_t kStates = 1;
+  State next(const Tensor& of_input, const State& state) const {
+    const auto i = of_input.chunk(3, 1), g = linear(state[0], 1).chunk(3, 1);
+    const Tensor reset = at::sigmoid(g[0].add(i[0])), update = at::sigmoid(g[1].add(i[1]));
+    const Tensor fresh = at::tanh(i[2].add(g[2].mul(reset)));
+    return {state[0].sub(fresh).mul(update).add(fresh)};
+  }
+};
+struct LstmCell : Cell {  // whose state is (h, c)
+  static constexpr size_t kStates = 2;
+  State next(const Tensor& of_input, const State& state) const {
+    const auto gates = linear(state[0], 1).add(of_input).chunk(4, 1);
+    const Tensor c = at::sigmoid(gates[1]).mul(state[1]).add(at::sigmoid(gates[0]).mul(at::tanh(gates[2])));
+    const Tensor h = at::sigmoid(gates[3]).mul(at::tanh(c));
+    const bool is_projected = params.size() == (has_biases ? 5 : 3);
+    return {is_projected ? at::linear(h, params.back()) : h, c};
   }
 };
 
 // The steps of one layer and direction. data: (elements, features), the sequences' elements of a step side by side;
 // sizes: how many sequences have a step. Returns the hidden states, in data's order, and the last of each sequence.
-struct PackedGru {
-  at::TensorList params;
-  bool has_biases;
-
-  std::optional<Tensor> bias(size_t i) const { return has_biases ? std::optional<Tensor>(params[i]) : std::nullopt; }
-
-  Tensor next(const Tensor& of_input, const Tensor& h) const {
-    const auto i = of_input.chunk(3, 1), g = at::linear(h, params[1], bias(3)).chunk(3, 1);
-    const Tensor reset = at::sigmoid(g[0].add(i[0])), update = at::sigmoid(g[1].add(i[1]));
-    const Tensor fresh = at::tanh(i[2].add(g[2].mul(reset)));
-    return h.sub(fresh).mul(update).add(fresh);
-  }
-
-  std::pair<Tensor, Tensor> run(const Tensor& data, at::IntArrayRef sizes, const Tensor& first, bool reverse) const {
-    const Tensor of_input = at::linear(data, params[0], bias(2));
-    std::vector<Tensor> steps(sizes.size()), ended;
-    Tensor h = reverse ? first.narrow(0, 0, sizes.back()) : first;
-    int64_t at = reverse ? data.size(0) : 0;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      const size_t step = reverse ? sizes.size() - 1 - i : i;
-      const int64_t size = sizes[step], before = h.size(0);
-      if (reverse) {
-        at -= size;
-        h = at::cat({h, first.narrow(0, before, size - before)});
-      } else {
-        ended.push_back(h.narrow(0, size, before - size));
-        h = h.narrow(0, 0, size);
-      }
-      h = next(of_input.narrow(0, at, size), h);
-      steps[step] = h;
-      if (!reverse) at += size;
+template <class C>
+std::pair<Tensor, State> run_packed(const C& cell, const Tensor& data, at::IntArrayRef sizes, const State& first,
+                                    bool reverse) {
+  const Tensor of_input = cell.linear(data, 0);
+  std::vector<Tensor> steps(sizes.size());
+  std::vector<State> ended;
+  State state = reverse ? narrow(first, 0, sizes.back()) : first;
+  int64_t at = reverse ? data.size(0) : 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const size_t step = reverse ? sizes.size() - 1 - i : i;
+    const int64_t size = sizes[step], before = state[0].size(0);
+    if (reverse) {
+      at -= size;
+      state = join({state, narrow(first, before, size - before)});
+    } else {
+      ended.push_back(narrow(state, size, before - size));
+      state = narrow(state, 0, size);
     }
-    ended.push_back(h);
-    std::reverse(ended.begin(), ended.end());
-    return {at::cat(steps), at::cat(ended)};
+    state = cell.next(of_input.narrow(0, at, size), state);
+    steps[step] = state[0];
+    if (!reverse) at += size;
   }
+  ended.push_back(state);
+  std::reverse(ended.begin(), ended.end());
+  return {at::cat(steps), join(ended)};
+}
+
+struct PackedOptions {
+  bool has_biases;
+  int64_t num_layers;
+  double dropout;  // between layers; 0 where nothing is trained
+  bool bidirectional;
 };
+
+// The sizes of steps that a packed sequence of this state has, or none where PyTorch has to take the call.
+std::optional<std::vector<int64_t>> packed_sizes(const Tensor& data, const Tensor& batch_sizes, at::TensorList hx,
+                                                 at::TensorList params, const PackedOptions& options) {
+  const int64_t parts = options.num_layers * (options.bidirectional ? 2 : 1);
+  if (has_no_data() || is_transformed() || !is_on_cpu(batch_sizes) || batch_sizes.scalar_type() != at::kLong ||
+      batch_sizes.dim() != 1 || batch_sizes.numel() == 0 || data.dim() != 2 || parts <= 0 || params.empty() ||
+      params.size() % size_t(parts) != 0) {
+    return std::nullopt;
+  }
+  const Tensor contiguous = batch_sizes.contiguous();
+  const int64_t* const sizes = contiguous.const_data_ptr<int64_t>();
+  for (const Tensor& state : hx) {
+    if (!takes_on_cpu(data, state) || state.dim() != 3 || state.size(0) != parts || state.size(1) != sizes[0]) {
+      return std::nullopt;
+    }
+  }
+  return std::vector<int64_t>(sizes, sizes + contiguous.numel());
+}
+
+// All layers. hx: (layers * directions, sequences, features) each. Returns the last layer's hidden states, and the last
+// states as hx has them.
+template <class C>
+std::pair<Tensor, State> run_packed_layers(Tensor input, at::IntArrayRef sizes, at::TensorList hx,
+                                           at::TensorList params, const PackedOptions& options) {
+  const int64_t directions = options.bidirectional ? 2 : 1, parts = options.num_layers * directions;
+  const size_t count = params.size() / size_t(parts);
+  std::vector<std::vector<Tensor>> last(C::kStates);
+  for (int64_t layer = 0; layer < options.num_layers; ++layer) {
+    std::vector<Tensor> outputs;
+    for (int64_t direction = 0; direction < directions; ++direction) {
+      const int64_t at = layer * directions + direction;
+      const C cell{{params.slice(size_t(at) * count, count), options.has_biases}};
+      State first;
+      for (const Tensor& state : hx) first.push_back(state.select(0, at));
+      const auto [output, state] = run_packed(cell, input, sizes, first, direction != 0);
+      outputs.push_back(output);
+      for (size_t i = 0; i < C::kStates; ++i) last[i].push_back(state[i]);
+    }
+    input = drop(options.bidirectional ? at::cat(outputs, -1) : outputs[0], options.dropout,
+                 layer == options.num_layers - 1);
+  }
+  State states;
+  for (const auto& tensors : last) states.push_back(at::stack(tensors));
+  return {input, states};
+}
 
 struct GruOfPacked {
   using Op = at::_ops::gru_data;
   static std::tuple<Tensor, Tensor> call(DispatchKeySet keys, const Tensor& data, const Tensor& batch_sizes,
                                          const Tensor& hx, at::TensorList params, bool has_biases, int64_t num_layers,
                                          double dropout, bool train, bool bidirectional) {
-    const int64_t directions = bidirectional ? 2 : 1;
-    const auto count = size_t(has_biases ? 4 : 2);
-    const bool is_gru = takes_on_cpu(data, hx) && is_on_cpu(batch_sizes) && data.dim() == 2 && hx.dim() == 3 &&
-                        batch_sizes.scalar_type() == at::kLong && batch_sizes.dim() == 1 && batch_sizes.numel() != 0 &&
-                        hx.size(0) == num_layers * directions &&
-                        params.size() == size_t(num_layers * directions) * count;
-    if (leaves<Op>(keys) || !is_gru || (dropout != 0 && train) || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
-        is_transformed()) {
+    const PackedOptions options{has_biases, num_layers, train ? dropout : 0, bidirectional};
+    const bool leave = leaves<Op>(keys);
+    const auto sizes = leave ? std::nullopt : packed_sizes(data, batch_sizes, {hx}, params, options);
+    if (!sizes.has_value()) {
       return redispatch_composite<Op>(keys, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
                                       bidirectional);
     }
-    const Tensor contiguous = batch_sizes.contiguous();
-    const at::IntArrayRef sizes(contiguous.const_data_ptr<int64_t>(), size_t(contiguous.numel()));
-    TORCH_CHECK(hx.size(1) == sizes[0], "Expected hidden size ", num_layers * directions, ", ", sizes[0], ", but got ",
-                hx.sizes());
-    Tensor input = data;
-    std::vector<Tensor> last;
-    for (int64_t layer = 0; layer < num_layers; ++layer) {
-      std::vector<Tensor> outputs;
-      for (int64_t direction = 0; direction < directions; ++direction) {
-        const int64_t at = layer * directions + direction;
-        const PackedGru gru{params.slice(size_t(at) * count, count), has_biases};
-        auto [output, h] = gru.run(input, sizes, hx.select(0, at), direction != 0);
-        outputs.push_back(output);
-        last.push_back(h);
-      }
-      input = bidirectional ? at::cat(outputs, -1) : outputs[0];
-    }
-    return {input, at::stack(last)};
+    const auto [output, states] = run_packed_layers<GruCell>(data, *sizes, {hx}, params, options);
+    return {output, states[0]};
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover_all<Lstm, GruOfPacked>(m); }
+struct LstmOfPacked {
+  using Op = at::_ops::lstm_data;
+  static std::tuple<Tensor, Tensor, Tensor> call(DispatchKeySet keys, const Tensor& data, const Tensor& batch_sizes,
+                                                 at::TensorList hx, at::TensorList params, bool has_biases,
+                                                 int64_t num_layers, double dropout, bool train, bool bidirectional) {
+    const PackedOptions options{has_biases, num_layers, train ? dropout : 0, bidirectional};
+    const bool leave = leaves<Op>(keys) || hx.size() != 2;
+    const auto sizes = leave ? std::nullopt : packed_sizes(data, batch_sizes, hx, params, options);
+    if (!sizes.has_value()) {
+      return redispatch_composite<Op>(keys, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
+                                      bidirectional);
+    }
+    const auto [output, states] = run_packed_layers<LstmCell>(data, *sizes, hx, params, options);
+    return {output, states[0], states[1]};
+  }
+};
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover_all<Lstm, GruOfPacked, LstmOfPacked>(m); }
 
 }  // namespace
 }  // namespace conv2d_ext

@@ -7,6 +7,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include "autograd_node.h"
 #include "conv2d_checks.h"
@@ -98,14 +99,16 @@ bool lies_by_columns(const Tensor& matrix) {
          matrix.sym_stride(1).sym_eq(matrix.sym_size(0)).guard_bool(__FILE__, __LINE__);
 }
 
-// Whether a batch of one is taken for a matrix that lies by columns: by F.linear it is where mat2 needs a gradient, or
-// the batch's stride lets it. (Sizes that are not known yet are not asked: layouts alone depend on it.)
+// Whether a batch of one is taken for a matrix that lies by columns: by F.linear of torch 2.15 always, by that of
+// earlier ones where mat2 needs a gradient, or the batch's stride lets it. (Sizes that are not known yet are not asked:
+// layouts alone depend on it.)
 bool one_lies_by_columns(const Tensor& mat1, const Tensor& mat2) {
   if (mat1.dim() != 3 || mat2.dim() != 2 || mat1.sym_size(0).maybe_as_int() != 1) return false;
   if (mat1.sym_stride(1).maybe_as_int() != 1) return false;
   const auto rows = mat1.sym_size(1).maybe_as_int();
   const bool by_columns = rows.has_value() && *rows != 1 && mat1.sym_stride(2).maybe_as_int() == rows;
-  return by_columns && (mat2.requires_grad() || mat1.sym_stride(0).maybe_as_int() == rows);
+  constexpr bool kAlways = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
+  return by_columns && (kAlways || mat2.requires_grad() || mat1.sym_stride(0).maybe_as_int() == rows);
 }
 
 // A product that lies by rows or by columns. Factors that change their roles change no bit of real numbers; of complex

@@ -692,7 +692,10 @@ class TestAttention:
             if dims < 4:
                 with pytest.raises(RuntimeError, match="is_causal"):
                     F.scaled_dot_product_attention(q, k, k, torch.ones(5, 6), is_causal=True)
-                with pytest.raises(RuntimeError):
+                refusal = pytest.raises(RuntimeError)
+                if dims == 3 and torch.__version__ >= (2, 15):
+                    refusal = contextlib.nullcontext()
+                with refusal:
                     F.scaled_dot_product_attention(q, k, k[..., :5, :])
 
     @pytest.mark.parametrize("kind", ["keys", "queries", "both"])

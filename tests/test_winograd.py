@@ -17,7 +17,7 @@ from child import run_forked, run_python
 from isa_bits import assert_same_bits, bits
 
 import conv2d_ext
-from conv2d_ext._winograd import setting
+from conv2d_ext._winograd import is_allowed
 from conv2d_ext.testing import (
     VIEWS,
     Problem,
@@ -481,14 +481,14 @@ def test_the_setting():
 def test_a_context_ends_with_an_error():
     with pytest.raises(KeyError), conv2d_ext.allow_winograd(True):
         raise KeyError
-    assert not setting.allowed
+    assert not is_allowed()
 
 
 @pytest.mark.parametrize("mode", [1, None, "yes"])
 def test_the_mode_is_a_bool(mode):
     with pytest.raises(TypeError, match="must be bool"):
         conv2d_ext.allow_winograd(mode)
-    assert not setting.allowed
+    assert not is_allowed()
 
 
 def test_it_belongs_to_the_thread():
@@ -532,9 +532,9 @@ def test_threads_at_once():
 @pytest.mark.parametrize("value", ["", "0", "1", "yes"])
 def test_environment(value):
     program = (
-        "import threading, conv2d_ext; from conv2d_ext._winograd import setting;"
-        "found = [setting.allowed];"
-        "thread = threading.Thread(target=lambda: found.append(setting.allowed));"
+        "import threading, conv2d_ext; from conv2d_ext._winograd import is_allowed;"
+        "found = [is_allowed()];"
+        "thread = threading.Thread(target=lambda: found.append(is_allowed()));"
         "thread.start(); thread.join();"
         "print(found)"
     )
@@ -721,18 +721,26 @@ def test_contexts_in_compiled_functions(backend):
     for allow in (False, True):
         with conv2d_ext.allow_winograd(allow):
             first, second = compiled(*arguments)
-            assert setting.allowed == allow
+            assert is_allowed() == allow
         assert torch.equal(first, winograd)
         assert torch.equal(second, winograd if allow else direct)
-    assert not setting.allowed
+    assert not is_allowed()
 
     def sets(input, weight, bias):
         conv2d_ext.allow_winograd(True)
         return conv(input, weight, bias)
 
     assert torch.equal(torch.compile(sets, backend=backend, fullgraph=True)(*arguments), winograd)
-    assert setting.allowed
+    assert is_allowed()
     assert torch.equal(conv(*arguments), winograd)
+
+    def breaks(input, weight, bias):
+        conv2d_ext.allow_winograd(False)
+        torch._dynamo.graph_break()
+        return conv(input, weight, bias)
+
+    assert torch.equal(torch.compile(breaks, backend=backend)(*arguments), direct)
+    assert not is_allowed()
 
 
 def test_export_keeps_it():
