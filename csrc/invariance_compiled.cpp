@@ -142,7 +142,8 @@ class InTheMode {
 // The results of a recorded call as a compiler expects them, to whom PyTorch's functions of shapes describe them. Those
 // give some results other strides than PyTorch's kernels do, and other types where a norm's weights have another one
 // than its input. Both are made to follow a rule here, of the arguments that are tensors: results of ops of
-// several tensors lie as the first one does where that is channels_last, else row by row. (Of one tensor, both agree.)
+// several tensors are channels_last where the first one's channels lie side by side, else row by row. (Of one tensor,
+// both agree.)
 class SettledResults {
  public:
   using Tensors = std::vector<std::optional<Tensor>>;
@@ -152,10 +153,10 @@ class SettledResults {
     TORCH_INTERNAL_ASSERT(!arguments.empty() && arguments[0].has_value());
     const Tensor& like = *arguments[0];
     dims_ = like.dim();
-    if (!like.is_contiguous() && dims_ == 4 && like.is_contiguous(at::MemoryFormat::ChannelsLast)) {
-      format_ = at::MemoryFormat::ChannelsLast;
-    } else if (!like.is_contiguous() && dims_ == 5 && like.is_contiguous(at::MemoryFormat::ChannelsLast3d)) {
-      format_ = at::MemoryFormat::ChannelsLast3d;
+    // By strides that no size of 1 changes, such as that of a batch of one, and without asking what a symbolic one is.
+    const auto is_one = [&](int64_t dim) { return like.sym_stride(dim).maybe_as_int() == 1; };
+    if ((dims_ == 4 || dims_ == 5) && is_one(1) && !is_one(dims_ - 1)) {
+      format_ = dims_ == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
     }
     const auto type_of = [&](size_t begin, size_t end) {
       for (size_t i = begin; i < std::min(end, arguments.size()); ++i) {
@@ -274,7 +275,7 @@ bool hides_calls(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
   constexpr const char* kMadeOfCalls[] = {"aten::_trilinear", "aten::_native_multi_head_attention",
                                           "aten::_transformer_encoder_layer_fwd"};
   const std::string& name = op.operator_name().name;
-  return keys.has(c10::DispatchKey::Python) &&
+  return keys.has(c10::DispatchKey::Python) && !keys.has(c10::DispatchKey::NestedTensor) &&
          std::find(std::begin(kMadeOfCalls), std::end(kMadeOfCalls), name) != std::end(kMadeOfCalls);
 }
 

@@ -10,6 +10,8 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "invariance_kernels.h"
 
@@ -28,6 +30,19 @@ bool has_no_data() {
 // Between layers, in training.
 Tensor drop(const Tensor& output, double dropout, bool is_last) {
   return dropout == 0 || is_last ? output : at::dropout(output, dropout, /*train=*/true);
+}
+
+// Whether hx (h, c) has two states of one batch and dtype, and each layer and direction its parameters, as
+// lstm_by_steps has them. Where not PyTorch says so.
+bool fit_together(at::TensorList hx, at::TensorList params, bool has_biases, int64_t parts, const SymInt& batch) {
+  for (const Tensor& state : hx) {
+    if (state.dim() != 3 || state.sym_size(0) != parts || state.sym_size(1) != batch ||
+        state.scalar_type() != hx[0].scalar_type()) {
+      return false;
+    }
+  }
+  const bool is_projected = hx.size() == 2 && hx[0].sym_size(2) != hx[1].sym_size(2);
+  return parts > 0 && params.size() == size_t(parts) * ((has_biases ? 4 : 2) + (is_projected ? 1 : 0));
 }
 
 // Of input (length, batch, features); hx: (h, c), each (layers * directions, batch, hidden or projected). params: for
@@ -87,13 +102,16 @@ struct Lstm {
                       batch_first);
     }
     const bool has_steps = is_taken_apart(keys) || (!has_no_data() && input.sym_numel() != 0);
+    const bool trains = train && dropout != 0;
+    const int64_t parts = num_layers * (bidirectional ? 2 : 1);
     if (leaves<Op>(keys) || !has_steps || !takes_on_cpu(input) || input.dim() != 3 || hx.size() != 2 ||
-        hx[0].dim() != 3 || hx[0].sym_size(1) != input.sym_size(batch_first ? 0 : 1)) {
+        !fit_together(hx, params, has_biases, parts, input.sym_size(batch_first ? 0 : 1)) ||
+        (trains && at::tracer::impl::is_dispatch_enabled())) {
       return Op::redispatch(keys & kBelow, input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
                             batch_first);
     }
     auto [output, h, c] = lstm_by_steps(batch_first ? input.transpose(0, 1) : input, hx, params, has_biases, num_layers,
-                                        train ? dropout : 0, bidirectional);
+                                        trains ? dropout : 0, bidirectional);
     return {batch_first ? output.transpose(0, 1) : output, h, c};
   }
 };
@@ -158,13 +176,9 @@ std::pair<Tensor, State> run_packed(const C& cell, const Tensor& data, at::IntAr
   for (size_t i = 0; i < sizes.size(); ++i) {
     const size_t step = reverse ? sizes.size() - 1 - i : i;
     const int64_t size = sizes[step], before = state[0].size(0);
-    if (reverse) {
-      at -= size;
-      state = join({state, narrow(first, before, size - before)});
-    } else {
-      ended.push_back(narrow(state, size, before - size));
-      state = narrow(state, 0, size);
-    }
+    if (reverse) at -= size;
+    if (size < before) ended.push_back(narrow(state, size, before - size));
+    state = size > before ? join({state, narrow(first, before, size - before)}) : narrow(state, 0, size);
     state = cell.next(of_input.narrow(0, at, size), state);
     steps[step] = state[0];
     if (!reverse) at += size;
@@ -181,23 +195,25 @@ struct PackedOptions {
   bool bidirectional;
 };
 
-// The sizes of steps that a packed sequence of this state has, or none where PyTorch has to take the call.
+// The sizes of a packed sequence's steps, or none where PyTorch has to take the call: also of a trace of torch.jit,
+// whose steps would be those of the example's lengths.
 std::optional<std::vector<int64_t>> packed_sizes(const Tensor& data, const Tensor& batch_sizes, at::TensorList hx,
                                                  at::TensorList params, const PackedOptions& options) {
-  const int64_t parts = options.num_layers * (options.bidirectional ? 2 : 1);
-  if (has_no_data() || is_transformed() || !is_on_cpu(batch_sizes) || batch_sizes.scalar_type() != at::kLong ||
-      batch_sizes.dim() != 1 || batch_sizes.numel() == 0 || data.dim() != 2 || parts <= 0 || params.empty() ||
-      params.size() % size_t(parts) != 0) {
+  if (has_no_data() || is_transformed() || at::tracer::impl::is_dispatch_enabled() || !is_on_cpu(batch_sizes) ||
+      batch_sizes.scalar_type() != at::kLong || batch_sizes.dim() != 1 || batch_sizes.numel() == 0 || data.dim() != 2) {
     return std::nullopt;
   }
   const Tensor contiguous = batch_sizes.contiguous();
-  const int64_t* const sizes = contiguous.const_data_ptr<int64_t>();
+  const int64_t* const first = contiguous.const_data_ptr<int64_t>();
+  std::vector<int64_t> sizes(first, first + contiguous.numel());
+  const bool descend = sizes.back() > 0 && std::is_sorted(sizes.begin(), sizes.end(), std::greater<>());
+  if (!descend || std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) != data.size(0)) return std::nullopt;
   for (const Tensor& state : hx) {
-    if (!takes_on_cpu(data, state) || state.dim() != 3 || state.size(0) != parts || state.size(1) != sizes[0]) {
-      return std::nullopt;
-    }
+    if (!takes_on_cpu(data, state)) return std::nullopt;
   }
-  return std::vector<int64_t>(sizes, sizes + contiguous.numel());
+  const int64_t parts = options.num_layers * (options.bidirectional ? 2 : 1);
+  if (!fit_together(hx, params, options.has_biases, parts, sizes[0])) return std::nullopt;
+  return sizes;
 }
 
 // All layers. hx: (layers * directions, sequences, features) each. Returns the last layer's hidden states, and the last

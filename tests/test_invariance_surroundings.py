@@ -369,6 +369,104 @@ def test_weight_norm_follows_no_threads(dim, dtype):
     torch.testing.assert_close(results(threads), expected)
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_wrong_numbers_of_parameters_are_pytorchs_errors(kind, count):
+    weights = list({"gru": nn.GRU, "lstm": nn.LSTM}[kind](5, 6, 2).parameters())[:count]
+    data, sizes, h = torch.randn(9, 5), torch.tensor([3, 3, 2, 1]), torch.zeros(1, 3, 6)
+    state = h if kind == "gru" else [h, h]
+    function = getattr(torch, kind)
+    for mode in (contextlib.nullcontext, conv2d_ext.batch_invariant):
+        with mode(), pytest.raises(RuntimeError):
+            function(data, sizes, state, weights, True, 1, 0.0, False, False)
+
+
+@pytest.mark.parametrize("sizes", [[2, 1, 2], [3, 3], [6, -1]], ids=str)
+def test_wrong_sizes_of_steps_are_pytorchs_errors(sizes):
+    model = nn.LSTM(5, 6)
+    data, h = torch.randn(5, 5), torch.zeros(1, sizes[0], 6)
+    for mode in (contextlib.nullcontext, conv2d_ext.batch_invariant):
+        with mode(), pytest.raises(RuntimeError):
+            torch.lstm(
+                data,
+                torch.tensor(sizes),
+                [h, h],
+                list(model.parameters()),
+                True,
+                1,
+                0.0,
+                False,
+                False,
+            )
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM], ids=lambda kind: kind.__name__)
+def test_traces_of_packed_sequences_hold_for_other_lengths(kind):
+    model = kind(5, 6).eval().requires_grad_(False)
+
+    def run(data: Tensor, sizes: Tensor) -> Tensor:
+        return model(nn.utils.rnn.PackedSequence(data, sizes))[0].data
+
+    with conv2d_ext.batch_invariant(), torch.no_grad():
+        trace = torch.jit.trace(
+            run, (torch.randn(6, 5), torch.tensor([3, 2, 1])), check_trace=False
+        )
+        data, sizes = torch.randn(9, 5), torch.tensor([3, 3, 2, 1])
+        assert torch.equal(trace(data, sizes), run(data, sizes))
+
+
+@pytest.mark.parametrize("options", [{"proj_size": 4}, {"bidirectional": True}], ids=str)
+def test_autocast_types_of_packed_sequences(options):
+    model, x = nn.LSTM(8, 6, 2, **options), torch.randn(5, 3, 8)
+    packed = nn.utils.rnn.pack_padded_sequence(x, [5, 4, 2])
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, states = model(packed)
+        with conv2d_ext.batch_invariant():
+            found, found_states = model(packed)
+    assert found.data.dtype == expected.data.dtype
+    assert [s.dtype for s in found_states] == [s.dtype for s in states]
+    torch.testing.assert_close(found.data, expected.data, atol=0.02, rtol=0.02)
+
+
+def test_nested_tensors_below_dispatch_modes():
+    """Which PyTorch's fast path makes where a mask is given."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    x, mask = torch.randn(3, 7, 32), torch.zeros(3, 7, dtype=torch.bool)
+    mask[1, 5:] = True
+    with torch.no_grad(), conv2d_ext.batch_invariant():
+        expected = encoder(x, src_key_padding_mask=mask)
+        with FlopCounterMode(display=False):
+            found = encoder(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["mse", "logsigmoid", "xlogy", "layer_norm"])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (2, 3, 0, 1), (0, 2, 1, 3)], ids=str)
+def test_recorded_calls_of_a_batch_of_one_lie_as_those_of_several(name, order):
+    """As a compiled program expects them that takes batches of any size. order: of dimensions in
+    memory."""
+    back = [order.index(d) for d in range(4)]
+
+    def results(n: int) -> list[Tensor]:
+        x = torch.rand(n, 4, 5, 6).permute(order).contiguous().permute(back)
+        if name == "mse":
+            return [torch.ops.conv2d_ext.eager_mse_loss(x, x / 2, 0)]
+        if name == "logsigmoid":
+            return list(torch.ops.conv2d_ext.eager_log_sigmoid_forward(x))
+        if name == "xlogy":
+            return [torch.ops.conv2d_ext.eager_xlogy.Tensor(x, x)]
+        return list(torch.ops.conv2d_ext.eager_native_layer_norm(x, [6], None, None, 1e-5))
+
+    def places(results: list[Tensor]) -> list[list[int]]:
+        return [
+            [s for s, size in zip(t.stride()[1:], t.shape[1:], strict=True) if size > 1]
+            for t in results
+        ]
+
+    assert places(results(1)) == places(results(3))
+
+
 def test_grid_sample_of_a_grid_that_lies_otherwise_in_a_batch_of_one():
     """As deformable attention makes it."""
     value, places = torch.randn(2, 4, 8, 8, 8), torch.rand(2, 16, 4, 4, 2) * 2 - 1
