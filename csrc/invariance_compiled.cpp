@@ -158,6 +158,8 @@ class SettledResults {
     if ((dims_ == 4 || dims_ == 5) && is_one(1) && !is_one(dims_ - 1)) {
       format_ = dims_ == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
     }
+    // (On CUDA PyTorch's functions of shapes know the types.)
+    if (!like.device().is_cpu()) return;
     const auto type_of = [&](size_t begin, size_t end) {
       for (size_t i = begin; i < std::min(end, arguments.size()); ++i) {
         if (arguments[i].has_value() && arguments[i]->defined()) return arguments[i]->scalar_type();

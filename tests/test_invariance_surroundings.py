@@ -281,6 +281,25 @@ def test_recorded_calls_return_what_compilers_expect(name, dtypes, dims):
         assert _described(real) == _described(fake), (call, _described(args))
 
 
+@pytest.mark.parametrize("types", [
+    (torch.bfloat16, torch.float32), (torch.float16, torch.float16),
+], ids=["mixed", "float16"])  # fmt: skip
+def test_types_on_cuda_are_pytorchs(types):
+    """Where statistics are float32 whatever the input is. Without a GPU: of fake tensors."""
+    with FakeTensorMode():
+        x = torch.empty(3, 12, 8, 20, device="cuda", dtype=types[0])
+        w = torch.empty(12, device="cuda", dtype=types[1])
+        calls = {
+            "native_layer_norm": (x.transpose(1, 3), [12], w, w, 1e-5),
+            "native_group_norm": (x, w, w, 3, 12, 160, 3, 1e-5),
+            "native_batch_norm": (x, w, w, w, w, False, 0.1, 1e-5),
+        }
+        for name, arguments in calls.items():
+            ours = getattr(torch.ops.conv2d_ext, f"eager_{name}")(*arguments)
+            theirs = getattr(torch.ops.aten, name)(*arguments)
+            assert [t.dtype for t in ours] == [t.dtype for t in theirs]
+
+
 def test_compiled_layer_norm_of_transposed_gradients():
     """The gradient of PyTorch's kernel lies otherwise than its function of shapes says."""
     weight, bias = _norm_of(torch.float32)
