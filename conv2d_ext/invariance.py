@@ -53,9 +53,10 @@ def _describe_recorded_calls() -> None:
     prefix = "conv2d_ext::eager_"
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith(prefix):
-            function, _, overload = name.removeprefix(prefix).partition(".")
+            aten_name = name.removeprefix(prefix)
+            function, _, overload = aten_name.partition(".")
             op = getattr(getattr(torch.ops.aten, function), overload or "default")
-            torch.library.register_fake(name, fake_of(op, name.removeprefix(prefix)))
+            torch.library.register_fake(name, fake_of(op, aten_name))
 
 
 _let_higher_order_ops_pass()

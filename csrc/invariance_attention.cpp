@@ -4,8 +4,6 @@
 // the last one of any length may. So every call is taken that it would get, but those with dropout. Its layers
 // (_native_multi_head_attention, _transformer_encoder_layer_fwd) are made of calls that the mode takes; of those only
 // the masked softmax is theirs alone.
-#include <torch/version.h>
-
 #include <cmath>
 
 #include "attention.h"
@@ -72,10 +70,9 @@ struct ScaledDotProductAttention {
         scale.has_value() ? *scale : 1 / std::sqrt(double(query.sym_size(-1).guard_int(__FILE__, __LINE__)));
     if (has_mask) options.mask = with_four_dims(*attn_mask);
     // Where PyTorch's own kernel would run. (Of one head both layouts are the same.)
-    constexpr bool kTakesThree = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
     const auto is_dense_row = [](const Tensor& t) { return t.sym_stride(-1) == 1; };
     options.fused_layout =
-        (query.dim() == 4 || (query.dim() == 3 && kTakesThree) || (query.dim() == 2 && query.is_contiguous())) &&
+        (query.dim() == 4 || (query.dim() == 3 && kLieAsOfTorch215) || (query.dim() == 2 && query.is_contiguous())) &&
         value.sym_size(-1) == query.sym_size(-1) && is_dense_row(query) && is_dense_row(key) && is_dense_row(value) &&
         !(has_mask && attn_mask->requires_grad() && c10::GradMode::is_enabled());
     const Tensor result = attention(with_four_dims(query), with_four_dims(key), with_four_dims(value), options);

@@ -7,116 +7,23 @@
 // PyTorch's graph has a node more where a sequence of the batch ends, after which the others' gradients are added in
 // another order. Here every step has that node.
 #include <ATen/autocast_mode.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
 #include <functional>
 #include <numeric>
 
 #include "invariance_kernels.h"
+#include "result_sizes.h"
 
 namespace conv2d_ext {
 namespace {
 
 using namespace invariance;
 
-// Whether only shapes are asked for, or a graph is traced: there is no data to look at.
-bool has_no_data() {
-  using Key = c10::impl::TorchDispatchModeKey;
-  const auto has = [](Key key) { return c10::impl::TorchDispatchModeTLS::get_mode(key).has_value(); };
-  return has(Key::FAKE) || has(Key::PROXY) || has(Key::FUNCTIONAL);
-}
-
 // Between layers, in training.
 Tensor drop(const Tensor& output, double dropout, bool is_last) {
   return dropout == 0 || is_last ? output : at::dropout(output, dropout, /*train=*/true);
 }
-
-// Whether hx (h, c) has two states of one batch and dtype, and each layer and direction its parameters, as
-// lstm_by_steps has them. Where not PyTorch says so.
-bool fit_together(at::TensorList hx, at::TensorList params, bool has_biases, int64_t parts, const SymInt& batch) {
-  for (const Tensor& state : hx) {
-    if (state.dim() != 3 || state.sym_size(0) != parts || state.sym_size(1) != batch ||
-        state.scalar_type() != hx[0].scalar_type()) {
-      return false;
-    }
-  }
-  const bool is_projected = hx.size() == 2 && hx[0].sym_size(2) != hx[1].sym_size(2);
-  return parts > 0 && params.size() == size_t(parts) * ((has_biases ? 4 : 2) + (is_projected ? 1 : 0));
-}
-
-// Of input (length, batch, features); hx: (h, c), each (layers * directions, batch, hidden or projected). params: for
-// each layer and direction weight_ih, weight_hh, bias_ih and bias_hh where there are biases, weight_hr where h is
-// projected.
-std::tuple<Tensor, Tensor, Tensor> lstm_by_steps(Tensor input, at::TensorList hx, at::TensorList params,
-                                                 bool has_biases, int64_t num_layers, double dropout,
-                                                 bool bidirectional) {
-  const bool is_projected = hx[0].sym_size(2) != hx[1].sym_size(2);
-  const int64_t directions = bidirectional ? 2 : 1, count = (has_biases ? 4 : 2) + (is_projected ? 1 : 0);
-  const int64_t length = input.sym_size(0).guard_int(__FILE__, __LINE__);
-  std::vector<Tensor> last_h, last_c;
-  for (int64_t layer = 0; layer < num_layers; ++layer) {
-    std::vector<Tensor> outputs;
-    for (int64_t direction = 0; direction < directions; ++direction) {
-      const int64_t at = layer * directions + direction;
-      const at::TensorList p = params.slice(at * count, count);
-      const auto bias = [&](int64_t i) { return has_biases ? std::optional<Tensor>(p[i]) : std::nullopt; };
-      const Tensor of_input = at::linear(input, p[0], bias(2));
-      Tensor h = hx[0].select(0, at), c = hx[1].select(0, at);
-      std::vector<Tensor> steps(length);
-      for (int64_t i = 0; i < length; ++i) {
-        const int64_t step = direction == 0 ? i : length - 1 - i;
-        const auto gates = at::linear(h, p[1], bias(3)).add(of_input.select(0, step)).chunk(4, 1);
-        c = at::sigmoid(gates[1]).mul(c).add(at::sigmoid(gates[0]).mul(at::tanh(gates[2])));
-        h = at::sigmoid(gates[3]).mul(at::tanh(c));
-        if (is_projected) h = at::linear(h, p[count - 1]);
-        steps[step] = h;
-      }
-      outputs.push_back(at::stack(steps));
-      last_h.push_back(h);
-      last_c.push_back(c);
-    }
-    input = drop(bidirectional ? at::cat(outputs, -1) : outputs[0], dropout, layer == num_layers - 1);
-  }
-  return {input, at::stack(last_h), at::stack(last_c)};
-}
-
-struct Lstm {
-  using Op = at::_ops::lstm_input;
-  static std::tuple<Tensor, Tensor, Tensor> call(DispatchKeySet keys, const Tensor& input, at::TensorList hx,
-                                                 at::TensorList params, bool has_biases, int64_t num_layers,
-                                                 double dropout, bool train, bool bidirectional, bool batch_first) {
-    // Where PyTorch takes oneDNN's layer autocast casts all operands; elsewhere those of its products alone. (This op
-    // knows nothing of autocast: its keys don't tell.)
-    const bool is_cast = at::autocast::is_autocast_enabled(at::kCPU) &&
-                         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
-    const bool is_onednns = takes_on_cpu(input) && input.scalar_type() == at::kFloat && hx.size() == 2 &&
-                            hx[0].dim() == 3 && hx[1].dim() == 3 && hx[0].sym_size(2) == hx[1].sym_size(2) &&
-                            at::globalContext().userEnabledMkldnn();
-    if (is_cast && is_onednns) {
-      const auto cast = [](const auto& tensors) {
-        return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), tensors, at::kCPU);
-      };
-      const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-      return at::lstm(cast(input), cast(hx), cast(params), has_biases, num_layers, dropout, train, bidirectional,
-                      batch_first);
-    }
-    const bool has_steps = is_taken_apart(keys) || (!has_no_data() && input.sym_numel() != 0);
-    const bool trains = train && dropout != 0;
-    const int64_t parts = num_layers * (bidirectional ? 2 : 1);
-    if (leaves<Op>(keys) || !has_steps || !takes_on_cpu(input) || input.dim() != 3 || hx.size() != 2 ||
-        !fit_together(hx, params, has_biases, parts, input.sym_size(batch_first ? 0 : 1)) ||
-        (trains && at::tracer::impl::is_dispatch_enabled())) {
-      return Op::redispatch(keys & kBelow, input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
-                            batch_first);
-    }
-    auto [output, h, c] = lstm_by_steps(batch_first ? input.transpose(0, 1) : input, hx, params, has_biases, num_layers,
-                                        trains ? dropout : 0, bidirectional);
-    return {batch_first ? output.transpose(0, 1) : output, h, c};
-  }
-};
-
-// ---- packed sequences
 
 using State = std::vector<Tensor>;  // (sequences, features) each
 
@@ -163,6 +70,107 @@ struct LstmCell : Cell {  // whose state is (h, c)
   }
 };
 
+struct LayerOptions {
+  bool has_biases;
+  int64_t num_layers;
+  double dropout;  // between layers; 0 where nothing is trained
+  bool bidirectional;
+  int64_t directions() const { return bidirectional ? 2 : 1; }
+  int64_t parts() const { return num_layers * directions(); }
+};
+
+// Whether the states have one batch and dtype, and each layer and direction its parameters, as run_layers has them.
+// Where not PyTorch says so.
+bool fit_together(at::TensorList hx, at::TensorList params, const LayerOptions& options, const SymInt& batch) {
+  for (const Tensor& state : hx) {
+    if (state.dim() != 3 || state.sym_size(0) != options.parts() || state.sym_size(1) != batch ||
+        state.scalar_type() != hx[0].scalar_type()) {
+      return false;
+    }
+  }
+  const bool is_projected = hx.size() == 2 && hx[0].sym_size(2) != hx[1].sym_size(2);
+  return options.parts() > 0 &&
+         params.size() == size_t(options.parts()) * ((options.has_biases ? 4 : 2) + (is_projected ? 1 : 0));
+}
+
+// All layers. hx: (layers * directions, sequences, features) each. params: for each layer and direction weight_ih,
+// weight_hh, bias_ih and bias_hh where there are biases, weight_hr where an LSTM's h is projected. run(cell, input,
+// first state, reverse): the hidden states of one layer and direction, and the last state. Returns those of the last
+// layer, and the last states as hx has them.
+template <class C, class Run>
+std::pair<Tensor, State> run_layers(Tensor input, at::TensorList hx, at::TensorList params, const LayerOptions& options,
+                                    const Run& run) {
+  const size_t count = params.size() / size_t(options.parts());
+  std::vector<std::vector<Tensor>> last(C::kStates);
+  for (int64_t layer = 0; layer < options.num_layers; ++layer) {
+    std::vector<Tensor> outputs;
+    for (int64_t direction = 0; direction < options.directions(); ++direction) {
+      const int64_t at = layer * options.directions() + direction;
+      const C cell{{params.slice(size_t(at) * count, count), options.has_biases}};
+      State first;
+      for (const Tensor& state : hx) first.push_back(state.select(0, at));
+      const auto [output, state] = run(cell, input, first, direction != 0);
+      outputs.push_back(output);
+      for (size_t i = 0; i < C::kStates; ++i) last[i].push_back(state[i]);
+    }
+    input = drop(options.bidirectional ? at::cat(outputs, -1) : outputs[0], options.dropout,
+                 layer == options.num_layers - 1);
+  }
+  State states;
+  for (const auto& tensors : last) states.push_back(at::stack(tensors));
+  return {input, states};
+}
+
+// The steps of one layer and direction, of input (length, batch, features).
+std::pair<Tensor, State> run_batch(const LstmCell& cell, const Tensor& input, State state, bool reverse) {
+  const Tensor of_input = cell.linear(input, 0);
+  const int64_t length = input.sym_size(0).guard_int(__FILE__, __LINE__);
+  std::vector<Tensor> steps(length);
+  for (int64_t i = 0; i < length; ++i) {
+    const int64_t step = reverse ? length - 1 - i : i;
+    state = cell.next(of_input.select(0, step), state);
+    steps[step] = state[0];
+  }
+  return {at::stack(steps), state};
+}
+
+struct Lstm {
+  using Op = at::_ops::lstm_input;
+  static std::tuple<Tensor, Tensor, Tensor> call(DispatchKeySet keys, const Tensor& input, at::TensorList hx,
+                                                 at::TensorList params, bool has_biases, int64_t num_layers,
+                                                 double dropout, bool train, bool bidirectional, bool batch_first) {
+    // Where PyTorch takes oneDNN's layer autocast casts all operands; elsewhere those of its products alone. (This op
+    // knows nothing of autocast: its keys don't tell.)
+    const bool is_cast = at::autocast::is_autocast_enabled(at::kCPU) &&
+                         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
+    const bool is_onednns = takes_on_cpu(input) && input.scalar_type() == at::kFloat && hx.size() == 2 &&
+                            hx[0].dim() == 3 && hx[1].dim() == 3 && hx[0].sym_size(2) == hx[1].sym_size(2) &&
+                            at::globalContext().userEnabledMkldnn();
+    if (is_cast && is_onednns) {
+      const auto cast = [](const auto& tensors) {
+        return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), tensors, at::kCPU);
+      };
+      const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+      return at::lstm(cast(input), cast(hx), cast(params), has_biases, num_layers, dropout, train, bidirectional,
+                      batch_first);
+    }
+    const bool has_steps = is_taken_apart(keys) || (!is_tracing() && input.sym_numel() != 0);
+    const bool trains = train && dropout != 0;
+    const LayerOptions options{has_biases, num_layers, trains ? dropout : 0, bidirectional};
+    if (leaves<Op>(keys) || !has_steps || !takes_on_cpu(input) || input.dim() != 3 || hx.size() != 2 ||
+        !fit_together(hx, params, options, input.sym_size(batch_first ? 0 : 1)) ||
+        (trains && at::tracer::impl::is_dispatch_enabled())) {
+      return Op::redispatch(keys & kBelow, input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
+                            batch_first);
+    }
+    const auto [output, states] =
+        run_layers<LstmCell>(batch_first ? input.transpose(0, 1) : input, hx, params, options, run_batch);
+    return {batch_first ? output.transpose(0, 1) : output, states[0], states[1]};
+  }
+};
+
+// ---- packed sequences
+
 // The steps of one layer and direction. data: (elements, features), the sequences' elements of a step side by side;
 // sizes: how many sequences have a step. Returns the hidden states, in data's order, and the last of each sequence.
 template <class C>
@@ -188,18 +196,11 @@ std::pair<Tensor, State> run_packed(const C& cell, const Tensor& data, at::IntAr
   return {at::cat(steps), join(ended)};
 }
 
-struct PackedOptions {
-  bool has_biases;
-  int64_t num_layers;
-  double dropout;  // between layers; 0 where nothing is trained
-  bool bidirectional;
-};
-
 // The sizes of a packed sequence's steps, or none where PyTorch has to take the call: also of a trace of torch.jit,
 // whose steps would be those of the example's lengths.
 std::optional<std::vector<int64_t>> packed_sizes(const Tensor& data, const Tensor& batch_sizes, at::TensorList hx,
-                                                 at::TensorList params, const PackedOptions& options) {
-  if (has_no_data() || is_transformed() || at::tracer::impl::is_dispatch_enabled() || !is_on_cpu(batch_sizes) ||
+                                                 at::TensorList params, const LayerOptions& options) {
+  if (is_tracing() || is_transformed() || at::tracer::impl::is_dispatch_enabled() || !is_on_cpu(batch_sizes) ||
       batch_sizes.scalar_type() != at::kLong || batch_sizes.dim() != 1 || batch_sizes.numel() == 0 || data.dim() != 2) {
     return std::nullopt;
   }
@@ -211,36 +212,17 @@ std::optional<std::vector<int64_t>> packed_sizes(const Tensor& data, const Tenso
   for (const Tensor& state : hx) {
     if (!takes_on_cpu(data, state)) return std::nullopt;
   }
-  const int64_t parts = options.num_layers * (options.bidirectional ? 2 : 1);
-  if (!fit_together(hx, params, options.has_biases, parts, sizes[0])) return std::nullopt;
+  if (!fit_together(hx, params, options, sizes[0])) return std::nullopt;
   return sizes;
 }
 
-// All layers. hx: (layers * directions, sequences, features) each. Returns the last layer's hidden states, and the last
-// states as hx has them.
 template <class C>
-std::pair<Tensor, State> run_packed_layers(Tensor input, at::IntArrayRef sizes, at::TensorList hx,
-                                           at::TensorList params, const PackedOptions& options) {
-  const int64_t directions = options.bidirectional ? 2 : 1, parts = options.num_layers * directions;
-  const size_t count = params.size() / size_t(parts);
-  std::vector<std::vector<Tensor>> last(C::kStates);
-  for (int64_t layer = 0; layer < options.num_layers; ++layer) {
-    std::vector<Tensor> outputs;
-    for (int64_t direction = 0; direction < directions; ++direction) {
-      const int64_t at = layer * directions + direction;
-      const C cell{{params.slice(size_t(at) * count, count), options.has_biases}};
-      State first;
-      for (const Tensor& state : hx) first.push_back(state.select(0, at));
-      const auto [output, state] = run_packed(cell, input, sizes, first, direction != 0);
-      outputs.push_back(output);
-      for (size_t i = 0; i < C::kStates; ++i) last[i].push_back(state[i]);
-    }
-    input = drop(options.bidirectional ? at::cat(outputs, -1) : outputs[0], options.dropout,
-                 layer == options.num_layers - 1);
-  }
-  State states;
-  for (const auto& tensors : last) states.push_back(at::stack(tensors));
-  return {input, states};
+std::pair<Tensor, State> run_packed_layers(const Tensor& data, at::IntArrayRef sizes, at::TensorList hx,
+                                           at::TensorList params, const LayerOptions& options) {
+  return run_layers<C>(data, hx, params, options,
+                       [&](const C& cell, const Tensor& input, const State& first, bool reverse) {
+                         return run_packed(cell, input, sizes, first, reverse);
+                       });
 }
 
 struct GruOfPacked {
@@ -248,7 +230,7 @@ struct GruOfPacked {
   static std::tuple<Tensor, Tensor> call(DispatchKeySet keys, const Tensor& data, const Tensor& batch_sizes,
                                          const Tensor& hx, at::TensorList params, bool has_biases, int64_t num_layers,
                                          double dropout, bool train, bool bidirectional) {
-    const PackedOptions options{has_biases, num_layers, train ? dropout : 0, bidirectional};
+    const LayerOptions options{has_biases, num_layers, train ? dropout : 0, bidirectional};
     const bool leave = leaves<Op>(keys);
     const auto sizes = leave ? std::nullopt : packed_sizes(data, batch_sizes, {hx}, params, options);
     if (!sizes.has_value()) {
@@ -265,7 +247,7 @@ struct LstmOfPacked {
   static std::tuple<Tensor, Tensor, Tensor> call(DispatchKeySet keys, const Tensor& data, const Tensor& batch_sizes,
                                                  at::TensorList hx, at::TensorList params, bool has_biases,
                                                  int64_t num_layers, double dropout, bool train, bool bidirectional) {
-    const PackedOptions options{has_biases, num_layers, train ? dropout : 0, bidirectional};
+    const LayerOptions options{has_biases, num_layers, train ? dropout : 0, bidirectional};
     const bool leave = leaves<Op>(keys) || hx.size() != 2;
     const auto sizes = leave ? std::nullopt : packed_sizes(data, batch_sizes, hx, params, options);
     if (!sizes.has_value()) {

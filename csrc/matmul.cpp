@@ -7,7 +7,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
-#include <torch/version.h>
 
 #include "autograd_node.h"
 #include "conv2d_checks.h"
@@ -107,8 +106,7 @@ bool one_lies_by_columns(const Tensor& mat1, const Tensor& mat2) {
   if (mat1.sym_stride(1).maybe_as_int() != 1) return false;
   const auto rows = mat1.sym_size(1).maybe_as_int();
   const bool by_columns = rows.has_value() && *rows != 1 && mat1.sym_stride(2).maybe_as_int() == rows;
-  constexpr bool kAlways = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
-  return by_columns && (kAlways || mat2.requires_grad() || mat1.sym_stride(0).maybe_as_int() == rows);
+  return by_columns && (kLieAsOfTorch215 || mat2.requires_grad() || mat1.sym_stride(0).maybe_as_int() == rows);
 }
 
 // A product that lies by rows or by columns. Factors that change their roles change no bit of real numbers; of complex

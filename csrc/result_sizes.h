@@ -6,12 +6,16 @@
 #include <ATen/ops/_unsafe_view.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/SmallVector.h>
+#include <torch/version.h>
 
 namespace conv2d_ext {
 
 inline at::Tensor in_sizes(const at::Tensor& result, c10::SymIntArrayRef size) {
   return at::_unsafe_view_symint(result, size);
 }
+
+// Whether PyTorch's results lie as those of torch 2.15, for results that are to lie as they do.
+constexpr bool kLieAsOfTorch215 = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
 
 // Whether a trace is made, of tensors that only have sizes.
 inline bool is_tracing() {

@@ -38,7 +38,7 @@ MODULES = {name: module.eval() for name, module in _modules().items()}
 
 def run_module(name: str, x: Tensor) -> Tensor:
     module = MODULES[name]
-    if name in ("MultiheadAttention",):
+    if name == "MultiheadAttention":
         return module(x, x, x, need_weights=False)[0]
     if name == "Bilinear":
         return module(x, x.flip(1))
