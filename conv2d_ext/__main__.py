@@ -29,8 +29,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    runs_a_program = sys.argv[1:2] == ["run"]
     try:
         sys.exit(main())
     except KeyboardInterrupt:
+        if runs_a_program:  # its exception
+            raise
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -114,7 +114,7 @@ def _reduction(tensors: Sequence[Any], args: Sequence[Any], sums: bool = False) 
     """input, the dimensions that are reduced, ..., keepdim -> result. Parts of a sum add up."""
     dims = tensors[0].dim()
     reduced, keepdim = args[1], args[-1]
-    reduced = {dim % dims for dim in reduced} if dims and reduced else set(range(dims))
+    reduced = {dim % dims for dim in reduced} if dims else set()
     yield _replicated(1)
     for dim in range(dims):
         left = dim if keepdim else dim - sum(other < dim for other in reduced)

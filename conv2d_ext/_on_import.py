@@ -21,14 +21,16 @@ class _Watcher(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != self._name:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
+        # A spec may be asked for without an import (importlib.util.find_spec).
         def execute_and_act(module: ModuleType) -> None:
             execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             self._action()
 
         spec.loader.exec_module = execute_and_act

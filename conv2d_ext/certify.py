@@ -232,8 +232,6 @@ def _check_modes(modes: Any) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(modes))
     if not names or any(name not in (TORCH, LIBRARY) for name in names):
         raise ValueError(f'certify: modes: wanted "{TORCH}", "{LIBRARY}" or both, got {names}')
-    if LIBRARY in names and not hasattr(conv2d_ext, "batch_invariant"):
-        raise ValueError(f'certify: modes: this build has no batch_invariant; ask for "{TORCH}"')
     return names
 
 

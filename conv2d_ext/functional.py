@@ -264,7 +264,7 @@ class DirectionExplanation:
     tile_cols: int
     tile_images: int
     #: the number of accumulation chains of a sum over K, each summed from zero. They are added in
-    #: order, long sums chunk by chunk (docs/design.md). Called "segments" here for compatibility
+    #: order, long sums chunk by chunk (docs/design.md). (On CUDA a segment has several chains.)
     k_segments: int
     #: products of the longest chain
     k_segment_length: int
@@ -409,10 +409,10 @@ def explain(
 ) -> Explanation:
     """What `conv2d` with these arguments, and its backward, will do. Nothing is computed.
 
-    Arguments and errors are `conv2d`'s, but that no data is read: fake tensors, and tensors whose
-    storage was freed, are explained too. An unbatched input is described as a batch of one. The
-    directions are of type DirectionExplanation for CPU tensors, CudaDirectionExplanation for CUDA
-    tensors. Where nothing is computed, they are None and `refused` says why.
+    Arguments and errors are `conv2d`'s, except that no data is read: fake tensors, and tensors
+    whose storage was freed, are explained too. An unbatched input is described as a batch of one.
+    The directions are of type DirectionExplanation for CPU tensors, CudaDirectionExplanation for
+    CUDA tensors. Where nothing is computed, they are None and `refused` says why.
     """
     if has_torch_function_variadic(input, weight, bias):
         arguments = (input, weight, bias, stride, padding, dilation, groups)

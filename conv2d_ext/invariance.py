@@ -131,10 +131,16 @@ class batch_invariant:
     """
 
     def __enter__(self) -> batch_invariant:
-        if not torch.compiler.is_compiling():
-            _checkpoints.install()
-            _no_autograd_cache.enter()
-        _enter()
+        if torch.compiler.is_compiling():
+            _enter()
+            return self
+        _checkpoints.install()
+        _no_autograd_cache.enter()
+        try:
+            _enter()
+        except BaseException:
+            _no_autograd_cache.leave()
+            raise
         return self
 
     def __exit__(
@@ -153,10 +159,12 @@ def enable() -> None:
 
     A thread that is running already joins with its first call of a covered function, which is
     computed in the mode as well. Call it before functions under torch.compile run in other threads:
-    what those have compiled stays in use for one more call.
+    what those have compiled stays in use for one more call. The process's first call registers
+    kernels with PyTorch, which does not guard that against calls of the same functions in other
+    threads: make it while they make none.
     """
     with _enabled_lock:
-        if not _C.is_enabled():
+        if not _C.is_enabled_in_process():
             _checkpoints.install()
             _no_autograd_cache.enter()
         _C.enable_batch_invariant()
@@ -165,6 +173,6 @@ def enable() -> None:
 def disable() -> None:
     """Ends what `enable` began; does nothing otherwise. Contexts of `batch_invariant` remain."""
     with _enabled_lock:
-        if _C.is_enabled():
+        if _C.is_enabled_in_process():
             _C.disable_batch_invariant()
             _no_autograd_cache.leave()

@@ -153,7 +153,7 @@ class _TransposedLayer(_Layer):
         self, function: Callable[..., Tensor], input: Tensor, output_size: list[int] | None
     ) -> Tensor:
         """The attributes as they are: an integer each, or a tuple."""
-        dims = self.weight.dim() - 2
+        dims = 2 if isinstance(self, nn.ConvTranspose2d) else 1
         output_padding = self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation
         )

@@ -420,7 +420,7 @@ def _matmul_vmap(
     output = matmul(matrices, mat2, bias)
     output = output.unflatten(0, mat1.shape[:2]) if examples else output
     if late_bias is not None:
-        output = output + late_bias.reshape(batch, *(1,) * (output.dim() - 2), -1)
+        output = output + late_bias.reshape(batch, *(1,) * (output.dim() - 2), late_bias.shape[-1])
     return output, 0
 
 

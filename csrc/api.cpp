@@ -8,6 +8,7 @@
 #include "conv2d_checks.h"
 #include "conv2d_ops.h"
 #include "cpu/conv2d_cpu.h"
+#include "find_op.h"
 #include "matmul.h"
 #include "numerics.h"
 
@@ -17,11 +18,8 @@ namespace {
 c10::SymIntArrayRef symbolic(at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); }
 
 const c10::TypedOperatorHandle<void()>& mode_op(bool enter) {
-  static const auto find = [](const char* name) {
-    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<void()>();
-  };
-  static const auto entering = find("conv2d_ext::enter_batch_invariant");
-  static const auto leaving = find("conv2d_ext::leave_batch_invariant");
+  static const auto entering = find_op<void()>("enter_batch_invariant");
+  static const auto leaving = find_op<void()>("leave_batch_invariant");
   return enter ? entering : leaving;
 }
 
@@ -64,7 +62,13 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::
 }
 
 BatchInvariant::BatchInvariant() { mode_op(/*enter=*/true).call(); }
-BatchInvariant::~BatchInvariant() { mode_op(/*enter=*/false).call(); }
+BatchInvariant::~BatchInvariant() {
+  try {
+    mode_op(/*enter=*/false).call();
+  } catch (const c10::Error& error) {  // in another thread than it began in
+    TORCH_WARN(error.what_without_backtrace());
+  }
+}
 
 std::string isa() { return cpu::isa_name(); }
 int64_t numerics() { return kNumerics; }

@@ -6,6 +6,8 @@
 
 #include <limits>
 
+#include "conv2d_checks.h"
+#include "find_op.h"
 #include "matmul.h"
 #include "reductions.h"
 
@@ -141,9 +143,17 @@ AttentionOptions make_options(const std::optional<Tensor>& mask, bool causal, do
   return {mask.value_or(Tensor()), causal, scale, fused_layout};
 }
 
+void check_all_data(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask) {
+  check_data("q", q);
+  check_data("k", k);
+  check_data("v", v);
+  if (mask.has_value() && mask->defined()) check_data("mask", *mask);
+}
+
 Tensor attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, bool causal,
                      double scale, bool fused_layout) {
   check_attention(q, k, v, mask);
+  check_all_data(q, k, v, mask);
   const AttentionOptions options = make_options(mask, causal, scale, fused_layout);
   const at::AutoDispatchBelowADInplaceOrView guard;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it has cast before
@@ -160,7 +170,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_grad_cpu(const Tensor& grad
                                                               const Tensor& k, const Tensor& v,
                                                               const std::optional<Tensor>& mask, bool causal,
                                                               double scale, bool fused_layout, AttentionWanted wanted) {
-  check_attention(q, k, v, mask);
+  check_attention_grad(grad_output, q, k, v, mask, wanted);
+  check_data("grad_output", grad_output);
+  check_all_data(q, k, v, mask);
   const AttentionOptions options = make_options(mask, causal, scale, fused_layout);
   const at::AutoDispatchBelowADInplaceOrView guard;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it has cast before
@@ -199,14 +211,12 @@ TORCH_LIBRARY_IMPL(conv2d_ext, CPU, m) {
 }  // namespace
 
 const c10::TypedOperatorHandle<AttentionSignature>& attention_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::attention", "").typed<AttentionSignature>();
+  static const auto op = find_op<AttentionSignature>("attention");
   return op;
 }
 
 const c10::TypedOperatorHandle<AttentionGradSignature>& attention_grad_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::attention_grad", "").typed<AttentionGradSignature>();
+  static const auto op = find_op<AttentionGradSignature>("attention_grad");
   return op;
 }
 

@@ -42,9 +42,11 @@ using AttentionGradSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at
 const c10::TypedOperatorHandle<AttentionSignature>& attention_op();
 const c10::TypedOperatorHandle<AttentionGradSignature>& attention_grad_op();
 
-// Dtypes and sizes; raises. For kernels and tracing alike.
+// Dtypes, devices and sizes; raise. For kernels and tracing alike.
 void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const std::optional<at::Tensor>& mask);
+void check_attention_grad(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const std::optional<at::Tensor>& mask, const AttentionWanted& wanted);
 
 // The same as differentiable calls of other ops, in one piece: for derivatives of a gradient, and for tangents. Its
 // memory grows with queries times keys.

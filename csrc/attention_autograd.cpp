@@ -6,33 +6,62 @@
 
 #include "attention.h"
 #include "autograd_node.h"
+#include "op_checks.h"
+#include "sym_arithmetic.h"
 
 namespace conv2d_ext {
 
+namespace {
+
+void check_mask(const at::Tensor& mask, const at::Tensor& q, const at::Tensor& k) {
+  const auto dtype = mask.scalar_type();
+  TORCH_CHECK(dtype == at::kBool || is_real(dtype),
+              "conv2d_ext::attention: expected a mask of dtype bool, float32, float64, bfloat16 or float16, but got ",
+              dtype);
+  TORCH_CHECK(mask.device() == q.device(), "conv2d_ext::attention: expected mask on q's device ", q.device(),
+              ", but got ", mask.device());
+  const c10::SymInt scores[] = {q.sym_size(0), q.sym_size(1), q.sym_size(2), k.sym_size(2)};
+  bool expands = mask.dim() == 4;
+  for (int64_t d = 0; expands && d < 4; ++d) {
+    expands = mask.sym_size(d).maybe_as_int() == 1 || equal(mask.sym_size(d), scores[d]);
+  }
+  TORCH_CHECK(expands, "conv2d_ext::attention: expected a mask of 4 dimensions that expand to ",
+              c10::SymIntArrayRef(scores), ", but got ", mask.sym_sizes());
+}
+
+}  // namespace
+
 void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const std::optional<at::Tensor>& mask) {
-  const auto dtype = q.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
-      "conv2d_ext::attention: expected float32, float64, bfloat16 or float16, but got ", dtype);
-  const auto is = [](const c10::SymInt& a, const c10::SymInt& b) {
-    return a.sym_eq(b).expect_true(__FILE__, __LINE__);
-  };
+  constexpr const char* kOp = "conv2d_ext::attention";
+  check_real(kOp, "q", q);
+  check_kind(kOp, "k", k, "q", q);
+  check_kind(kOp, "v", v, "q", q);
   const auto is_empty = [](const at::Tensor& t) { return t.sym_numel().sym_eq(0).guard_bool(__FILE__, __LINE__); };
-  TORCH_CHECK(!is_empty(q) && !is_empty(k) && !is_empty(v),
-              "conv2d_ext::attention: expected tensors with elements, but got q of size ", q.sym_sizes(), ", k ",
-              k.sym_sizes(), " and v ", v.sym_sizes());
-  const bool fits = k.scalar_type() == dtype && v.scalar_type() == dtype && q.dim() == 4 && k.dim() == 4 &&
-                    v.dim() == 4 && is(q.sym_size(0), k.sym_size(0)) && is(q.sym_size(0), v.sym_size(0)) &&
-                    is(k.sym_size(1), v.sym_size(1)) && is(k.sym_size(2), v.sym_size(2)) &&
-                    is(q.sym_size(3), k.sym_size(3)) && is(q.sym_size(1) % k.sym_size(1), 0);
-  TORCH_CHECK(fits,
-              "conv2d_ext::attention: expected q of size (N, heads, L, E), k (N, kv_heads, S, E) and v (N, kv_heads, "
-              "S, Ev) of one dtype, but got ",
-              q.sym_sizes(), " ", dtype, ", ", k.sym_sizes(), " ", k.scalar_type(), ", ", v.sym_sizes(), " ",
-              v.scalar_type());
-  if (!mask.has_value() || !mask->defined()) return;
-  TORCH_CHECK(mask->dim() == 4, "conv2d_ext::attention: expected a mask of 4 dimensions, but got ", mask->sym_sizes());
+  TORCH_CHECK(!is_empty(q) && !is_empty(k) && !is_empty(v), kOp, ": expected tensors with elements, but got q of size ",
+              q.sym_sizes(), ", k ", k.sym_sizes(), " and v ", v.sym_sizes());
+  const bool fits = q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && equal(q.sym_size(0), k.sym_size(0)) &&
+                    equal(q.sym_size(0), v.sym_size(0)) && equal(k.sym_size(1), v.sym_size(1)) &&
+                    equal(k.sym_size(2), v.sym_size(2)) && equal(q.sym_size(3), k.sym_size(3)) &&
+                    equal(q.sym_size(1) % k.sym_size(1), c10::SymInt(0));
+  TORCH_CHECK(fits, kOp,
+              ": expected q of size (N, heads, L, E), k (N, kv_heads, S, E) and v (N, kv_heads, S, Ev), but got ",
+              q.sym_sizes(), ", ", k.sym_sizes(), " and ", v.sym_sizes());
+  if (mask.has_value() && mask->defined()) check_mask(*mask, q, k);
+}
+
+void check_attention_grad(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const std::optional<at::Tensor>& mask, const AttentionWanted& wanted) {
+  constexpr const char* kOp = "conv2d_ext::attention_grad";
+  check_attention(q, k, v, mask);
+  check_kind(kOp, "grad_output", grad_output, "q", q);
+  const c10::SymInt wanted_size[] = {q.sym_size(0), q.sym_size(1), q.sym_size(2), v.sym_size(3)};
+  bool fits = grad_output.dim() == 4;
+  for (int64_t d = 0; fits && d < 4; ++d) fits = equal(grad_output.sym_size(d), wanted_size[d]);
+  TORCH_CHECK(fits, kOp, ": expected grad_output of size ", c10::SymIntArrayRef(wanted_size), ", but got ",
+              grad_output.sym_sizes());
+  TORCH_CHECK(!wanted[3] || (mask.has_value() && mask->defined()), kOp,
+              ": expected a mask where its gradient is wanted, but got none");
 }
 
 namespace {
@@ -66,10 +95,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_grad_meta(const Tensor& gra
                                                                const Tensor& k, const Tensor& v,
                                                                const MaybeTensor& mask, bool, double, bool fused_layout,
                                                                AttentionWanted wanted) {
-  check_attention(q, k, v, mask);
-  TORCH_CHECK(grad_output.dim() == 4 && grad_output.scalar_type() == q.scalar_type(),
-              "conv2d_ext::attention_grad: expected grad_output of 4 dimensions and of q's dtype, but got ",
-              grad_output.sym_sizes(), " ", grad_output.scalar_type());
+  check_attention_grad(grad_output, q, k, v, mask, wanted);
   const auto contiguous = [](const Tensor& like) { return at::empty_symint(like.sym_sizes(), like.options()); };
   const auto none = [&] { return at::empty({0}, q.options()); };
   const Tensor gq = !wanted[0] ? none() : fused_layout ? empty_turned(q, 1, 2) : contiguous(q);
@@ -181,11 +207,7 @@ Tensor attention_autograd(c10::DispatchKeySet keys, const Tensor& q, const Tenso
     check_attention(q, k, v, mask);
     return attention_by_calls(q, k, v, {bias, causal, scale, fused_layout});
   }
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = attention_op().redispatch(keys & c10::after_autograd_keyset, q, k, v, mask, causal, scale, fused_layout);
-  }
+  const Tensor result = below_autograd(attention_op(), keys, q, k, v, mask, causal, scale, fused_layout);
   if (compute_requires_grad(q, k, v, bias)) {
     auto node = new_node<AttentionBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(q, k, v, bias));
@@ -208,16 +230,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_grad_autograd(c10::Dispatch
   const Tensor bias = defined_or_none(mask);
   if (compute_requires_grad(grad_output, q, k, v, bias) || moves(grad_output) || moves(q) || moves(k) || moves(v) ||
       moves(bias)) {
-    check_attention(q, k, v, mask);
+    check_attention_grad(grad_output, q, k, v, mask, wanted);
     AttentionGrads grads = attention_grads_by_calls(grad_output, q, k, v, {bias, causal, scale, fused_layout}, wanted);
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!wanted[i]) grads[i] = at::empty({0}, q.options());
     }
     return {grads[0], grads[1], grads[2], grads[3]};
   }
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return attention_grad_op().redispatch(keys & c10::after_autograd_keyset, grad_output, q, k, v, mask, causal, scale,
-                                        fused_layout, wanted);
+  return below_autograd(attention_grad_op(), keys, grad_output, q, k, v, mask, causal, scale, fused_layout, wanted);
 }
 
 TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) {

@@ -3,19 +3,22 @@
 //
 // A Backward describes one op:
 //   kName, kArguments        the node's name; how many of the op's arguments are differentiable
-//   kMayBeConstant           whether gradients that depend on no argument get a history nonetheless (conv2d's do)
 //   State                    what its rule needs beside tensors, with a member
 //                            template <class Self, class Visit> static void visit(Self&, Visit) that names the fields:
-//                            SymInt and ranges of it, bool, std::string, std::vector<double>
+//                            SymInt and ranges of it, bool, int64_t, double, std::string, std::vector<double>
 //   apply(grad, first, second, state, wanted, result)
 //                            the gradients, for the cotangent grad of the result and the op's first two tensor
 //                            arguments, of which each is defined if the other's gradient is wanted
 //   kNeedsSecond             optional: every gradient needs the second tensor, which may be the op's only one
 //   kNeedsFirst              optional: every gradient needs the first one
 //   kSavesOutput             optional, with kNeedsSecond: that tensor is the op's result, saved by save_output
+//   kCoupled                 optional: of how many arguments, the first ones, PyTorch's backward is one function, so
+//   that
+//                            gradients which depend on none of them get a history nonetheless
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -82,7 +85,7 @@ using Sizes = std::vector<c10::SymInt>;
 
 template <class Field>
 constexpr bool kIsSizes =
-    !std::is_same_v<Field, bool> && !std::is_same_v<Field, std::string> && !std::is_same_v<Field, std::vector<double>>;
+    !std::is_arithmetic_v<Field> && !std::is_same_v<Field, std::string> && !std::is_same_v<Field, std::vector<double>>;
 
 template <class Field>
 auto sizes_of(Field& field) {
@@ -155,6 +158,11 @@ constexpr bool kSavesOutput = false;
 template <class Backward>
 constexpr bool kSavesOutput<Backward, std::enable_if_t<Backward::kSavesOutput>> = true;
 
+template <class Backward, class = void>
+constexpr size_t kCoupled = 0;
+template <class Backward>
+constexpr size_t kCoupled<Backward, std::enable_if_t<(Backward::kCoupled > 0)>> = Backward::kCoupled;
+
 template <class Backward>
 struct OpNode final : torch::autograd::TraceableFunction {
   using State = typename Backward::State;
@@ -188,7 +196,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
     variable_list result =
         run(grads, kNeedsFirst<Backward> || wanted[1] ? first_saved.unpack() : Tensor(),
             kNeedsSecond<Backward> || wanted[0] ? second_saved.unpack(getptr()) : Tensor(), state, wanted);
-    if (Backward::kMayBeConstant && !in_transform && c10::GradMode::is_enabled()) {
+    if (kCoupled<Backward> > 0 && !in_transform && c10::GradMode::is_enabled()) {
       require_grad(result);
     }
     return result;
@@ -238,10 +246,9 @@ struct OpNode final : torch::autograd::TraceableFunction {
     return wanted;
   }
 
-  // A bias takes part in no gradient, not even in F.conv2d's.
   void require_grad(const variable_list& gradients) const {
     torch::autograd::edge_list edges;
-    for (size_t i = 0; i < 2; ++i) {
+    for (size_t i = 0; i < kCoupled<Backward>; ++i) {
       if (should_compute_output(i)) {
         edges.push_back(next_edge(i));
       }
@@ -297,6 +304,14 @@ struct OpNode final : torch::autograd::TraceableFunction {
   }
 };
 
+// What the kernel below autograd makes of an op's call: a result without a history.
+template <class Signature, class... Arguments>
+auto below_autograd(const c10::TypedOperatorHandle<Signature>& op, c10::DispatchKeySet keys,
+                    const Arguments&... arguments) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.redispatch(keys & c10::after_autograd_keyset, arguments...);
+}
+
 template <class Backward, class... Tensors>
 auto make_node(const Tensors&... differentiable) {
   auto node = new_node<OpNode<Backward>>();
@@ -327,7 +342,7 @@ void set_bilinear_tangent(const at::Tensor& result, const at::Tensor& first, con
   result._set_fw_grad(sum, /*level=*/0, /*is_inplace_op=*/false);
 }
 
-inline bool is_transformed(const at::Tensor& tensor) {
+inline bool is_wrapped(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
 }
 

@@ -25,6 +25,7 @@
 #include "convolution_family.h"
 #include "cpu/conv2d_cpu.h"
 #include "invariance.h"
+#include "invariance_recorded.h"
 #include "matmul.h"
 #include "numerics.h"
 #if defined(CONV2D_EXT_WITH_CUDA)
@@ -73,8 +74,7 @@ bool allows_winograd() {
 
 // ---- the convolutions and linear, with the arguments of torch.nn.functional. Written without pybind11, whose argument
 // conversion would be a fifth of the time of a tiny convolution; PyTorch's own parser also gives its TypeErrors,
-// SymInts and
-// __torch_function__.
+// SymInts and __torch_function__.
 
 constexpr int kArguments = 8;  // of the longest signature
 
@@ -126,6 +126,7 @@ PyObject* python_conv2d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
     const Tensor input = arguments.tensor(0);
     const Tensor weight = arguments.tensor(1);
     const std::optional<Tensor> bias = arguments.optionalTensor(2);
+    check_not_nested("conv2d", input, weight, bias);
     const SymConv2dParams params = conv2d_params(arguments);
     const bool allow_winograd = allows_winograd();
     const py::gil_scoped_release no_gil;
@@ -402,7 +403,7 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
                  const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
                  const std::vector<int64_t>& dilation, int64_t groups,
                  [[maybe_unused]] const std::optional<std::pair<int, int>>& gpu) {
-  check_not_nested("conv2d", input, weight);
+  check_not_nested("conv2d", input, weight, bias);
   const auto problem =
       check_conv2d<int64_t>(input, weight, bias, make_params<int64_t>(stride, padding, dilation, groups));
   py::dict result;
@@ -483,8 +484,8 @@ using Sizes = std::vector<c10::SymInt>;
 
 bool takes_convolution_of_lists(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                 const Sizes& stride, const Sizes& padding, const Sizes& dilation, bool transposed,
-                                const Sizes& output_padding, const c10::SymInt& groups) {
-  return takes_convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+                                const Sizes& /*output_padding*/, const c10::SymInt& groups) {
+  return takes_convolution(input, weight, bias, stride, padding, dilation, transposed, groups);
 }
 
 Tensor convolution_of_lists(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -518,7 +519,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("enable_batch_invariant", &enable_batch_invariant);
   m.def("disable_batch_invariant", &disable_batch_invariant);
   m.def("is_batch_invariant", &is_batch_invariant);
-  m.def("is_enabled", &is_enabled);
+  m.def("is_enabled_in_process", &is_enabled_in_process);
   m.def("leave_traced_contexts", &leave_traced_contexts);
   m.def("settle_recorded_results", &settle_recorded_results);
   m.def("use_winograd_setting", &use_winograd_setting);

@@ -58,7 +58,7 @@ struct Conv2dBackward {  // of (input, weight, bias)
   static constexpr const char* kName = "Conv2dBackward";
   using State = Geometry;
   static constexpr size_t kArguments = 3;
-  static constexpr bool kMayBeConstant = true;
+  static constexpr size_t kCoupled = 2;  // a bias takes part in no gradient
 
   static void apply(const Tensor& grad_output, const Tensor& input, const Tensor& weight, const Geometry& geometry,
                     const Wanted& wanted, variable_list& result) {
@@ -78,16 +78,19 @@ struct Conv2dBackward {  // of (input, weight, bias)
   }
 };
 
-struct Conv2dGradInputBackward {  // of (grad_output, weight)
+struct Conv2dGradInputBackward {  // of (grad_output, weight), a transposed convolution's input and weight
   static constexpr const char* kName = "Conv2dGradInputBackward";
   using State = Geometry;
-  static constexpr size_t kArguments = 2;
-  static constexpr bool kMayBeConstant = false;
+  static constexpr size_t kArguments = 2, kCoupled = 2;
 
   static void apply(const Tensor& grad, const Tensor& grad_output, const Tensor& weight, const Geometry& geometry,
                     const Wanted& wanted, variable_list& result) {
     if (wanted[0]) {
       result[0] = conv2d(grad, weight, std::nullopt, geometry.params, geometry.allow_winograd);
+      if (result[0].dim() == 4 && output_is_channels_last(grad, weight) != geometry.channels_last) {
+        result[0] = result[0].contiguous(geometry.channels_last ? at::MemoryFormat::ChannelsLast
+                                                                : at::MemoryFormat::Contiguous);
+      }
     }
     if (wanted[1]) {
       result[1] = conv2d_grad_weight(grad_output, grad, geometry.weight_size, geometry.weight_stride, geometry.params);
@@ -99,7 +102,6 @@ struct Conv2dGradWeightBackward {  // of (grad_output, input)
   static constexpr const char* kName = "Conv2dGradWeightBackward";
   using State = Geometry;
   static constexpr size_t kArguments = 2;
-  static constexpr bool kMayBeConstant = false;
 
   static void apply(const Tensor& grad, const Tensor& grad_output, const Tensor& input, const Geometry& geometry,
                     const Wanted& wanted, variable_list& result) {
@@ -116,7 +118,6 @@ struct Conv2dGradBiasBackward {  // of (grad_output), whose size is in geometry.
   static constexpr const char* kName = "Conv2dGradBiasBackward";
   using State = Geometry;
   static constexpr size_t kArguments = 1;
-  static constexpr bool kMayBeConstant = false;
 
   static void apply(const Tensor& grad, const Tensor&, const Tensor&, const Geometry& geometry, const Wanted& wanted,
                     variable_list& result) {
@@ -150,12 +151,8 @@ void set_conv2d_tangent(const Tensor& output, const Tensor& input, const Tensor&
 Tensor conv2d_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight,
                        const std::optional<Tensor>& bias, SymIntArrayRef stride, SymIntArrayRef padding,
                        SymIntArrayRef dilation, SymInt groups, bool allow_winograd) {
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    output = conv2d_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias, stride, padding, dilation,
-                                    groups, allow_winograd);
-  }
+  const Tensor output =
+      below_autograd(conv2d_op(), keys, input, weight, bias, stride, padding, dilation, groups, allow_winograd);
   const bool has_tangent = isFwGradDefined(input) || isFwGradDefined(weight) || isFwGradDefined(bias);
   if (compute_requires_grad(input, weight, bias)) {
     auto node = make_node<Conv2dBackward>(input, weight, bias);
@@ -165,7 +162,7 @@ Tensor conv2d_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
     node->state.params = make_params<SymInt>(stride, padding, dilation, groups);
     node->state.channels_last = grad_input_is_channels_last(input, weight);
     node->state.allow_winograd = allow_winograd;
-    node->in_transform = is_transformed(input) || is_transformed(weight) || (bias.has_value() && is_transformed(*bias));
+    node->in_transform = is_wrapped(input) || is_wrapped(weight) || (bias.has_value() && is_wrapped(*bias));
     node->save(input, weight);
     torch::autograd::set_history(output, node);
   }
@@ -179,16 +176,14 @@ Tensor conv2d_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
 Tensor conv2d_grad_input_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& weight,
                                   SymIntArrayRef input_size, SymIntArrayRef stride, SymIntArrayRef padding,
                                   SymIntArrayRef dilation, SymInt groups, bool channels_last, bool allow_winograd) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = conv2d_grad_input_op().redispatch(keys & c10::after_autograd_keyset, grad_output, weight, input_size,
-                                               stride, padding, dilation, groups, channels_last, allow_winograd);
-  }
+  const Tensor result = below_autograd(conv2d_grad_input_op(), keys, grad_output, weight, input_size, stride, padding,
+                                       dilation, groups, channels_last, allow_winograd);
   const auto params = make_params<SymInt>(stride, padding, dilation, groups);
   if (compute_requires_grad(grad_output, weight)) {
     auto node = make_node<Conv2dGradInputBackward>(grad_output, weight);
     node->state.allow_winograd = allow_winograd;
+    node->state.channels_last = grad_input_is_channels_last(grad_output, weight);
+    node->in_transform = is_wrapped(grad_output) || is_wrapped(weight);
     node->state.weight_size = copy_sizes(weight.sym_sizes());
     node->state.weight_stride = grad_weight_strides(weight);
     node->state.params = params;
@@ -204,12 +199,8 @@ Tensor conv2d_grad_input_autograd(c10::DispatchKeySet keys, const Tensor& grad_o
 Tensor conv2d_grad_weight_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& input,
                                    SymIntArrayRef weight_size, SymIntArrayRef weight_stride, SymIntArrayRef stride,
                                    SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = conv2d_grad_weight_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, weight_size,
-                                                weight_stride, stride, padding, dilation, groups);
-  }
+  const Tensor result = below_autograd(conv2d_grad_weight_op(), keys, grad_output, input, weight_size, weight_stride,
+                                       stride, padding, dilation, groups);
   const auto params = make_params<SymInt>(stride, padding, dilation, groups);
   if (compute_requires_grad(grad_output, input)) {
     auto node = make_node<Conv2dGradWeightBackward>(grad_output, input);
@@ -226,11 +217,7 @@ Tensor conv2d_grad_weight_autograd(c10::DispatchKeySet keys, const Tensor& grad_
 }
 
 Tensor conv2d_grad_bias_autograd(c10::DispatchKeySet keys, const Tensor& grad_output) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = conv2d_grad_bias_op().redispatch(keys & c10::after_autograd_keyset, grad_output);
-  }
+  const Tensor result = below_autograd(conv2d_grad_bias_op(), keys, grad_output);
   if (compute_requires_grad(grad_output)) {
     auto node = make_node<Conv2dGradBiasBackward>(grad_output);
     node->state.input_size = copy_sizes(grad_output.sym_sizes());

@@ -328,6 +328,7 @@ void check_forward(const Tensor& im, const Tensor& kernel, const std::optional<T
     TORCH_CHECK((bias->dim() == 1 || is_column) && equal(bias->sym_size(0), kernel.sym_size(1)),
                 "expected bias of size (do,) or (do, 1) with do = ", kernel.sym_size(1), " as in kernel of size ",
                 kernel.sym_sizes(), ", but got bias of size ", bias->sym_sizes());
+    check_same_kind("forward", "im", im, "bias", *bias);
   }
 }
 
@@ -358,10 +359,15 @@ void check_conv1d_sizes(c10::SymIntArrayRef input, c10::SymIntArrayRef weight, s
   check_sizes_as<SymInt>(Shown::kRow, input, weight, bias, params, itemsize);
 }
 
-void check_not_nested(const char* function, const Tensor& input, const Tensor& weight) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!input.is_nested() && !weight.is_nested(), function,
-                              ": expected dense tensors, but got a nested tensor for ",
-                              input.is_nested() ? "input" : "weight");
+void check_not_nested(const char* function, const Tensor& input, const Tensor& weight,
+                      const std::optional<Tensor>& bias) {
+  const auto check = [&](const char* name, const Tensor& tensor) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_nested(), function, ": expected dense tensors, but got a nested tensor for ",
+                                name);
+  };
+  check("input", input);
+  check("weight", weight);
+  if (bias.has_value() && bias->defined()) check("bias", *bias);
 }
 
 void check_kinds(const char* function, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {

@@ -1,8 +1,9 @@
-// Tensors and hyper-parameters -> a validated problem, or one clear error. The only place that checks.
+// Tensors and hyper-parameters -> a validated problem, or one clear error: the checks of conv2d's ops, which nothing
+// below repeats.
 //
-// Every function is a template over Int, int64_t for the kernels and c10::SymInt for tracing, so that both
-// accept and refuse the same calls with the same words. Errors have F.conv2d's exception types, keep its
-// phrases, and name the argument, what was wanted and what came.
+// Those of sizes are templates over Int, int64_t for the kernels and c10::SymInt for tracing, so that both accept and
+// refuse the same calls with the same words. Errors have F.conv2d's exception types, keep its phrases, and name the
+// argument, what was wanted and what came.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -80,7 +81,8 @@ void check_conv1d_sizes(c10::SymIntArrayRef input, c10::SymIntArrayRef weight, s
                         const SymConv2dParams& params, int64_t itemsize);
 
 // Before sizes are read, which nested tensors don't have. function: the name to complain by.
-CONV2D_EXT_EXPORT void check_not_nested(const char* function, const at::Tensor& input, const at::Tensor& weight);
+CONV2D_EXT_EXPORT void check_not_nested(const char* function, const at::Tensor& input, const at::Tensor& weight,
+                                        const std::optional<at::Tensor>& bias);
 
 // Dense tensors of one supported dtype, on one device. function: the name to complain by.
 void check_kinds(const char* function, const at::Tensor& input, const at::Tensor& weight,

@@ -147,7 +147,7 @@ ConvTransposeCall check_conv_transpose(int64_t dims, SymIntArrayRef input, SymIn
     // A convolution of the output gives floor(((in - 1) * stride + output_padding) / stride) + 1 elements: those of
     // input, and one more for each whole stride in output_padding (which then is less than the dilation).
     call.append[at] = p.output_padding[i] / p.stride[i];
-    if (is_empty && known_zero(in[i] * sizes[i])) {  // neither side of a convolution may be
+    if (is_empty && (known_zero(in[i]) || known_zero(sizes[i]))) {  // neither side of a convolution may be
       call.append[at] += 1;
       call.cut[at] = p.stride[i];
     }

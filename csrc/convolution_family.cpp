@@ -66,6 +66,7 @@ Tensor add_bias_anywhere(const Tensor& output, const Tensor& bias) {
               "its dtype, but got bias of size ",
               bias.sym_sizes(), " and dtype ", bias.scalar_type(), ", output of size ", output.sym_sizes(),
               " and dtype ", output.scalar_type());
+  if (output.device().is_cpu() && !output._is_zerotensor()) check_data("output", output);
   Tensor result = output.is_non_overlapping_and_dense()
                       ? at::empty_strided_symint(output.sym_sizes(), output.sym_strides(), output.options())
                       : at::empty_symint(output.sym_sizes(), output.options());
@@ -73,13 +74,12 @@ Tensor add_bias_anywhere(const Tensor& output, const Tensor& bias) {
 }
 
 struct Conv2dAddBiasBackward {  // of (output, bias)
-  static constexpr const char* kName = "Conv2dAddBiasBackward";
+  static constexpr const char* kName = "Conv2dExtAddBiasBackward";
   struct State {
     template <class Self, class Visit>
     static void visit(Self&, Visit) {}
   };
-  static constexpr size_t kArguments = 2;
-  static constexpr bool kMayBeConstant = false;
+  static constexpr size_t kArguments = 2, kCoupled = 1;
 
   static void apply(const Tensor& grad, const Tensor&, const Tensor&, const State&, const Wanted& wanted,
                     torch::autograd::variable_list& result) {
@@ -94,13 +94,11 @@ struct Conv2dAddBiasBackward {  // of (output, bias)
 
 Tensor add_bias_autograd(c10::DispatchKeySet keys, const Tensor& output, const Tensor& bias) {
   using torch::autograd::isFwGradDefined;
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = conv2d_add_bias_op().redispatch(keys & c10::after_autograd_keyset, output, bias);
-  }
+  const Tensor result = below_autograd(conv2d_add_bias_op(), keys, output, bias);
   if (torch::autograd::compute_requires_grad(output, bias)) {
-    torch::autograd::set_history(result, make_node<Conv2dAddBiasBackward>(output, bias));
+    auto node = make_node<Conv2dAddBiasBackward>(output, bias);
+    node->in_transform = is_wrapped(output) || is_wrapped(bias);
+    torch::autograd::set_history(result, node);
   }
   if (isFwGradDefined(output) || isFwGradDefined(bias)) {
     const Tensor moved = isFwGradDefined(output) ? tangent(output) : at::zeros_like(result);
@@ -158,7 +156,7 @@ Tensor run_conv_transpose(const ConvTransposeCall& call, const Tensor& input, co
 
 Tensor conv1d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
               SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups) {
-  check_not_nested("conv1d", input, weight);
+  check_not_nested("conv1d", input, weight, bias);
   const int64_t dim = input.dim();
   TORCH_CHECK(dim == 2 || dim == 3,
               "Expected 2D (unbatched) or 3D (batched) input to conv1d, but got input of size: ", input.sym_sizes());
@@ -194,7 +192,7 @@ c10::SmallVector<SymInt, 2> conv1d_same_padding(const Tensor& weight, SymIntArra
 Tensor conv_transpose1d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef output_padding, SymInt groups,
                         SymIntArrayRef dilation) {
-  check_not_nested("conv_transpose1d", input, weight);
+  check_not_nested("conv_transpose1d", input, weight, bias);
   const auto call = check_conv_transpose(1, input.sym_sizes(), weight.sym_sizes(), bias_size(bias),
                                          {stride, padding, output_padding, dilation, std::move(groups)});
   check_kinds("conv_transpose1d", input, weight, bias);
@@ -204,7 +202,7 @@ Tensor conv_transpose1d(const Tensor& input, const Tensor& weight, const std::op
 Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                         SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef output_padding, SymInt groups,
                         SymIntArrayRef dilation) {
-  check_not_nested("conv_transpose2d", input, weight);
+  check_not_nested("conv_transpose2d", input, weight, bias);
   const auto call = check_conv_transpose(2, input.sym_sizes(), weight.sym_sizes(), bias_size(bias),
                                          {stride, padding, output_padding, dilation, std::move(groups)});
   check_kinds("conv_transpose2d", input, weight, bias);
@@ -231,7 +229,8 @@ bool is_patch_conv3d(const Tensor& input, const Tensor& weight, SymIntArrayRef s
       return false;
     }
   }
-  return is(input.sym_size(1), weight.sym_size(1) * groups);
+  SymInt channels = 0;
+  return mul(weight.sym_size(1), groups, &channels) && is(input.sym_size(1), channels);
 }
 
 // Kernel planes are taken for channels: (N, C, D, H, W) as images (N * D/KD, C * KD, H, W). That is a view where a
@@ -269,7 +268,7 @@ Tensor conv3d(const Tensor& input, const Tensor& weight, const std::optional<Ten
 
 bool takes_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                        SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
-                       SymIntArrayRef /*output_padding*/, const SymInt& groups) {
+                       const SymInt& groups) {
   const auto is_taken = [&](const Tensor& tensor) {
     return tensor.layout() == c10::kStrided && !tensor.is_quantized() && tensor.scalar_type() == input.scalar_type() &&
            tensor.device() == input.device();
@@ -360,9 +359,10 @@ struct Gradients {
 
 bool takes_convolution_backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
                                 SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
-                                SymIntArrayRef output_padding, const SymInt& groups) {
+                                const SymInt& groups) {
+  // (grad_output stands where a bias does: it is to be of the same kind.)
   return (weight.dim() == 3 || weight.dim() == 4) && grad_output.dim() == weight.dim() &&
-         takes_convolution(input, weight, grad_output, stride, padding, dilation, transposed, output_padding, groups);
+         takes_convolution(input, weight, grad_output, stride, padding, dilation, transposed, groups);
 }
 
 std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad_output, const Tensor& input,

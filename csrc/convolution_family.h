@@ -50,7 +50,7 @@ at::Tensor conv3d(const at::Tensor& input, const at::Tensor& weight, const std::
 CONV2D_EXT_EXPORT bool takes_convolution(const at::Tensor& input, const at::Tensor& weight,
                                          const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
-                                         c10::SymIntArrayRef output_padding, const c10::SymInt& groups);
+                                         const c10::SymInt& groups);
 
 CONV2D_EXT_EXPORT at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
                                          const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
@@ -62,8 +62,7 @@ CONV2D_EXT_EXPORT at::Tensor convolution(const at::Tensor& input, const at::Tens
 CONV2D_EXT_EXPORT bool takes_convolution_backward(const at::Tensor& grad_output, const at::Tensor& input,
                                                   const at::Tensor& weight, c10::SymIntArrayRef stride,
                                                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                                                  bool transposed, c10::SymIntArrayRef output_padding,
-                                                  const c10::SymInt& groups);
+                                                  bool transposed, const c10::SymInt& groups);
 
 CONV2D_EXT_EXPORT std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride,

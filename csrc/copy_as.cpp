@@ -4,12 +4,12 @@
 #include <torch/library.h>
 
 #include "autograd_node.h"
+#include "find_op.h"
 
 namespace conv2d_ext {
 
 const c10::TypedOperatorHandle<CopyAsSignature>& copy_as_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::copy_as", "").typed<CopyAsSignature>();
+  static const auto op = find_op<CopyAsSignature>("copy_as");
   return op;
 }
 
@@ -28,7 +28,6 @@ TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) { m.impl("copy_as",
 struct CopyAsBackward {
   static constexpr const char* kName = "Conv2dExtCopyAsBackward";
   static constexpr size_t kArguments = 1;
-  static constexpr bool kMayBeConstant = false;
   struct State {
     bool channels_last = false, grad_channels_last = false;
     template <class Self, class Visit>
@@ -47,11 +46,7 @@ struct CopyAsBackward {
 
 at::Tensor copy_as_autograd(c10::DispatchKeySet keys, const at::Tensor& input, bool channels_last,
                             bool grad_channels_last) {
-  at::Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = copy_as_op().redispatch(keys & c10::after_autograd_keyset, input, channels_last, grad_channels_last);
-  }
+  const at::Tensor result = below_autograd(copy_as_op(), keys, input, channels_last, grad_channels_last);
   if (torch::autograd::compute_requires_grad(input)) {
     auto node = make_node<CopyAsBackward>(input);
     node->state = {channels_last, grad_channels_last};

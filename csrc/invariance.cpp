@@ -1,24 +1,22 @@
-// The kernels of the mode: aten's ops as calls of this library's.
+// The mode itself: which threads are in it, its contexts, and the kernels of convolutions.
 //
-// Each kernel takes the calls that this library can compute and hands the others on, so that PyTorch's own errors and
-// its other layouts, dtypes and devices stay as they are. Under autocast it lets PyTorch cast first.
+// Each kernel of the mode, here and in invariance_*.cpp, takes the calls that this library can compute and hands the
+// others on, so that PyTorch's own errors and its other layouts, dtypes and devices stay as they are. Under autocast it
+// lets PyTorch cast first.
 #include "invariance.h"
 
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
 #include <mutex>
 
 #include "conv2d_ops.h"
 #include "convolution_family.h"
 #include "invariance_kernels.h"
-#include "matmul.h"
-#include "result_sizes.h"
+#include "tracing.h"
 
 namespace conv2d_ext {
 namespace {
@@ -58,335 +56,29 @@ std::vector<std::string>& invariance::covered_ops() {
   return names;
 }
 
+std::optional<c10::OperatorHandle> invariance::find_overload(const std::string& name) {
+  const size_t dot = std::min(name.find('.'), name.size());
+  return c10::Dispatcher::singleton().findSchema({name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))});
+}
+
 namespace {
-
-// ---- which calls are taken
-
-// PyTorch has cast what autocast is to cast (leaves): an op that it does not know keeps its dtypes.
-Tensor uncast_product(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias = std::nullopt) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return matrix_product(mat1, mat2, bias);
-}
-
-bool multiplies(const Tensor& mat1, const Tensor& mat2, int64_t dims) {
-  return takes(mat1, mat2) && mat1.dim() == dims && mat2.dim() == dims && mat1.sym_size(-1) == mat2.sym_size(-2) &&
-         (dims == 2 || mat1.sym_size(0) == mat2.sym_size(0));
-}
-
-bool is_one(const Scalar& scalar) { return scalar.equal(1); }
-bool is_zero(const Scalar& scalar) { return scalar.equal(0); }
-
-// beta * self + alpha * product, each operation rounded by itself: a fused one is not fused everywhere in PyTorch.
-Tensor combine(const Tensor& self, const Tensor& product, const Scalar& beta, const Scalar& alpha) {
-  const Tensor scaled = is_one(alpha) ? product : at::mul(product, alpha);
-  if (is_zero(beta)) {  // whatever self holds
-    if (!may_record(self)) return scaled;
-    // Its gradient is zeros nonetheless. (-0 changes no number that it is added to.)
-    const Tensor never = at::zeros({1}, self.options().dtype(at::kBool));
-    return at::add(scaled, at::where(never, self, Scalar(-0.0)));
-  }
-  return at::add(scaled, is_one(beta) ? self : at::mul(self, beta));
-}
-
-// What PyTorch refuses, and what it computes without the product.
-bool are_factors(const Tensor& self, const Scalar& beta, const Scalar& alpha) {
-  return !is_zero(alpha) && (self.is_complex() || (!beta.isComplex() && !alpha.isComplex()));
-}
-
-bool can_expand(const Tensor& self, SymIntArrayRef size) {
-  if (self.dim() > static_cast<int64_t>(size.size())) {
-    return false;
-  }
-  for (int64_t i = 1; i <= self.dim(); ++i) {
-    if (self.sym_size(-i) != 1 && self.sym_size(-i) != size[size.size() - i]) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// ---- the matmul family
-
-struct Mm {
-  using Op = at::_ops::mm;
-  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2) {
-    if (leaves<Op>(keys) || !multiplies(self, mat2, 2)) return Op::redispatch(keys & kBelow, self, mat2);
-    return uncast_product(self, mat2);
-  }
-};
-
-struct MmOut {
-  using Op = at::_ops::mm_out;
-  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2, Tensor& out) {
-    if (leaves<Op>(keys) || !multiplies(self, mat2, 2) || !can_write(out, self) || records_gradients(out, self, mat2)) {
-      return Op::redispatch(keys & kBelow, self, mat2, out);
-    }
-    return write(out, uncast_product(self, mat2));
-  }
-};
-
-struct Bmm {
-  using Op = at::_ops::bmm;
-  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2) {
-    if (leaves<Op>(keys) || !multiplies(self, mat2, 3)) return Op::redispatch(keys & kBelow, self, mat2);
-    return uncast_product(self, mat2);
-  }
-};
-
-struct BmmOut {
-  using Op = at::_ops::bmm_out;
-  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& mat2, Tensor& out) {
-    if (leaves<Op>(keys) || !multiplies(self, mat2, 3) || !can_write(out, self) || records_gradients(out, self, mat2)) {
-      return Op::redispatch(keys & kBelow, self, mat2, out);
-    }
-    return write(out, uncast_product(self, mat2));
-  }
-};
-
-// addmm, baddbmm, addmv and addbmm: a product to which beta * self is added.
-struct Product {
-  Tensor mat1, mat2;
-  bool as_vector = false;  // the product's only column is the result
-};
-
-bool takes_sum(const Tensor& self, const Product& product, int64_t dims) {
-  if (!multiplies(product.mat1, product.mat2, dims) || !takes(self, product.mat1)) return false;
-  SymInt size[3];
-  for (int64_t i = 0; i < dims; ++i) size[i] = product.mat1.sym_size(i);
-  size[dims - 1] = product.mat2.sym_size(-1);
-  return can_expand(self, SymIntArrayRef(size, dims - (product.as_vector ? 1 : 0)));
-}
-
-Tensor sum(const Tensor& self, const Product& product, const Scalar& beta, const Scalar& alpha) {
-  const bool is_bias = !product.as_vector && product.mat2.dim() == 2 && is_one(beta) && is_one(alpha) &&
-                       self.dim() == 1 && self.sym_size(0) == product.mat2.sym_size(-1);
-  if (is_bias) return uncast_product(product.mat1, product.mat2, self);
-  const Tensor result = uncast_product(product.mat1, product.mat2);
-  return combine(self, product.as_vector ? without_dim(result, -1) : result, beta, alpha);
-}
-
-// How each op's arguments make a product.
-Product of_matrices(const Tensor& mat1, const Tensor& mat2) { return {mat1, mat2}; }
-Product of_vector(const Tensor& mat, const Tensor& vec) {
-  if (!is_dense(vec)) return {mat, vec};
-  // No matrix, so that it is not taken, where it is no vector.
-  return {mat, vec.dim() == 1 ? vec.unsqueeze(-1) : vec.unsqueeze(0).unsqueeze(0).unsqueeze(0), /*as_vector=*/true};
-}
-// The sum over a batch is one product whose k runs over it.
-Product of_batch(const Tensor& batch1, const Tensor& batch2) {
-  if (!is_dense(batch1) || !is_dense(batch2) || batch1.dim() != 3 || batch2.dim() != 3 ||
-      batch1.sym_size(0) != batch2.sym_size(0) || batch1.sym_size(2) != batch2.sym_size(1)) {
-    return {batch1, batch2};
-  }
-  const Tensor rows = batch1.transpose(0, 1);
-  return {rows.reshape_symint({rows.sym_size(0), rows.sym_size(1) * rows.sym_size(2)}),
-          batch2.reshape_symint({batch2.sym_size(0) * batch2.sym_size(1), batch2.sym_size(2)})};
-}
-
-template <class AtOp, auto* product_of, int64_t dims>
-struct Sum {
-  using Op = AtOp;
-  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
-                     const Scalar& alpha) {
-    if (!leaves<Op>(keys) && are_factors(self, beta, alpha)) {
-      const Product product = product_of(a, b);
-      if (takes_sum(self, product, dims)) return sum(self, product, beta, alpha);
-    }
-    return Op::redispatch(keys & kBelow, self, a, b, beta, alpha);
-  }
-};
-
-template <class AtOp, auto* product_of, int64_t dims>
-struct SumInPlace {
-  using Op = AtOp;
-  static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
-                      const Scalar& alpha) {
-    if (!leaves<Op>(keys) && are_factors(self, beta, alpha)) {
-      const Product product = product_of(a, b);
-      if (takes_sum(self, product, dims)) {
-        const Tensor result = sum(self, product, beta, alpha);
-        if (result.sym_sizes() == self.sym_sizes()) return self.copy_(result);
-      }
-    }
-    return Op::redispatch(keys & kBelow, self, a, b, beta, alpha);
-  }
-};
-
-template <class AtOp, auto* product_of, int64_t dims>
-struct SumOut {
-  using Op = AtOp;
-  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
-                      const Scalar& alpha, Tensor& out) {
-    if (!leaves<Op>(keys) && are_factors(self, beta, alpha) && can_write(out, self) &&
-        !records_gradients(out, self, a, b)) {
-      const Product product = product_of(a, b);
-      if (takes_sum(self, product, dims)) return write(out, sum(self, product, beta, alpha));
-    }
-    return Op::redispatch(keys & kBelow, self, a, b, beta, alpha, out);
-  }
-};
-
-bool takes_vector(const Tensor& self, const Tensor& vec) {
-  return takes(self, vec) && self.dim() == 2 && vec.dim() == 1 && self.sym_size(1) == vec.sym_size(0);
-}
-
-struct Mv {
-  using Op = at::_ops::mv;
-  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& vec) {
-    if (leaves<Op>(keys) || !takes_vector(self, vec)) return Op::redispatch(keys & kBelow, self, vec);
-    return without_dim(uncast_product(self, vec.unsqueeze(-1)), -1);
-  }
-};
-
-struct MvOut {
-  using Op = at::_ops::mv_out;
-  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& vec, Tensor& out) {
-    if (leaves<Op>(keys) || !takes_vector(self, vec) || !can_write(out, self) || records_gradients(out, self, vec)) {
-      return Op::redispatch(keys & kBelow, self, vec, out);
-    }
-    return write(out, uncast_product(self, vec.unsqueeze(-1)).squeeze(-1));
-  }
-};
-
-bool takes_dot(const Tensor& self, const Tensor& other) {
-  return takes(self, other) && self.dim() == 1 && other.dim() == 1 && self.sym_size(0) == other.sym_size(0);
-}
-Tensor dot_of(const Tensor& self, const Tensor& other) {
-  return in_sizes(uncast_product(self.unsqueeze(0), other.unsqueeze(-1)), {});
-}
-
-struct Dot {
-  using Op = at::_ops::dot;
-  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
-    if (leaves<Op>(keys) || !takes_dot(self, other)) return Op::redispatch(keys & kBelow, self, other);
-    return dot_of(self, other);
-  }
-};
-
-struct Vdot {
-  using Op = at::_ops::vdot;
-  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
-    if (leaves<Op>(keys) || !takes_dot(self, other)) return Op::redispatch(keys & kBelow, self, other);
-    return dot_of(self.conj(), other);
-  }
-};
-
-struct Linear {
-  using Op = at::_ops::linear;
-  static Tensor call(DispatchKeySet keys, const Tensor& input, const Tensor& weight,
-                     const std::optional<Tensor>& bias) {
-    const bool has_bias = bias.has_value() && bias->defined();
-    const bool fits = takes(input, weight) && input.dim() >= 1 && (weight.dim() == 1 || weight.dim() == 2) &&
-                      input.sym_size(-1) == weight.sym_size(-1) &&
-                      (!has_bias || (takes(input, *bias) && bias->dim() == 1 && weight.dim() == 2));
-    if (leaves<Op>(keys) || !fits) return Op::redispatch(keys & kBelow, input, weight, bias);
-    return linear_layer(input, weight, bias);
-  }
-};
-
-// A chain of products, from the left. PyTorch's order follows from the sizes, one of which is the batch.
-template <class AtOp>
-struct Chain {
-  using Op = AtOp;
-  static Tensor call(DispatchKeySet keys, at::TensorList factors) {
-    bool takes_all = !leaves<Op>(keys) && factors.size() > 2;
-    for (size_t i = 0; takes_all && i < factors.size(); ++i) {
-      const bool may_be_vector =
-          Op::name == std::string_view("aten::linalg_multi_dot") && (i == 0 || i + 1 == factors.size());
-      takes_all = takes(factors[0], factors[i]) && (factors[i].dim() == 2 || (may_be_vector && factors[i].dim() == 1));
-    }
-    if (!takes_all) return redispatch_composite<Op>(keys, factors);
-    Tensor product = factors[0];
-    for (const Tensor& factor : factors.slice(1)) product = at::matmul(product, factor);
-    return product;
-  }
-};
-
-// As a product of matrices, whatever the sizes: PyTorch sums products where the result has one element.
-struct Tensordot {
-  using Op = at::_ops::tensordot;
-  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other, at::IntArrayRef dims_self,
-                     at::IntArrayRef dims_other) {
-    const bool takes_both = !leaves<Op>(keys) && takes(self, other) && dims_self.size() == dims_other.size();
-    const auto left = takes_both ? wrapped(dims_self, self.dim()) : std::nullopt;
-    const auto right = takes_both ? wrapped(dims_other, other.dim()) : std::nullopt;
-    if (!left || !right || !meet(self, *left, other, *right)) {
-      return redispatch_composite<Op>(keys, self, other, dims_self, dims_other);
-    }
-    const std::vector<int64_t> rows = all_but(*left, self.dim()), columns = all_but(*right, other.dim());
-    const auto joined = [](std::vector<int64_t> first, const std::vector<int64_t>& second) {
-      first.insert(first.end(), second.begin(), second.end());
-      return first;
-    };
-    const auto numel = [](const Tensor& tensor, const std::vector<int64_t>& dims) {
-      SymInt count = 1;
-      for (const int64_t dim : dims) count *= tensor.sym_size(dim);
-      return count;
-    };
-    const SymInt k = numel(self, *left);
-    const Tensor mat1 = self.permute(joined(rows, *left)).reshape_symint({numel(self, rows), k});
-    const Tensor mat2 = other.permute(joined(*right, columns)).reshape_symint({k, numel(other, columns)});
-    std::vector<SymInt> size;
-    for (const int64_t dim : rows) size.push_back(self.sym_size(dim));
-    for (const int64_t dim : columns) size.push_back(other.sym_size(dim));
-    // Autocast casts no sum of products, and so no single one; of rows it casts each, as of a batch of them.
-    return (size.empty() ? uncast_product(mat1, mat2) : at::mm(mat1, mat2)).reshape_symint(size);
-  }
-
- private:
-  // None: an error that is PyTorch's to name.
-  static std::optional<std::vector<int64_t>> wrapped(at::IntArrayRef dims, int64_t rank) {
-    std::vector<int64_t> result;
-    for (const int64_t dim : dims) {
-      const int64_t of_rank = dim < 0 ? dim + rank : dim;
-      const bool is_new = std::find(result.begin(), result.end(), of_rank) == result.end();
-      if (of_rank < 0 || of_rank >= rank || !is_new) return std::nullopt;
-      result.push_back(of_rank);
-    }
-    return result;
-  }
-  // (PyTorch also sums one factor over a dimension that has size 1 in the other.)
-  static bool meet(const Tensor& self, const std::vector<int64_t>& left, const Tensor& other,
-                   const std::vector<int64_t>& right) {
-    for (size_t i = 0; i < left.size(); ++i) {
-      if (self.sym_size(left[i]) != other.sym_size(right[i])) return false;
-    }
-    return true;
-  }
-  static std::vector<int64_t> all_but(const std::vector<int64_t>& dims, int64_t rank) {
-    std::vector<int64_t> others;
-    for (int64_t dim = 0; dim < rank; ++dim) {
-      if (std::find(dims.begin(), dims.end(), dim) == dims.end()) others.push_back(dim);
-    }
-    return others;
-  }
-};
-
-// Of a linear layer and its activation, in PyTorch's own transformer layers.
-struct AddmmActivation {
-  using Op = at::_ops::_addmm_activation;
-  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& mat1, const Tensor& mat2,
-                     const Scalar& beta, const Scalar& alpha, bool use_gelu) {
-    if (leaves<Op>(keys) || !are_factors(self, beta, alpha) || !takes_sum(self, {mat1, mat2}, 2)) {
-      return Op::redispatch(keys & kBelow, self, mat1, mat2, beta, alpha, use_gelu);
-    }
-    const Tensor result = sum(self, {mat1, mat2}, beta, alpha);
-    return use_gelu ? at::gelu(result) : at::relu(result);
-  }
-};
 
 // ---- convolutions
 
+// rest: what PyTorch's _convolution, the op that traces of torch.jit record, has beside: settings of cuDNN.
+template <class AtOp, class... Rest>
 struct Convolution {
-  using Op = at::_ops::convolution;
+  using Op = AtOp;
   static Tensor call(DispatchKeySet keys, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                      SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
-                     SymIntArrayRef output_padding, SymInt groups) {
+                     SymIntArrayRef output_padding, SymInt groups, Rest... rest) {
     const bool has_bias = bias.has_value() && bias->defined();
-    if (leaves<Op>(keys) || !takes(input, weight) || (has_bias && !takes(input, *bias)) ||
-        !takes_convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)) {
+    // (Of patches in three dimensions a trace would keep the sizes of its example.)
+    const bool keeps_sizes = input.dim() == 5 && at::tracer::impl::is_dispatch_enabled();
+    if (leaves<Op>(keys) || keeps_sizes || !takes(input, weight) || (has_bias && !takes(input, *bias)) ||
+        !takes_convolution(input, weight, bias, stride, padding, dilation, transposed, groups)) {
       return Op::redispatch(keys & kBelow, input, weight, bias, stride, padding, dilation, transposed, output_padding,
-                            std::move(groups));
+                            std::move(groups), rest...);
     }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     return conv2d_ext::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding,
@@ -394,7 +86,7 @@ struct Convolution {
   }
 };
 
-// For who calls it directly, as torch.nn.grad does: what the mode records has backwards of its own. And for what was
+// For callers of the op itself, such as torch.nn.grad: what the mode records has backwards of its own. And for what was
 // recorded before the mode.
 struct ConvolutionBackward {
   using Op = at::_ops::convolution_backward;
@@ -404,8 +96,7 @@ struct ConvolutionBackward {
                                                  bool transposed, SymIntArrayRef output_padding, SymInt groups,
                                                  std::array<bool, 3> output_mask) {
     if (leaves<Op>(keys) || !takes(input, weight, grad_output) ||
-        !takes_convolution_backward(grad_output, input, weight, stride, padding, dilation, transposed, output_padding,
-                                    groups)) {
+        !takes_convolution_backward(grad_output, input, weight, stride, padding, dilation, transposed, groups)) {
       return Op::redispatch(keys & kBelow, grad_output, input, weight, bias_sizes, stride, padding, dilation,
                             transposed, output_padding, std::move(groups), output_mask);
     }
@@ -418,16 +109,8 @@ struct ConvolutionBackward {
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
-  cover_all<Convolution, ConvolutionBackward, Mm, MmOut, Bmm, BmmOut, Mv, MvOut, Dot, Vdot, Linear, AddmmActivation>(m);
-  cover_all<Tensordot, Chain<at::_ops::linalg_multi_dot>, Chain<at::_ops::chain_matmul>>(m);
-  cover_all<Sum<at::_ops::addmm, of_matrices, 2>, SumInPlace<at::_ops::addmm_, of_matrices, 2>,
-            SumOut<at::_ops::addmm_out, of_matrices, 2>>(m);
-  cover_all<Sum<at::_ops::baddbmm, of_matrices, 3>, SumInPlace<at::_ops::baddbmm_, of_matrices, 3>,
-            SumOut<at::_ops::baddbmm_out, of_matrices, 3>>(m);
-  cover_all<Sum<at::_ops::addmv, of_vector, 2>, SumInPlace<at::_ops::addmv_, of_vector, 2>,
-            SumOut<at::_ops::addmv_out, of_vector, 2>>(m);
-  cover_all<Sum<at::_ops::addbmm, of_batch, 2>, SumInPlace<at::_ops::addbmm_, of_batch, 2>,
-            SumOut<at::_ops::addbmm_out, of_batch, 2>>(m);
+  cover_all<Convolution<at::_ops::convolution>, Convolution<at::_ops::_convolution, bool, bool, bool, bool>,
+            ConvolutionBackward>(m);
 }
 
 // ---- threads that follow the process
@@ -471,9 +154,7 @@ void put_up_gates() {
     torch::Library* const autograd[] = {library(c10::DispatchKey::AutogradCPU),
                                         library(c10::DispatchKey::AutogradCUDA)};
     for (const std::string& name : invariance::covered_ops()) {
-      const size_t dot = name.find('.');
-      const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
-          name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.c_str() + dot + 1);
+      const auto op = *find_overload(name);
       const bool is_composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
       for (torch::Library* const m : autograd) {
         m->impl(name.c_str(), is_composite ? torch::CppFunction::makeFromBoxedFunction<&pass_composite_gate>()
@@ -489,14 +170,7 @@ void put_up_gates() {
 // A context is entered and left by ops, so that torch.compile can trace one that lies inside a function: it records
 // them as calls, and runs them while it traces what lies between. Where it only asks for shapes they do nothing, since
 // that may end between the two.
-bool has_mode(c10::impl::TorchDispatchModeKey key) {
-  return c10::impl::TorchDispatchModeTLS::get_mode(key).has_value();
-}
-bool traces_a_graph() {
-  using Key = c10::impl::TorchDispatchModeKey;
-  return has_mode(Key::PROXY) || has_mode(Key::FUNCTIONAL);
-}
-bool is_asking_for_shapes() { return has_mode(c10::impl::TorchDispatchModeKey::FAKE) && !traces_a_graph(); }
+bool is_asking_for_shapes() { return is_tracing() && !traces_a_graph(); }
 
 void enter_batch_invariant() {
   if (is_asking_for_shapes()) return;
@@ -551,6 +225,6 @@ InvarianceState swap_invariance_state(const InvarianceState& next) {
   return before;
 }
 
-bool is_enabled() { return process_enabled; }
+bool is_enabled_in_process() { return process_enabled; }
 
 }  // namespace conv2d_ext

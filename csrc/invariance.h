@@ -4,7 +4,8 @@
 // The mode is a dispatch key that the thread includes, above autograd, autocast and torch.func's transforms: kernels
 // registered for aten's ops at that key (invariance.cpp) see every call, also those that PyTorch makes inside its own
 // functions. So
-//   - a call costs nothing more while the mode is off, and calls that are not covered cost nothing more while it is on;
+//   - a call costs nothing more while the mode is off (until the process has once been in it as a whole, whose gates
+//   stay: enable_batch_invariant), nor, while it is on, one that has no kernel there;
 //   - what runs is one of this library's differentiable ops, so a backward keeps the bits wherever and whenever it
 //   runs, and each level of a transform differentiates that op;
 //   - torch.compile traces those ops, which it leaves alone, and its guards on a tensor's dispatch keys compile a
@@ -13,12 +14,7 @@
 // below torch.func's keys that is free too, DeferredInit, is left out at every level of a transform.)
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKey.h>
-
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "export.h"
 
@@ -30,7 +26,8 @@ constexpr c10::DispatchKey kInvarianceKey = c10::DispatchKey::TESTING_ONLY_Gener
 // nest.
 
 // For the whole process. A thread that is running then joins with its first call of an op that is covered; one that
-// starts later, with the first op that it runs.
+// starts later, with the first op that it runs. The first call registers kernels, for which PyTorch's dispatcher asks
+// that no other thread be inside of a call of these ops.
 CONV2D_EXT_EXPORT void enable_batch_invariant();
 CONV2D_EXT_EXPORT void disable_batch_invariant();
 
@@ -50,13 +47,6 @@ CONV2D_EXT_EXPORT void leave_traced_contexts();
 // Sets this thread's state; returns what it was.
 CONV2D_EXT_EXPORT InvarianceState swap_invariance_state(const InvarianceState& state);
 
-// Of the process.
-CONV2D_EXT_EXPORT bool is_enabled();
-
-// The results of conv2d_ext::eager_<name> from aten's, with the strides and types that it gives them. arguments: those
-// that are tensors.
-CONV2D_EXT_EXPORT std::vector<std::optional<at::Tensor>> settle_recorded_results(
-    const std::string& name, const std::vector<std::optional<at::Tensor>>& arguments,
-    std::vector<std::optional<at::Tensor>> results);
+CONV2D_EXT_EXPORT bool is_enabled_in_process();
 
 }  // namespace conv2d_ext

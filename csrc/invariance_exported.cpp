@@ -9,6 +9,7 @@
 #include <string>
 
 #include "invariance_kernels.h"
+#include "tracing.h"
 
 namespace conv2d_ext {
 namespace {
@@ -125,9 +126,7 @@ void take_apart_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   for (const std::string name : kComposites) {
-    const size_t dot = std::min(name.find('.'), name.size());
-    const auto op = c10::Dispatcher::singleton().findSchema(
-        {"aten::" + name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))});
+    const auto op = invariance::find_overload("aten::" + name);
     // Not every version of PyTorch has all of them, nor composes them of others.
     if (op && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
       m.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&take_apart_or_pass>());
@@ -138,13 +137,9 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
 }  // namespace
 
 bool invariance::is_taken_apart(DispatchKeySet keys) {
-  using c10::impl::TorchDispatchModeKey;
-  using c10::impl::TorchDispatchModeTLS;
   constexpr DispatchKeySet kOthers({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA,
                                     c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
-  return TorchDispatchModeTLS::any_modes_set() && !keys.has_any(kOthers) &&
-         (TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FUNCTIONAL).has_value() ||
-          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value());
+  return c10::impl::TorchDispatchModeTLS::any_modes_set() && !keys.has_any(kOthers) && traces_a_graph();
 }
 
 }  // namespace conv2d_ext

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <ATen/TracerMode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
@@ -10,6 +11,7 @@
 #include <omp.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -17,6 +19,7 @@
 
 #include "invariance.h"
 #include "matmul.h"
+#include "op_checks.h"
 
 namespace conv2d_ext::invariance {
 
@@ -70,7 +73,7 @@ auto redispatch_composite(DispatchKeySet keys, const Arguments&... arguments) {
   }
 }
 
-// Named dimensions, which torch 2.15 has no more.
+// Named dimensions, which torch 2.15 no longer has.
 template <class T>
 auto has_names(const T& tensor, int) -> decltype(tensor.has_names()) {
   return tensor.has_names();
@@ -80,15 +83,19 @@ bool has_names(const T&, long) {
   return false;
 }
 
+inline bool is_strided(const Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !has_names(tensor, 0);
+}
+inline bool is_on_cpu(const Tensor& tensor) { return is_strided(tensor) && tensor.device().is_cpu(); }
+// Where this library has kernels.
 inline bool is_dense(const Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !has_names(tensor, 0) &&
+  return is_strided(tensor) &&
          (tensor.device().is_cpu() ||
           (tensor.device().is_cuda() && matmul_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA)));
 }
 
 inline bool is_summed(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf ||
-         dtype == at::kComplexFloat || dtype == at::kComplexDouble;
+  return is_real(dtype) || dtype == at::kComplexFloat || dtype == at::kComplexDouble;
 }
 
 // Tensors that our ops take together. (Integers are exact wherever they are summed.)
@@ -100,12 +107,6 @@ bool takes(const Tensor& first, const Others&... others) {
 }
 
 // Real floating-point numbers on the CPU, for kernels that the CPU alone has.
-inline bool is_real(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf;
-}
-inline bool is_on_cpu(const Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !has_names(tensor, 0) && tensor.device().is_cpu();
-}
 template <class... Others>
 bool takes_on_cpu(const Tensor& first, const Others&... others) {
   return is_on_cpu(first) && is_real(first.scalar_type()) &&
@@ -117,7 +118,7 @@ inline bool can_write(const Tensor& out, const Tensor& like) {
   return is_dense(out) && out.scalar_type() == like.scalar_type() && out.device() == like.device();
 }
 // Whether a transform of torch.func is at work. Its tensors show the level above all others; one below may record.
-inline bool is_transformed() {
+inline bool in_transform() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
          c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
 }
@@ -125,7 +126,7 @@ inline bool is_transformed() {
 // was made with, so it is always made as if.
 template <class... Inputs>
 bool may_record(const Inputs&... inputs) {
-  return is_transformed() || at::tracer::impl::is_dispatch_enabled() ||
+  return in_transform() || at::tracer::impl::is_dispatch_enabled() ||
          (c10::GradMode::is_enabled() && (inputs.requires_grad() || ...));
 }
 template <class... Inputs>
@@ -141,10 +142,11 @@ inline Tensor& write(Tensor& out, const Tensor& result) {
 }
 
 // While it lives, kernels that this thread calls run on it alone. (OpenMP's number of threads is the thread's own, and
-// at::parallel_for asks for it.)
+// at::parallel_for asks for it. at::get_num_threads sets it in a thread that has not asked before, which a kernel would
+// do else, in place of the one set here.)
 class OneThread {
  public:
-  explicit OneThread(bool asked) : threads_(asked ? omp_get_max_threads() : 0) {
+  explicit OneThread(bool asked) : threads_(asked ? at::get_num_threads() : 0) {
     if (asked) omp_set_num_threads(1);
   }
   ~OneThread() {
@@ -159,6 +161,13 @@ class OneThread {
 
 // The names of all ops that the mode has kernels for, as in "aten::mm.out".
 std::vector<std::string>& covered_ops();
+
+// The op of such a name; none in versions of PyTorch that don't have it.
+std::optional<c10::OperatorHandle> find_overload(const std::string& name);
+
+// How PyTorch's kernel of an op is called where no graph is traced (invariance_eager.cpp). keys: those below the mode.
+using EagerCall = void (*)(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack);
+EagerCall eager_call(const std::string& aten_name);
 
 template <class Kernel>
 std::string register_kernel(torch::Library& m) {

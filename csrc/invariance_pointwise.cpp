@@ -1,5 +1,6 @@
 // The mode's pointwise functions: those of PyTorch's whose bits follow an element's position, as this library's
 // (pointwise_ops.h).
+#include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
@@ -8,6 +9,7 @@
 
 #include "invariance_kernels.h"
 #include "pointwise_ops.h"
+#include "tracing.h"
 
 namespace conv2d_ext {
 namespace {
@@ -123,7 +125,7 @@ struct Power {
 };
 
 // Whether the sizes of two tensors expand to common ones.
-bool can_expand(const Tensor& first, const Tensor& second) {
+bool broadcast(const Tensor& first, const Tensor& second) {
   for (int64_t i = 1; i <= std::min(first.dim(), second.dim()); ++i) {
     const SymInt a = first.sym_size(-i), b = second.sym_size(-i);
     if (a != b && a != 1 && b != 1) return false;
@@ -146,6 +148,20 @@ Tensor operand(const Tensor& input, const Arguments&... arguments) {
 template <class Function, class... Arguments>
 Tensor compute(const Tensor& input, const Arguments&... arguments) {
   return pointwise(input, Function::name(arguments...), Function::parameters(arguments...));
+}
+
+// Writes a result as PyTorch's pointwise functions do: an output that is resized gets the result's strides, and one
+// that shares some elements with an input is refused.
+template <class... Inputs>
+Tensor& write_elements(Tensor& out, const Tensor& result, const Inputs&... inputs) {
+  if (!is_tracing() && out.sym_sizes() == result.sym_sizes()) {
+    at::assert_no_internal_overlap(out);
+    (at::assert_no_partial_overlap(out, inputs), ...);
+  }
+  if (at::native::resize_output_symint(out, result.sym_sizes())) {
+    out.as_strided__symint(result.sym_sizes(), result.sym_strides());
+  }
+  return out.copy_(result);
 }
 
 template <class AtOp, class Function, class... Arguments>
@@ -181,7 +197,7 @@ struct UnaryOut {
     if (!leaves<Op>(keys) && is_on_cpu(out) && !records_gradients(out, self)) {
       const Tensor input = operand<Function>(self, arguments...);
       if (input.defined() && input.scalar_type() == out.scalar_type()) {
-        return write(out, compute<Function>(input, arguments...));
+        return write_elements(out, compute<Function>(input, arguments...), self);
       }
     }
     return Op::redispatch(keys & kBelow, self, arguments..., out);
@@ -195,6 +211,10 @@ struct Glu {
   static Tensor call(DispatchKeySet keys, const Tensor& self, int64_t dim) {
     if (!leaves<Op>(keys) && takes_on_cpu(self) && self.dim() > 0 && dim >= -self.dim() && dim < self.dim()) {
       const SymInt size = self.sym_size(dim);
+      if (size % 2 == 0 && size != 0 && at::tracer::impl::is_dispatch_enabled()) {
+        const std::vector<Tensor> halves = self.chunk(2, dim);  // without sizes, which a trace would keep
+        return halves[0].mul(pointwise(halves[1], "sigmoid"));
+      }
       if (size % 2 == 0) {
         const SymInt half = size / 2;
         const Tensor gate = self.narrow_symint(dim, half, half);
@@ -226,7 +246,7 @@ std::optional<std::pair<Tensor, Tensor>> operands(const Tensor& first, const Ten
   at::ScalarType dtype = at::result_type(first, second);
   if (of_integers && at::isIntegralType(dtype, /*includeBool=*/true))
     dtype = at::typeMetaToScalarType(at::get_default_dtype());
-  if (!is_real(dtype) || !can_expand(first, second)) return std::nullopt;
+  if (!is_real(dtype) || !broadcast(first, second)) return std::nullopt;
   const std::vector<Tensor> both = at::broadcast_tensors({first, second});
   return std::pair(both[0].to(dtype), both[1].to(dtype));
 }
@@ -283,7 +303,7 @@ struct BinaryOut {
     if (!leaves<Op>(keys) && is_on_cpu(out) && !records_gradients(out, self, other)) {
       const auto both = operands(self, other, Name::of_integers);
       if (both && both->first.scalar_type() == out.scalar_type()) {
-        return write(out, pointwise_pair(both->first, both->second, Name::value));
+        return write_elements(out, pointwise_pair(both->first, both->second, Name::value), self, other);
       }
     }
     return Op::redispatch(keys & kBelow, self, other, out);

@@ -80,7 +80,7 @@ struct LayerOptions {
 };
 
 // Whether the states have one batch and dtype, and each layer and direction its parameters, as run_layers has them.
-// Where not PyTorch says so.
+// Otherwise PyTorch reports it.
 bool fit_together(at::TensorList hx, at::TensorList params, const LayerOptions& options, const SymInt& batch) {
   for (const Tensor& state : hx) {
     if (state.dim() != 3 || state.sym_size(0) != options.parts() || state.sym_size(1) != batch ||
@@ -154,11 +154,13 @@ struct Lstm {
       return at::lstm(cast(input), cast(hx), cast(params), has_biases, num_layers, dropout, train, bidirectional,
                       batch_first);
     }
+    const auto is_like_input = [&](const Tensor& param) { return is_cast || takes_on_cpu(input, param); };
     const bool has_steps = is_taken_apart(keys) || (!is_tracing() && input.sym_numel() != 0);
     const bool trains = train && dropout != 0;
     const LayerOptions options{has_biases, num_layers, trains ? dropout : 0, bidirectional};
-    if (leaves<Op>(keys) || !has_steps || !takes_on_cpu(input) || input.dim() != 3 || hx.size() != 2 ||
+    if (leaves<Op>(keys) || !has_steps || input.dim() != 3 || hx.size() != 2 || !takes_on_cpu(input, hx[0], hx[1]) ||
         !fit_together(hx, params, options, input.sym_size(batch_first ? 0 : 1)) ||
+        !std::all_of(params.begin(), params.end(), is_like_input) ||
         (trains && at::tracer::impl::is_dispatch_enabled())) {
       return Op::redispatch(keys & kBelow, input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
                             batch_first);
@@ -200,7 +202,7 @@ std::pair<Tensor, State> run_packed(const C& cell, const Tensor& data, at::IntAr
 // whose steps would be those of the example's lengths.
 std::optional<std::vector<int64_t>> packed_sizes(const Tensor& data, const Tensor& batch_sizes, at::TensorList hx,
                                                  at::TensorList params, const LayerOptions& options) {
-  if (is_tracing() || is_transformed() || at::tracer::impl::is_dispatch_enabled() || !is_on_cpu(batch_sizes) ||
+  if (is_tracing() || in_transform() || at::tracer::impl::is_dispatch_enabled() || !is_on_cpu(batch_sizes) ||
       batch_sizes.scalar_type() != at::kLong || batch_sizes.dim() != 1 || batch_sizes.numel() == 0 || data.dim() != 2) {
     return std::nullopt;
   }

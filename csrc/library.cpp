@@ -1,5 +1,5 @@
-// Every schema of the library, the typed handles of conv2d_ops.h, and what PyTorch must know of the operators without
-// computing: shapes and strides (meta), dtypes (autocast).
+// Every schema of the library but those of recorded calls (invariance_compiled.cpp), the typed handles of conv2d_ops.h,
+// and what PyTorch must know of the operators without computing: shapes and strides (meta), dtypes (autocast).
 //
 // Activations are batched (N, C, H, W) or unbatched (C, H, W). padding is (top, bottom, left, right), so that
 // padding='same' needs no padded copy. Without bias the first three ops are linear in each tensor, and the
@@ -20,15 +20,17 @@
 //   pointwise       f(input)
 //   pointwise_grad  grad_output * f'(input)
 //   pointwise_pair  f(first, second), of tensors of the same sizes; strides as an addition's
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
+#include "autocast.h"
 #include "conv2d_checks.h"
 #include "conv2d_format.h"
 #include "conv2d_ops.h"
 #include "convolution_family.h"
+#include "find_op.h"
+#include "matmul.h"
 
 TORCH_LIBRARY(conv2d_ext, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
@@ -58,14 +60,17 @@ TORCH_LIBRARY(conv2d_ext, m) {
       "attention_grad(Tensor grad_output, Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, "
       "bool fused_layout, bool[4] wanted) -> (Tensor, Tensor, Tensor, Tensor)",
       tags);
+  m.def("pointwise(Tensor input, str function, float[] parameters) -> Tensor", tags);
+  m.def("pointwise_pair(Tensor first, Tensor second, str function) -> Tensor", tags);
+  m.def("pointwise_grad(Tensor grad_output, Tensor input, str function, float[] parameters) -> Tensor", tags);
   m.def("copy_as(Tensor input, bool channels_last, bool grad_channels_last) -> Tensor", tags);
   m.def("enter_batch_invariant() -> ()", tags);
   m.def("leave_batch_invariant() -> ()", tags);
-  m.def("linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor", tags);
   m.def("conv2d_add_bias(Tensor output, Tensor bias) -> Tensor", tags);
 
-  // These are made of the ops above, for every device, transform and trace (convolution_family.cpp). padding of conv1d
-  // is (left, right); the order of the transposed ones' arguments is PyTorch's.
+  // These are made of the ops above, for every device, transform and trace (convolution_family.cpp, matmul.cpp).
+  // padding of conv1d is (left, right); the order of the transposed ones' arguments is PyTorch's.
+  m.def("linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor", tags);
   m.def(
       "conv1d(Tensor input, Tensor weight, Tensor? bias, SymInt[1] stride, SymInt[2] padding, SymInt[1] dilation, "
       "SymInt groups) -> Tensor",
@@ -78,64 +83,50 @@ TORCH_LIBRARY(conv2d_ext, m) {
       "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias, SymInt[2] stride, SymInt[2] padding, "
       "SymInt[2] output_padding, SymInt groups, SymInt[2] dilation) -> Tensor",
       tags);
-  m.def("pointwise(Tensor input, str function, float[] parameters) -> Tensor", tags);
-  m.def("pointwise_pair(Tensor first, Tensor second, str function) -> Tensor", tags);
-  m.def("pointwise_grad(Tensor grad_output, Tensor input, str function, float[] parameters) -> Tensor", tags);
 }
 
 namespace conv2d_ext {
-namespace {
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find_op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-}  // namespace
 
 const c10::TypedOperatorHandle<Conv2dSignature>& conv2d_op() {
-  static const auto op = find_op<Conv2dSignature>("conv2d_ext::conv2d");
+  static const auto op = find_op<Conv2dSignature>("conv2d");
   return op;
 }
 
 const c10::TypedOperatorHandle<Conv2dGradInputSignature>& conv2d_grad_input_op() {
-  static const auto op = find_op<Conv2dGradInputSignature>("conv2d_ext::conv2d_grad_input");
+  static const auto op = find_op<Conv2dGradInputSignature>("conv2d_grad_input");
   return op;
 }
 
 const c10::TypedOperatorHandle<Conv2dGradWeightSignature>& conv2d_grad_weight_op() {
-  static const auto op = find_op<Conv2dGradWeightSignature>("conv2d_ext::conv2d_grad_weight");
+  static const auto op = find_op<Conv2dGradWeightSignature>("conv2d_grad_weight");
   return op;
 }
 
 const c10::TypedOperatorHandle<Conv2dGradBiasSignature>& conv2d_grad_bias_op() {
-  static const auto op = find_op<Conv2dGradBiasSignature>("conv2d_ext::conv2d_grad_bias");
+  static const auto op = find_op<Conv2dGradBiasSignature>("conv2d_grad_bias");
   return op;
 }
 
 const c10::TypedOperatorHandle<Conv2dAddBiasSignature>& conv2d_add_bias_op() {
-  static const auto op = find_op<Conv2dAddBiasSignature>("conv2d_ext::conv2d_add_bias");
+  static const auto op = find_op<Conv2dAddBiasSignature>("conv2d_add_bias");
   return op;
 }
 
 const c10::TypedOperatorHandle<Conv1dSignature>& conv1d_op() {
-  static const auto op = find_op<Conv1dSignature>("conv2d_ext::conv1d");
+  static const auto op = find_op<Conv1dSignature>("conv1d");
   return op;
 }
 
 const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose1d_op() {
-  static const auto op = find_op<ConvTransposeSignature>("conv2d_ext::conv_transpose1d");
+  static const auto op = find_op<ConvTransposeSignature>("conv_transpose1d");
   return op;
 }
 
 const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose2d_op() {
-  static const auto op = find_op<ConvTransposeSignature>("conv2d_ext::conv_transpose2d");
+  static const auto op = find_op<ConvTransposeSignature>("conv_transpose2d");
   return op;
 }
 
-}  // namespace conv2d_ext
-
-namespace conv2d_ext {
 namespace {
 
 using at::Tensor;
@@ -193,24 +184,11 @@ TORCH_LIBRARY_IMPL(conv2d_ext, FuncTorchBatchedDecomposition, m) {
   m.impl("conv1d", conv1d);
   m.impl("conv_transpose1d", conv_transpose1d);
   m.impl("conv_transpose2d", conv_transpose2d);
+  m.impl("linear", linear_layer);
 }
 
-// ---- autocast: convolutions run in the lower precision, as PyTorch's do. Those made of other ops are cast whole: the
-// cache of cast weights keeps a parameter, not its views.
-
-template <c10::DispatchKey key, c10::DeviceType device, auto op, class Signature>
-struct Autocast;
-
-template <c10::DispatchKey key, c10::DeviceType device, auto op, class... Parameters>
-struct Autocast<key, device, op, Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&, Parameters...)> {
-  static Tensor call(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                     Parameters... parameters) {
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
-    const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
-    const auto cast = [&](const auto& tensor) { return at::autocast::cached_cast(dtype, tensor, device); };
-    return op().call(cast(input), cast(weight), cast(bias), std::move(parameters)...);
-  }
-};
+// ---- autocast: convolutions and products run in the lower precision, as PyTorch's do. Those made of other ops are
+// cast whole: the cache of cast weights keeps a parameter, not its views.
 
 template <c10::DispatchKey key, c10::DeviceType device>
 void register_autocast(torch::Library& m) {
@@ -218,9 +196,9 @@ void register_autocast(torch::Library& m) {
   m.impl("conv1d", Autocast<key, device, conv1d_op, Conv1dSignature>::call);
   m.impl("conv_transpose1d", Autocast<key, device, conv_transpose1d_op, ConvTransposeSignature>::call);
   m.impl("conv_transpose2d", Autocast<key, device, conv_transpose2d_op, ConvTransposeSignature>::call);
+  m.impl("matmul", Autocast<key, device, matmul_op, MatmulSignature>::call);
 }
 
-// DispatchKey::Autocast means CUDA alone, so each device has its own registration.
 TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCPU, m) {
   register_autocast<c10::DispatchKey::AutocastCPU, c10::DeviceType::CPU>(m);
 }

@@ -4,6 +4,7 @@
 #include "matmul.h"
 
 #include <ATen/TensorUtils.h>
+#include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -12,13 +13,13 @@
 #include "conv2d_checks.h"
 #include "conv2d_format.h"
 #include "conv2d_ops.h"
+#include "find_op.h"
 #include "result_sizes.h"
 
 namespace conv2d_ext {
 
 const c10::TypedOperatorHandle<MatmulSignature>& matmul_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::matmul", "").typed<MatmulSignature>();
+  static const auto op = find_op<MatmulSignature>("matmul");
   return op;
 }
 
@@ -74,6 +75,9 @@ void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2, const std::opt
 namespace {
 
 using at::Tensor;
+using torch::autograd::compute_requires_grad;
+using torch::autograd::isFwGradDefined;
+using torch::autograd::variable_list;
 
 Tensor matmul_meta(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias) {
   check_matmul(mat1, mat2, bias);
@@ -121,7 +125,6 @@ Tensor product_by(bool columns, const Tensor& mat1, const Tensor& mat2) {
 struct MatmulBackward {  // of (mat1, mat2, bias)
   static constexpr const char* kName = "Conv2dExtMatmulBackward";
   static constexpr size_t kArguments = 3;
-  static constexpr bool kMayBeConstant = false;
   struct State {
     bool one_mat2 = true;                                   // mat2 has no batch
     bool mat1_by_columns = false, mat2_by_columns = false;  // as they lie in memory, and so their gradients
@@ -151,11 +154,7 @@ struct MatmulBackward {  // of (mat1, mat2, bias)
 
 Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& mat1, const Tensor& mat2,
                        const std::optional<Tensor>& bias) {
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    output = matmul_op().redispatch(keys & c10::after_autograd_keyset, mat1, mat2, bias);
-  }
+  const Tensor output = below_autograd(matmul_op(), keys, mat1, mat2, bias);
   if (compute_requires_grad(mat1, mat2, bias)) {
     auto node = make_node<MatmulBackward>(mat1, mat2, bias);
     node->state = {mat2.dim() == 2, lies_by_columns(mat1) || one_lies_by_columns(mat1, mat2), lies_by_columns(mat2)};
@@ -179,24 +178,6 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& mat1, const Tenso
 }
 
 TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) { m.impl("matmul", matmul_autograd); }
-
-// ---- autocast: in the lower precision, as PyTorch's matmul and linear
-
-template <c10::DispatchKey key, c10::DeviceType device>
-Tensor matmul_autocast(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
-  const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
-  const auto cast = [&](const auto& tensor) { return at::autocast::cached_cast(dtype, tensor, device); };
-  return matrix_product(cast(mat1), cast(mat2), cast(bias));
-}
-
-TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCPU, m) {
-  m.impl("matmul", matmul_autocast<c10::DispatchKey::AutocastCPU, c10::DeviceType::CPU>);
-}
-
-TORCH_LIBRARY_IMPL(conv2d_ext, AutocastCUDA, m) {
-  m.impl("matmul", matmul_autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);
-}
 
 // (..., K) as one matrix where that is a view, else as a batch of matrices where that is one (permuted images), else as
 // a copied matrix. By reshape, which a trace records for inputs of any strides.
@@ -234,6 +215,11 @@ Tensor add_expanded_bias(const Tensor& output, Tensor bias, bool same_dtype) {
 }  // namespace
 
 Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
+  if (at::tracer::impl::is_dispatch_enabled()) {
+    // As one op: of what it is made of a trace of torch.jit would keep the sizes.
+    static const auto op = find_op<MatmulSignature>("linear");
+    return op.call(input, weight, bias);
+  }
   TORCH_CHECK(input.dim() >= 1 && weight.dim() >= 1, "both arguments to linear need to be at least 1D, but they are ",
               input.dim(), "D and ", weight.dim(), "D");
   TORCH_CHECK(weight.dim() == 1 || weight.dim() == 2,

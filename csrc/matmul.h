@@ -20,8 +20,7 @@ using MatmulSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const s
 const c10::TypedOperatorHandle<MatmulSignature>& matmul_op();
 
 // mat1 (M, K) or (B, M, K); mat2 (K, N), or (B, K, N) where mat1 has a batch; bias (N,) or none, and none with a batch
-// of mat2. All of one dtype and
-// device, with any strides. (M, N) or (B, M, N), contiguous.
+// of mat2. All of one dtype and device, with any strides. The result: (M, N) or (B, M, N), contiguous.
 inline at::Tensor matrix_product(const at::Tensor& mat1, const at::Tensor& mat2,
                                  const std::optional<at::Tensor>& bias = std::nullopt) {
   return matmul_op().call(mat1, mat2, bias);

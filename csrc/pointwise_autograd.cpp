@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "autograd_node.h"
-#include "cpu/pointwise/pointwise.h"
 #include "pointwise_ops.h"
 
 namespace conv2d_ext {
@@ -114,11 +113,7 @@ Tensor logit_second(const Tensor& x, double eps) {
 
 Tensor second_derivative(const Tensor& x, std::string_view name, Numbers p) {
   using cpu::pointwise::Function;
-  int found = 0;
-  while (cpu::pointwise::kInfo[found].name != name) {
-    ++found;  // the name has been checked by the op
-  }
-  switch (Function(found)) {
+  switch (find_function(name).value()) {  // the op has checked the name
     case Function::kSigmoid:
       return sigmoid_second(x);
     case Function::kSilu:
@@ -174,9 +169,9 @@ struct PointwiseState {
 };
 
 struct PointwiseBackward {  // of (input)
-  static constexpr const char* kName = "PointwiseBackward";
+  static constexpr const char* kName = "Conv2dExtPointwiseBackward";
   static constexpr size_t kArguments = 1;
-  static constexpr bool kMayBeConstant = false, kNeedsSecond = true;
+  static constexpr bool kNeedsSecond = true;
   using State = PointwiseState;
 
   static void apply(const Tensor& grad_output, const Tensor&, const Tensor& input, const State& state,
@@ -188,9 +183,9 @@ struct PointwiseBackward {  // of (input)
 };
 
 struct PointwiseGradBackward {  // of (grad_output, input)
-  static constexpr const char* kName = "PointwiseGradBackward";
+  static constexpr const char* kName = "Conv2dExtPointwiseGradBackward";
   static constexpr size_t kArguments = 2;
-  static constexpr bool kMayBeConstant = false, kNeedsSecond = true;
+  static constexpr bool kNeedsSecond = true;
   using State = PointwiseState;
 
   static void apply(const Tensor& grad, const Tensor& grad_output, const Tensor& input, const State& state,
@@ -212,15 +207,10 @@ PointwiseState make_state(std::string_view function, Numbers parameters) {
 
 Tensor pointwise_autograd(c10::DispatchKeySet keys, const Tensor& input, std::string_view function,
                           Numbers parameters) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = pointwise_op().redispatch(keys & c10::after_autograd_keyset, input, function, parameters);
-  }
+  const Tensor result = below_autograd(pointwise_op(), keys, input, function, parameters);
   if (compute_requires_grad(input)) {
     auto node = make_node<PointwiseBackward>(input);
     node->state = make_state(function, parameters);
-    node->in_transform = is_transformed(input);
     node->save(Tensor(), input);
     torch::autograd::set_history(result, node);
   }
@@ -247,16 +237,10 @@ void set_grad_tangent(const Tensor& result, const Tensor& grad_output, const Ten
 
 Tensor pointwise_grad_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& input,
                                std::string_view function, Numbers parameters) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result =
-        pointwise_grad_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input, function, parameters);
-  }
+  const Tensor result = below_autograd(pointwise_grad_op(), keys, grad_output, input, function, parameters);
   if (compute_requires_grad(grad_output, input)) {
     auto node = make_node<PointwiseGradBackward>(grad_output, input);
     node->state = make_state(function, parameters);
-    node->in_transform = is_transformed(grad_output) || is_transformed(input);
     node->save(grad_output, input);
     torch::autograd::set_history(result, node);
   }
@@ -270,25 +254,34 @@ Tensor pointwise_grad_autograd(c10::DispatchKeySet keys, const Tensor& grad_outp
 
 // What a function changes by with its first or its second argument.
 Tensor partial(std::string_view name, const Tensor& x, const Tensor& y, bool with_second) {
-  if (name == "pow") {
-    if (!with_second) return at::where(y.eq(0), at::zeros_like(x), y * pointwise_pair(x, y - 1, name));
-    const Tensor constant = x.eq(0).logical_and(y.ge(0));
-    return at::where(constant, at::zeros_like(x), pointwise_pair(x, y, name) * at::log(x));
-  }
-  if (name == "atan2") {
-    const Tensor square = x * x + y * y;
-    const Tensor reciprocal = at::masked_fill(square.reciprocal(), square.eq(0), 0);  // as PyTorch has it
-    return with_second ? -x * reciprocal : y * reciprocal;
-  }
+  using cpu::pointwise::PairFunction;
   constexpr double kLn2 = 0.6931471805599453;
-  const Tensor apart = with_second ? y - x : x - y;
-  return pointwise(name == "logaddexp" ? apart : apart * kLn2, "sigmoid");
+  const auto apart = [&] { return with_second ? y - x : x - y; };
+  switch (find_pair_function(name).value()) {  // the op has checked the name
+    case PairFunction::kPower: {
+      if (!with_second) return at::where(y.eq(0), at::zeros_like(x), y * pointwise_pair(x, y - 1, name));
+      const Tensor constant = x.eq(0).logical_and(y.ge(0));
+      return at::where(constant, at::zeros_like(x), pointwise_pair(x, y, name) * at::log(x));
+    }
+    case PairFunction::kAtan2: {
+      const Tensor square = x * x + y * y;
+      const Tensor reciprocal = at::masked_fill(square.reciprocal(), square.eq(0), 0);  // as PyTorch has it
+      return with_second ? -x * reciprocal : y * reciprocal;
+    }
+    case PairFunction::kLogAddExp:
+      return pointwise(apart(), "sigmoid");
+    case PairFunction::kLogAddExp2:
+      return pointwise(apart() * kLn2, "sigmoid");
+    case PairFunction::kCount:
+      break;
+  }
+  TORCH_INTERNAL_ASSERT(false, name);
 }
 
 struct PointwisePairBackward {  // of (first, second)
-  static constexpr const char* kName = "PointwisePairBackward";
+  static constexpr const char* kName = "Conv2dExtPointwisePairBackward";
   static constexpr size_t kArguments = 2;
-  static constexpr bool kMayBeConstant = false, kNeedsSecond = true, kNeedsFirst = true;
+  static constexpr bool kNeedsSecond = true, kNeedsFirst = true;
   struct State {
     std::string function;
     template <class Self, class Visit>
@@ -307,11 +300,7 @@ struct PointwisePairBackward {  // of (first, second)
 
 Tensor pointwise_pair_autograd(c10::DispatchKeySet keys, const Tensor& first, const Tensor& second,
                                std::string_view function) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = pointwise_pair_op().redispatch(keys & c10::after_autograd_keyset, first, second, function);
-  }
+  const Tensor result = below_autograd(pointwise_pair_op(), keys, first, second, function);
   if (compute_requires_grad(first, second)) {
     auto node = make_node<PointwisePairBackward>(first, second);
     node->state.function = std::string(function);

@@ -13,28 +13,43 @@
 #include <string>
 #include <thread>
 
+#include "conv2d_checks.h"
 #include "conv2d_tensors.h"
 #include "cpu/base/huge_pages.h"
 #include "cpu/float_environment.h"
-#include "cpu/pointwise/pointwise.h"
+#include "find_op.h"
+#include "op_checks.h"
 
 namespace conv2d_ext {
 
+std::optional<cpu::pointwise::Function> find_function(std::string_view name) {
+  using namespace cpu::pointwise;
+  for (int i = 0; i < kFunctions; ++i) {
+    if (kInfo[i].name == name) return Function(i);
+  }
+  return std::nullopt;
+}
+
+std::optional<cpu::pointwise::PairFunction> find_pair_function(std::string_view name) {
+  using namespace cpu::pointwise;
+  for (int i = 0; i < kPairFunctions; ++i) {
+    if (kPairNames[i] == name) return PairFunction(i);
+  }
+  return std::nullopt;
+}
+
 const c10::TypedOperatorHandle<PointwiseSignature>& pointwise_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::pointwise", "").typed<PointwiseSignature>();
+  static const auto op = find_op<PointwiseSignature>("pointwise");
   return op;
 }
 
 const c10::TypedOperatorHandle<PointwiseGradSignature>& pointwise_grad_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::pointwise_grad", "").typed<PointwiseGradSignature>();
+  static const auto op = find_op<PointwiseGradSignature>("pointwise_grad");
   return op;
 }
 
 const c10::TypedOperatorHandle<PointwisePairSignature>& pointwise_pair_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::pointwise_pair", "").typed<PointwisePairSignature>();
+  static const auto op = find_op<PointwisePairSignature>("pointwise_pair");
   return op;
 }
 
@@ -46,67 +61,46 @@ using cpu::pointwise::PairFunction;
 
 // ---- checks
 
-std::string known_functions() {
-  std::string names;
-  for (const auto& info : cpu::pointwise::kInfo) {
-    names += (names.empty() ? "" : ", ") + std::string(info.name);
-  }
-  return names;
+template <class Names>
+std::string listed(const Names& names, int count) {
+  std::string list;
+  for (int i = 0; i < count; ++i) list += (i == 0 ? "" : ", ") + std::string(names(i));
+  return list;
 }
 
 Function check_function(std::string_view name, c10::ArrayRef<double> parameters) {
-  int found = 0;
-  while (found < cpu::pointwise::kFunctions && cpu::pointwise::kInfo[found].name != name) {
-    ++found;
-  }
-  TORCH_CHECK_VALUE(found < cpu::pointwise::kFunctions, "pointwise: expected function to be one of ", known_functions(),
-                    ", but got '", name, "'");
-  const auto wanted = size_t(cpu::pointwise::kInfo[found].parameters);
+  using namespace cpu::pointwise;
+  const auto found = find_function(name);
+  TORCH_CHECK_VALUE(found.has_value(), "pointwise: expected function to be one of ",
+                    listed([](int i) { return kInfo[i].name; }, kFunctions), ", but got '", name, "'");
+  const auto wanted = size_t(kInfo[int(*found)].parameters);
   TORCH_CHECK_VALUE(parameters.size() == wanted, "pointwise: expected ", wanted, " parameters of ", name, ", but got ",
                     parameters.size());
-  return Function(found);
-}
-
-void check_input(const Tensor& input) {
-  const auto dtype = input.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      dtype == c10::kFloat || dtype == c10::kDouble || dtype == c10::kBFloat16 || dtype == c10::kHalf,
-      "pointwise: expected input to be float32, float64, bfloat16 or float16, but got ", dtype);
-}
-
-void check_grad_output(const Tensor& grad_output, const Tensor& input) {
-  TORCH_CHECK(grad_output.scalar_type() == input.scalar_type(),
-              "pointwise_grad: expected grad_output of input's dtype ", input.scalar_type(), ", but got ",
-              grad_output.scalar_type());
-  TORCH_CHECK(grad_output.sym_sizes() == input.sym_sizes(), "pointwise_grad: expected grad_output of input's size ",
-              input.sym_sizes(), ", but got ", grad_output.sym_sizes());
+  return *found;
 }
 
 PairFunction check_pair(const Tensor& first, const Tensor& second, std::string_view name) {
-  check_input(first);
-  TORCH_CHECK(first.scalar_type() == second.scalar_type() && first.sym_sizes() == second.sym_sizes(),
-              "pointwise_pair: expected tensors of one size and dtype, but got ", first.sym_sizes(), " ",
-              first.scalar_type(), " and ", second.sym_sizes(), " ", second.scalar_type());
-  int found = 0;
-  while (found < cpu::pointwise::kPairFunctions && cpu::pointwise::kPairNames[found] != name) ++found;
-  TORCH_CHECK_VALUE(found < cpu::pointwise::kPairFunctions,
-                    "pointwise_pair: expected function to be one of pow, atan2, logaddexp, logaddexp2, but got '", name,
-                    "'");
-  return PairFunction(found);
+  using namespace cpu::pointwise;
+  check_real("pointwise_pair", "first", first);
+  check_like("pointwise_pair", "second", second, "first", first);
+  const auto found = find_pair_function(name);
+  TORCH_CHECK_VALUE(found.has_value(), "pointwise_pair: expected function to be one of ",
+                    listed([](int i) { return kPairNames[i]; }, kPairFunctions), ", but got '", name, "'");
+  return *found;
 }
 
 // ---- fake kernels: sizes and strides as of any operation on the same operands
 
 Tensor pointwise_meta(const Tensor& input, std::string_view function, c10::ArrayRef<double> parameters) {
-  check_input(input);
+  check_real("pointwise", "input", input);
   check_function(function, parameters);
   return at::neg(input);
 }
 
 Tensor pointwise_grad_meta(const Tensor& grad_output, const Tensor& input, std::string_view function,
                            c10::ArrayRef<double> parameters) {
-  check_input(input);
-  check_grad_output(grad_output, input);
+  check_real("pointwise_grad", "input", input);
+  check_like("pointwise_grad", "grad_output", grad_output, "input", input);
   check_function(function, parameters);
   return at::add(grad_output, input);
 }
@@ -193,8 +187,9 @@ void run_rows(at::TensorIterator& iterator, const Compute& compute) {
 }
 
 Tensor pointwise_cpu(const Tensor& input, std::string_view function, c10::ArrayRef<double> parameters) {
-  check_input(input);
+  check_real("pointwise", "input", input);
   const auto row = cpu::pointwise::value_row(check_function(function, parameters), to_dtype(input.scalar_type()));
+  check_data("input", input);
   auto iterator = loop_over(input);
   run_rows<1>(iterator,
               [&](const char* const* sources, char* to, int64_t n) { row(sources[0], to, n, parameters.data()); });
@@ -203,9 +198,11 @@ Tensor pointwise_cpu(const Tensor& input, std::string_view function, c10::ArrayR
 
 Tensor pointwise_grad_cpu(const Tensor& grad_output, const Tensor& input, std::string_view function,
                           c10::ArrayRef<double> parameters) {
-  check_input(input);
-  check_grad_output(grad_output, input);
+  check_real("pointwise_grad", "input", input);
+  check_like("pointwise_grad", "grad_output", grad_output, "input", input);
   const auto row = cpu::pointwise::slope_row(check_function(function, parameters), to_dtype(input.scalar_type()));
+  check_data("grad_output", grad_output);
+  check_data("input", input);
   auto iterator = loop_over(grad_output, input);
   run_rows<2>(iterator, [&](const char* const* sources, char* to, int64_t n) {
     row(sources[0], sources[1], to, n, parameters.data());
@@ -216,6 +213,8 @@ Tensor pointwise_grad_cpu(const Tensor& grad_output, const Tensor& input, std::s
 Tensor pointwise_pair_cpu(const Tensor& first, const Tensor& second, std::string_view function) {
   const PairFunction pair = check_pair(first, second, function);  // before its dtype is looked up
   const auto row = cpu::pointwise::pair_row(pair, to_dtype(first.scalar_type()));
+  check_data("first", first);
+  check_data("second", second);
   auto iterator = loop_over(first, second);
   run_rows<2>(iterator, [&](const char* const* sources, char* to, int64_t n) { row(sources[0], sources[1], to, n); });
   return iterator.output();

@@ -5,7 +5,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <optional>
 #include <string_view>
+
+#include "cpu/pointwise/pointwise.h"
 
 namespace conv2d_ext {
 
@@ -14,6 +17,10 @@ using PointwiseGradSignature = at::Tensor(const at::Tensor&, const at::Tensor&, 
                                           c10::ArrayRef<double>);
 
 using PointwisePairSignature = at::Tensor(const at::Tensor&, const at::Tensor&, std::string_view);
+
+// By their names; none where there is no such function.
+std::optional<cpu::pointwise::Function> find_function(std::string_view name);
+std::optional<cpu::pointwise::PairFunction> find_pair_function(std::string_view name);
 
 // Handles for call() and redispatch(), looked up once.
 const c10::TypedOperatorHandle<PointwiseSignature>& pointwise_op();

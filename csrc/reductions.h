@@ -40,8 +40,9 @@ inline at::Tensor softmax_grad(const at::Tensor& grad_output, const at::Tensor& 
   return softmax_grad_op().call(grad_output, output, dim, log);
 }
 
-// Which dimensions `dim` names, which may be negative; raises for one that is not there, or is named twice.
-std::vector<bool> reduced_dims(const at::Tensor& input, c10::IntArrayRef dim);
+// Which dimensions `dim` names, which may be negative; raises for one that is not there, or is named twice, and for
+// dtypes that are not summed. op: the name to complain by.
+std::vector<bool> reduced_dims(const char* op, const at::Tensor& input, c10::IntArrayRef dim);
 // The sizes of a sum over them.
 std::vector<c10::SymInt> sum_sizes(const at::Tensor& input, const std::vector<bool>& reduced, bool keepdim);
 // Dtypes, sizes and the dimension; raises. For kernels and tracing alike.

@@ -4,9 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_unsafe_view.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/SmallVector.h>
 #include <torch/version.h>
+
+#include "tracing.h"
 
 namespace conv2d_ext {
 
@@ -16,15 +17,6 @@ inline at::Tensor in_sizes(const at::Tensor& result, c10::SymIntArrayRef size) {
 
 // Whether PyTorch's results lie as those of torch 2.15, for results that are to lie as they do.
 constexpr bool kLieAsOfTorch215 = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
-
-// Whether a trace is made, of tensors that only have sizes.
-inline bool is_tracing() {
-  using c10::impl::TorchDispatchModeTLS;
-  using Key = c10::impl::TorchDispatchModeKey;
-  return TorchDispatchModeTLS::get_mode(Key::FAKE).has_value() ||
-         TorchDispatchModeTLS::get_mode(Key::PROXY).has_value() ||
-         TorchDispatchModeTLS::get_mode(Key::FUNCTIONAL).has_value();
-}
 
 // Without a dimension of size 1, of a result that nobody else has: in place, which keeps the strides, also those of
 // other dimensions of size 1, and asks nothing of sizes that are symbolic. (Tangents and batches of torch.func would

@@ -4,41 +4,40 @@
 #include <torch/library.h>
 
 #include "autograd_node.h"
+#include "find_op.h"
+#include "op_checks.h"
 #include "reductions.h"
 
 namespace conv2d_ext {
 
 const c10::TypedOperatorHandle<SoftmaxSignature>& softmax_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::softmax", "").typed<SoftmaxSignature>();
+  static const auto op = find_op<SoftmaxSignature>("softmax");
   return op;
 }
 
 const c10::TypedOperatorHandle<SoftmaxGradSignature>& softmax_grad_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::softmax_grad", "").typed<SoftmaxGradSignature>();
+  static const auto op = find_op<SoftmaxGradSignature>("softmax_grad");
   return op;
 }
 
 void check_softmax(const at::Tensor& input, int64_t dim) {
-  const auto dtype = input.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
-      "conv2d_ext::softmax: expected float32, float64, bfloat16 or float16, but got ", dtype);
+  check_real("conv2d_ext::softmax", "input", input);
   at::maybe_wrap_dim(dim, input.dim());
 }
 
 void check_softmax_grad(const at::Tensor& grad_output, const at::Tensor& output, int64_t dim) {
-  check_softmax(output, dim);
-  TORCH_CHECK(grad_output.scalar_type() == output.scalar_type(), "softmax_grad: expected grad_output of dtype ",
-              output.scalar_type(), ", but got ", grad_output.scalar_type());
-  TORCH_CHECK(grad_output.sym_sizes() == output.sym_sizes(), "softmax_grad: expected grad_output of size ",
-              output.sym_sizes(), ", but got ", grad_output.sym_sizes());
+  constexpr const char* kOp = "conv2d_ext::softmax_grad";
+  check_real(kOp, "output", output);
+  at::maybe_wrap_dim(dim, output.dim());
+  check_like(kOp, "grad_output", grad_output, "output", output);
 }
 
 namespace {
 
 using at::Tensor;
+using torch::autograd::compute_requires_grad;
+using torch::autograd::isFwGradDefined;
+using torch::autograd::variable_list;
 
 Tensor softmax_meta(const Tensor& input, int64_t dim, bool) {
   check_softmax(input, dim);
@@ -58,75 +57,63 @@ TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) {
 // ---- autograd
 
 struct SoftmaxState {
-  SymSizes dim = {0};
+  int64_t dim = 0;
   bool log = false;
   template <class Self, class Visit>
   static void visit(Self& self, Visit visit) {
     visit(self.dim);
     visit(self.log);
   }
-  int64_t along() const { return dim[0].guard_int(__FILE__, __LINE__); }
 };
 
 struct SoftmaxBackward {
   static constexpr const char* kName = "Conv2dExtSoftmaxBackward";
   static constexpr size_t kArguments = 1;
-  static constexpr bool kMayBeConstant = false, kNeedsSecond = true, kSavesOutput = true;
+  static constexpr bool kNeedsSecond = true, kSavesOutput = true;
   using State = SoftmaxState;
   static void apply(const Tensor& grad, const Tensor&, const Tensor& output, const State& state, const Wanted& wanted,
                     variable_list& result) {
     if (wanted[0]) {
-      result[0] = softmax_grad(grad, output, state.along(), state.log);
+      result[0] = softmax_grad(grad, output, state.dim, state.log);
     }
   }
 };
 
-// gx = y * (gy - sum of gy * y), or with log gy - e^y * (sum of gy): what multiplies a change of y, summed with `with`.
-Tensor softmax_grad_by_output(const Tensor& with, const Tensor& gy, const Tensor& y, int64_t dim, bool log) {
+// How gx = y * (gy - sum of gy * y), or with log gy - e^y * (sum of gy), depends on y: the gradient of y for a
+// cotangent `with` of gx, or the tangent of gx for a tangent `with` of y.
+Tensor softmax_grad_by_output(const Tensor& with, const Tensor& gy, const Tensor& y, bool is_tangent, int64_t dim,
+                              bool log) {
   if (log) {
     return at::neg(at::mul(at::mul(with, at::exp(y)), sum_over(gy, dim, /*keepdim=*/true)));
   }
   const Tensor by_factor = at::mul(with, at::sub(gy, sum_over(at::mul(gy, y), dim, /*keepdim=*/true)));
-  return at::sub(by_factor, at::mul(gy, sum_over(at::mul(with, y), dim, /*keepdim=*/true)));
+  const Tensor &factor = is_tangent ? y : gy, &summed = is_tangent ? gy : y;
+  return at::sub(by_factor, at::mul(factor, sum_over(at::mul(with, summed), dim, /*keepdim=*/true)));
 }
 
 struct SoftmaxGradBackward {  // of (grad_output, output)
   static constexpr const char* kName = "Conv2dExtSoftmaxGradBackward";
   static constexpr size_t kArguments = 2;
-  static constexpr bool kMayBeConstant = false, kNeedsSecond = true;
+  static constexpr bool kNeedsSecond = true;
   using State = SoftmaxState;
   static void apply(const Tensor& grad, const Tensor& gy, const Tensor& y, const State& state, const Wanted& wanted,
                     variable_list& result) {
     if (wanted[0]) {
-      result[0] = state.log ? at::sub(grad, sum_over(at::mul(grad, at::exp(y)), state.along(), /*keepdim=*/true))
-                            : softmax_grad(grad, y, state.along(), /*log=*/false);
+      result[0] = state.log ? at::sub(grad, sum_over(at::mul(grad, at::exp(y)), state.dim, /*keepdim=*/true))
+                            : softmax_grad(grad, y, state.dim, /*log=*/false);
     }
     if (wanted[1]) {
-      result[1] = softmax_grad_by_output(grad, gy, y, state.along(), state.log);
+      result[1] = softmax_grad_by_output(grad, gy, y, /*is_tangent=*/false, state.dim, state.log);
     }
   }
 };
 
-// The change of softmax_grad with its output y.
-Tensor softmax_grad_tangent_by_output(const Tensor& ty, const Tensor& gy, const Tensor& y, int64_t dim, bool log) {
-  if (log) {
-    return at::neg(at::mul(at::mul(ty, at::exp(y)), sum_over(gy, dim, /*keepdim=*/true)));
-  }
-  const Tensor by_factor = at::mul(ty, at::sub(gy, sum_over(at::mul(gy, y), dim, /*keepdim=*/true)));
-  return at::sub(by_factor, at::mul(y, sum_over(at::mul(gy, ty), dim, /*keepdim=*/true)));
-}
-
 Tensor softmax_autograd(c10::DispatchKeySet keys, const Tensor& input, int64_t dim, bool log) {
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    output = softmax_op().redispatch(keys & c10::after_autograd_keyset, input, dim, log);
-  }
+  const Tensor output = below_autograd(softmax_op(), keys, input, dim, log);
   decltype(make_node<SoftmaxBackward>(input)) node;
   if (compute_requires_grad(input)) {
     node = make_node<SoftmaxBackward>(input);
-    node->state.dim = {at::maybe_wrap_dim(dim, input.dim())};
-    node->state.log = log;
+    node->state = {at::maybe_wrap_dim(dim, input.dim()), log};
     torch::autograd::set_history(output, node);
   }
   if (isFwGradDefined(input)) {
@@ -144,15 +131,10 @@ Tensor softmax_autograd(c10::DispatchKeySet keys, const Tensor& input, int64_t d
 
 Tensor softmax_grad_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& output, int64_t dim,
                              bool log) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = softmax_grad_op().redispatch(keys & c10::after_autograd_keyset, grad_output, output, dim, log);
-  }
+  const Tensor result = below_autograd(softmax_grad_op(), keys, grad_output, output, dim, log);
   if (compute_requires_grad(grad_output, output)) {
     auto node = make_node<SoftmaxGradBackward>(grad_output, output);
-    node->state.dim = {at::maybe_wrap_dim(dim, output.dim())};
-    node->state.log = log;
+    node->state = {at::maybe_wrap_dim(dim, output.dim()), log};
     node->save(grad_output, output);
     torch::autograd::set_history(result, node);
   }
@@ -164,7 +146,7 @@ Tensor softmax_grad_autograd(c10::DispatchKeySet keys, const Tensor& grad_output
     }
     if (output_moves) {
       const Tensor by_output =
-          softmax_grad_tangent_by_output(tangent(output), primal(grad_output), primal(output), dim, log);
+          softmax_grad_by_output(tangent(output), primal(grad_output), primal(output), /*is_tangent=*/true, dim, log);
       change = change.defined() ? at::add(change, by_output) : by_output;
     }
     result._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);

@@ -4,38 +4,29 @@
 #include <torch/library.h>
 
 #include "autograd_node.h"
+#include "find_op.h"
+#include "op_checks.h"
 #include "reductions.h"
 
 namespace conv2d_ext {
 
 const c10::TypedOperatorHandle<SumSignature>& sum_op() {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::sum", "").typed<SumSignature>();
+  static const auto op = find_op<SumSignature>("sum");
   return op;
 }
 
 const c10::TypedOperatorHandle<SumSignature>& mean_op() {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::mean", "").typed<SumSignature>();
+  static const auto op = find_op<SumSignature>("mean");
   return op;
 }
 
 const c10::TypedOperatorHandle<VarSignature>& var_op() {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("conv2d_ext::var", "").typed<VarSignature>();
+  static const auto op = find_op<VarSignature>("var");
   return op;
 }
 
-namespace {
-
-void check_reduced_dtype(const char* name, const at::Tensor& input) {
-  const auto dtype = input.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf, "conv2d_ext::", name,
-      ": expected float32, float64, bfloat16 or float16, but got ", dtype);
-}
-
-}  // namespace
-
-std::vector<bool> reduced_dims(const at::Tensor& input, c10::IntArrayRef dim) {
-  check_reduced_dtype("sum", input);
+std::vector<bool> reduced_dims(const char* op, const at::Tensor& input, c10::IntArrayRef dim) {
+  check_real(op, "input", input);
   std::vector<bool> reduced(size_t(input.dim()));
   for (const int64_t named : dim) {
     const int64_t d = at::maybe_wrap_dim(named, input.dim());
@@ -60,15 +51,22 @@ std::vector<c10::SymInt> sum_sizes(const at::Tensor& input, const std::vector<bo
 
 namespace {
 
+using at::Tensor;
+using torch::autograd::compute_requires_grad;
+using torch::autograd::isFwGradDefined;
+using torch::autograd::variable_list;
+
+constexpr const char *kSum = "conv2d_ext::sum", *kMean = "conv2d_ext::mean", *kVar = "conv2d_ext::var";
+
 Tensor sum_meta(const Tensor& input, c10::IntArrayRef dim, bool keepdim) {
-  return at::empty_symint(sum_sizes(input, reduced_dims(input, dim), keepdim), input.options());
+  return at::empty_symint(sum_sizes(input, reduced_dims(kSum, input, dim), keepdim), input.options());
 }
 
 TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) { m.impl("sum", sum_meta); }
 
 // How many elements a mean is of.
 c10::SymInt count_of(const Tensor& input, c10::IntArrayRef dim) {
-  const std::vector<bool> reduced = reduced_dims(input, dim);
+  const std::vector<bool> reduced = reduced_dims(kMean, input, dim);
   c10::SymInt count = 1;
   for (int64_t d = 0; d < input.dim(); ++d) {
     if (reduced[size_t(d)]) count = count * input.sym_size(d);
@@ -77,7 +75,8 @@ c10::SymInt count_of(const Tensor& input, c10::IntArrayRef dim) {
 }
 
 Tensor mean_anywhere(const Tensor& input, c10::IntArrayRef dim, bool keepdim) {
-  return at::div(sum_over(input, dim, keepdim), at::Scalar(count_of(input, dim)));
+  const at::Scalar count = count_of(input, dim);
+  return at::div(sum_over(input, dim, keepdim), count);
 }
 
 TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) { m.impl("mean", mean_anywhere); }
@@ -85,7 +84,6 @@ TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) { m.impl("mean", me
 struct SumBackward {
   static constexpr const char* kName = "Conv2dExtSumBackward";
   static constexpr size_t kArguments = 1;
-  static constexpr bool kMayBeConstant = false;
   struct State {
     SymSizes size, kept;  // the input's; the same with reduced dimensions of size 1
     SymSizes divisor;     // of a mean
@@ -107,15 +105,11 @@ struct SumBackward {
 
 template <auto op, bool is_mean>
 Tensor sum_autograd(c10::DispatchKeySet keys, const Tensor& input, c10::IntArrayRef dim, bool keepdim) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = op().redispatch(keys & c10::after_autograd_keyset, input, dim, keepdim);
-  }
+  const Tensor result = below_autograd(op(), keys, input, dim, keepdim);
   if (compute_requires_grad(input)) {
     auto node = make_node<SumBackward>(input);
     node->state.size = copy_sizes(input.sym_sizes());
-    node->state.kept = copy_sizes(sum_sizes(input, reduced_dims(input, dim), /*keepdim=*/true));
+    node->state.kept = copy_sizes(sum_sizes(input, reduced_dims(is_mean ? kMean : kSum, input, dim), /*keepdim=*/true));
     if (is_mean) node->state.divisor = {count_of(input, dim)};
     torch::autograd::set_history(result, node);
   }
@@ -132,6 +126,7 @@ Tensor from_mean(const Tensor& input, c10::IntArrayRef dim) {
 }
 
 Tensor var_anywhere(const Tensor& input, c10::IntArrayRef dim, double divisor, bool keepdim) {
+  reduced_dims(kVar, input, dim);  // checks
   const Tensor apart = from_mean(input, dim);
   return at::div(sum_over(at::mul(apart, apart), dim, keepdim), divisor);
 }
@@ -141,10 +136,10 @@ TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) { m.impl("var", var
 struct VarBackward {
   static constexpr const char* kName = "Conv2dExtVarBackward";
   static constexpr size_t kArguments = 1;
-  static constexpr bool kMayBeConstant = false, kNeedsSecond = true;
+  static constexpr bool kNeedsSecond = true;
   struct State {
     SymSizes kept, dim;  // the input's size with reduced dimensions of size 1; those dimensions
-    std::vector<double> divisor;
+    double divisor = 1;
     template <class Self, class Visit>
     static void visit(Self& self, Visit visit) {
       visit(self.kept);
@@ -158,22 +153,18 @@ struct VarBackward {
     if (!wanted[0]) return;
     std::vector<int64_t> dim;
     for (const c10::SymInt& d : state.dim) dim.push_back(d.guard_int(__FILE__, __LINE__));
-    const Tensor factor = at::mul(grad.reshape_symint(state.kept), 2 / state.divisor[0]);
+    const Tensor factor = at::mul(grad.reshape_symint(state.kept), 2 / state.divisor);
     result[0] = at::mul(factor, from_mean(input, dim));
   }
 };
 
 Tensor var_autograd(c10::DispatchKeySet keys, const Tensor& input, c10::IntArrayRef dim, double divisor, bool keepdim) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    result = var_op().redispatch(keys & c10::after_autograd_keyset, input, dim, divisor, keepdim);
-  }
+  const Tensor result = below_autograd(var_op(), keys, input, dim, divisor, keepdim);
   if (compute_requires_grad(input)) {
     auto node = make_node<VarBackward>(input);
-    node->state.kept = copy_sizes(sum_sizes(input, reduced_dims(input, dim), /*keepdim=*/true));
+    node->state.kept = copy_sizes(sum_sizes(input, reduced_dims(kVar, input, dim), /*keepdim=*/true));
     node->state.dim.append(dim.begin(), dim.end());
-    node->state.divisor = {divisor};
+    node->state.divisor = divisor;
     node->save(Tensor(), input);
     torch::autograd::set_history(result, node);
   }

@@ -33,8 +33,8 @@ SKIPPED = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for marker in SKIPPED:
-        config.addinivalue_line("markers", f"{marker}: skipped, with the reason, where it is not")
+    for marker, reason in SKIPPED.items():
+        config.addinivalue_line("markers", f"{marker}: {reason or 'runs here'}")
     config.addinivalue_line("markers", "xdist_group(name): not at once, under pytest-xdist")
     config.addinivalue_line("markers", "slow: takes seconds; left out by -m 'not slow'")
 

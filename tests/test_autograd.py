@@ -8,9 +8,9 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from observing import Recorder
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import conv2d_ext
 from conv2d_ext.testing import Problem, make_tensors
@@ -130,19 +130,6 @@ def test_three_orders_equal_those_of_pytorch(problem):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
-class Recorder(TorchDispatchMode):
-    """The names of conv2d_ext's ops that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.ops = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "conv2d_ext":
-            self.ops.append(function._schema.name.removeprefix("conv2d_ext::"))
-        return function(*args, **(kwargs or {}))
-
-
 # For each argument that requires a gradient: the op that computes it, and what that op uses.
 GRADIENT_OP = {name: f"conv2d_grad_{name}" for name in ("input", "weight", "bias")}
 GRADIENT_USES = {"input": {"weight"}, "weight": {"input"}, "bias": set()}
@@ -172,7 +159,7 @@ class TestOnlyWhatIsNeeded:
             assert output.requires_grad == bool(wanted)
             if wanted:
                 output.backward(torch.ones_like(output))
-        assert sorted(recorder.ops) == sorted(["conv2d", *(GRADIENT_OP[name] for name in wanted)])
+        assert sorted(recorder.ours) == sorted(["conv2d", *(GRADIENT_OP[name] for name in wanted)])
 
     def test_computed_for_part_of_the_leaves(self):
         """backward() towards one leaf computes that one's gradient alone."""
@@ -181,7 +168,7 @@ class TestOnlyWhatIsNeeded:
             output = conv2d_ext.conv2d(**tensors)
             with Recorder() as recorder:
                 torch.autograd.grad(output.sum(), tensors[name])
-            assert recorder.ops == [GRADIENT_OP[name]]
+            assert recorder.ours == [GRADIENT_OP[name]]
 
     @subsets
     def test_saved(self, wanted):

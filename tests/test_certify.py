@@ -631,3 +631,10 @@ def test_command_line_against_a_file_that_is_none(tmp_path):
     assert finished.returncode == 2
     assert "bad.json is not a certificate" in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def test_inputs_of_eight_bits():
+    x = torch.randn(2, 5).to(torch.float8_e4m3fn)
+    rows = filler_rows(x, 4, torch.Generator().manual_seed(0))
+    assert (rows.dtype, rows.shape) == (x.dtype, (4, 5))
+    assert conv2d_ext.certify(lambda x: x.float() * 2, x).passed

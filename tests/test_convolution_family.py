@@ -6,6 +6,7 @@ The problems are asymmetric: height and width differ in everything, so that a sw
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from accuracy import times_pytorchs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observing import Recorder
 
 import conv2d_ext
 from conv2d_ext import _C
@@ -719,16 +721,9 @@ def test_autocast(case):
     weight.requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = [f(input, weight, bias, **case.kwargs) for f in (case.ours, case.theirs)]
-        op_names = []
-
-        class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
-            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                op_names.append(function.overloadpacket._qualified_op_name)
-                return function(*args, **(kwargs or {}))
-
-        with Recorder():  # the weight's cast is cached
+        with Recorder() as recorder:  # the weight's cast is cached
             case.ours(input, weight, bias, **case.kwargs)
-    assert op_names.count("aten::_to_copy") == 2
+    assert recorder.names.count("aten::_to_copy") == 2
     lower = case.ours(*(t.bfloat16() for t in (input, weight, bias)), **case.kwargs)
     for output in outputs:
         assert output.dtype == torch.bfloat16
@@ -903,3 +898,64 @@ def test_transposed_layers_refuse_strings(dims):
     layer = getattr(conv2d_ext, f"ConvTranspose{dims}d")(4, 6, 3, padding="same")
     with pytest.raises(TypeError, match="argument 'padding'"):
         layer(torch.randn(2, 4, *(8,) * dims))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_penalties_of_constant_gradients_of_transposed_ones(dims, with_bias):
+    """PyTorch's gradients are one function of input and weight: they require gradients together."""
+    name = f"conv_transpose{dims}d"
+    sizes = ((1, 2) + (4,) * dims, (2, 3) + (3,) * dims, (3,))
+    found = []
+    for function in (getattr(conv2d_ext, name), getattr(F, name)):
+        torch.manual_seed(0)
+        x, weight, bias = (torch.randn(size, requires_grad=True) for size in sizes)
+        output = function(x, weight.detach(), bias.detach() if with_bias else None)
+        (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        leaves = (x, weight, *([bias] if with_bias else []))
+        output = function(x, weight, bias if with_bias else None)
+        gradients = torch.autograd.grad(output.sum(), leaves, create_graph=True)
+        found.append([x.grad, *(g.requires_grad for g in gradients)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("formats", list(itertools.product([False, True], repeat=3)), ids=str)
+def test_formats_of_gradients_of_transposed_convolutions(formats):
+    """The input's gradient has the format that the input and the weight suggest."""
+
+    def tensor(size: tuple[int, ...], channels_last: bool) -> torch.Tensor:
+        like = torch.channels_last if channels_last else torch.contiguous_format
+        return torch.randn(size).to(memory_format=like)
+
+    x, weight = (tensor(s, f) for s, f in zip(((2, 6, 5, 7), (6, 4, 3, 3)), formats, strict=False))
+    grad = tensor((2, 4, 11, 15), formats[2])
+    strides = []
+    for function in (conv2d_ext.conv_transpose2d, F.conv_transpose2d):
+        leaf = x.detach().requires_grad_()
+        output = function(leaf, weight, stride=2)
+        strides.append((output.stride(), torch.autograd.grad(output, leaf, grad)[0].stride()))
+    assert strides[0] == strides[1]
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d"])
+@pytest.mark.parametrize("nested", ["input", "weight", "bias"])
+def test_a_nested_tensor_is_named(name, nested):
+    dims = int(name[-2])
+    tensors = {
+        "input": torch.ones((1, 2) + (4,) * dims),
+        "weight": torch.ones((2, 2) + (3,) * dims),
+        "bias": torch.ones(2),
+    }
+    tensors[nested] = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(NotImplementedError, match=f"{name}: .* nested tensor for {nested}"):
+        getattr(conv2d_ext, name)(**tensors)
+
+
+@pytest.mark.parametrize("layer", [conv2d_ext.ConvTranspose1d, conv2d_ext.ConvTranspose2d])
+def test_transposed_layers_without_a_weight(layer):
+    module = layer(3, 4, 3)
+    module.weight = None
+    x = torch.ones((1, 3) + (4,) * len(module.kernel_size))
+    with pytest.raises(TypeError, match="argument 'weight'"):
+        module(x)

@@ -291,6 +291,9 @@ def check_reductions(mesh) -> None:
         for function in (torch.mean, torch.var):
             with pytest.raises(ValueError, match="any dimension that stays"):
                 function(distribute(x, mesh, 1), dim=(1,))
+        nothing = torch.ops.conv2d_ext.sum(distribute(x, mesh, 0), [], False)  # reduces nothing
+        assert nothing.placements[0].is_shard(0)
+        assert torch.equal(nothing.full_tensor(), x)
         y = torch.rand(4, 6, 5) + 0.5
         found = torch.pow(distribute(y, mesh, 1), distribute(x, mesh, 1))
         assert torch.equal(bits(found.full_tensor()), bits(torch.pow(y, x)))
@@ -350,5 +353,17 @@ def test_dtensor_imported_first():
 import torch.distributed.tensor
 import conv2d_ext
 print('conv2d_ext._dtensor' in __import__('sys').modules)
+"""
+    assert run_python("-c", code).stdout == "True\n"
+
+
+def test_dtensor_looked_for_before_it_is_imported():
+    """Seen to fail: with what waits for an import gone once the module is found."""
+    code = """
+import conv2d_ext, importlib.util, sys
+assert importlib.util.find_spec("torch.distributed.tensor") is not None
+assert "conv2d_ext._dtensor" not in sys.modules
+import torch.distributed.tensor
+print("conv2d_ext._dtensor" in sys.modules)
 """
     assert run_python("-c", code).stdout == "True\n"

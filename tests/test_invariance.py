@@ -15,17 +15,15 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from isa_bits import bits
+from observing import Recorder, assert_as_pytorch, same_bits
 from torch import nn
 
 import conv2d_ext
 from conv2d_ext import _C
 
 BATCH = 9
-
-
-def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return first.shape == second.shape and torch.equal(bits(first), bits(second))
+# In the names of the autograd nodes of what the mode computes.
+OURS = ("Conv2dBackward", "Conv2dExt", "conv2d_ext.")
 
 
 def invariant(function, *inputs: torch.Tensor, gradients: bool = True) -> bool:
@@ -53,36 +51,9 @@ def invariant(function, *inputs: torch.Tensor, gradients: bool = True) -> bool:
 
 def dispatched(function) -> list[str]:
     """The ops that a call comes down to."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    found = []
-
-    class Record(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            found.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Record():
+    with Recorder() as recorder:
         function()
-    return found
-
-
-def assert_as_pytorch(call) -> None:
-    """A call has the same result in the mode, or the same error."""
-
-    def outcome():
-        try:
-            return call()
-        except (RuntimeError, IndexError) as error:
-            return str(error)
-
-    expected = outcome()
-    with conv2d_ext.batch_invariant():
-        found = outcome()
-    if isinstance(expected, str):
-        assert found == expected
-    else:
-        torch.testing.assert_close(found, expected)
+    return recorder.names
 
 
 class TestCalls:
@@ -114,7 +85,9 @@ class TestCalls:
     def test_products_of_rows(self, call):
         expected = call(self, self.mat)
         with conv2d_ext.batch_invariant():
-            assert any("conv2d_ext.matmul" in op for op in dispatched(lambda: call(self, self.mat)))
+            assert any(
+                "conv2d_ext::matmul" in op for op in dispatched(lambda: call(self, self.mat))
+            )
             torch.testing.assert_close(call(self, self.mat), expected)
             assert invariant(lambda x: call(self, x), self.mat)
 
@@ -134,7 +107,7 @@ class TestCalls:
         expected = call(self, self.mats)
         with conv2d_ext.batch_invariant():
             ops = dispatched(lambda: call(self, self.mats))
-            assert any("conv2d_ext.matmul" in op for op in ops)
+            assert "conv2d_ext::matmul" in ops
             torch.testing.assert_close(call(self, self.mats), expected)
             assert invariant(lambda x: call(self, x), self.mats)
 
@@ -258,7 +231,7 @@ class TestScope:
     def test_leaving_what_was_not_entered(self):
         with pytest.raises(RuntimeError, match="has not entered"):
             conv2d_ext.batch_invariant().__exit__(None, None, None)
-        conv2d_ext.invariance._no_autograd_cache.enter()  # what that call has left
+        assert conv2d_ext.invariance._no_autograd_cache._users == 0
 
     def test_a_backward_outside_keeps_the_bits(self):
         weight = torch.randn(20, 8, requires_grad=True)
@@ -296,7 +269,7 @@ class TestScope:
         try:
             conv2d_ext.enable()
             conv2d_ext.enable()
-            assert _C.is_enabled()
+            assert _C.is_enabled_in_process()
             assert self.is_on()
             go.set()
             thread.join()
@@ -377,8 +350,7 @@ class TestScope:
                 thread.join()
         finally:
             conv2d_ext.disable()
-        ours = ("Conv2dBackward", "Matmul", "Conv2dExt", "Pointwise", "CopyAs", "conv2d_ext.")
-        mine = {name for name, found in seen.items() if any(word in found for word in ours)}
+        mine = {name for name, found in seen.items() if any(word in found for word in OURS)}
         assert mine >= set(first_calls) - {"prod", "lstm"}, seen
         assert "Prod" not in seen["prod"]
         assert "Mkldnn" not in seen["lstm"]
@@ -400,7 +372,7 @@ class TestScope:
         )
         for function in functions:
             output = function(x)
-            assert "Conv2dExt" not in output.grad_fn.name()
+            assert not any(word in output.grad_fn.name() for word in OURS)
             (grad,) = torch.autograd.grad(output.square().sum(), x)
             (again,) = torch.autograd.grad(function(x.double()).square().sum(), x)
             torch.testing.assert_close(grad, again, rtol=1e-3, atol=1e-4)
@@ -551,7 +523,7 @@ class TestScope:
         script.write_text(
             "import sys, conv2d_ext\n"
             "from conv2d_ext import _C\n"
-            "print(__name__, sys.argv[1:], _C.is_enabled())\n"
+            "print(__name__, sys.argv[1:], _C.is_enabled_in_process())\n"
             "sys.exit(3)\n"
         )
         command = [sys.executable, "-m", "conv2d_ext", "run", str(script), "--flag", "x"]
@@ -560,6 +532,55 @@ class TestScope:
         assert done.stdout == "__main__ ['--flag', 'x'] True\n"
         command[4] = str(tmp_path / "missing.py")
         assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+
+    @pytest.mark.parametrize("how", ["file", "module", "package", "folder"])
+    def test_run_runs_a_program_as_python_does(self, how, tmp_path):
+        """What it prints of itself, in a thread and at exit too, and its exceptions."""
+        program = (
+            "import atexit, os, pickle, sys, threading\n"
+            "class A: pass\n"
+            "def show(): print(len(pickle.dumps(A())), sys.modules['__main__'].A is A)\n"
+            "print(__name__, __file__, os.path.isabs(__file__), __package__)\n"
+            "print(sys.argv, sys.path[0])\n"
+            "print(getattr(__spec__, 'name', None))\n"
+            "atexit.register(show)\n"
+            "threading.Timer(0.2, show).start()\n"
+            "raise KeyboardInterrupt if sys.argv[1:] else SystemExit(5)\n"
+        )
+        folder = tmp_path / "program"
+        folder.mkdir()
+        (folder / "__main__.py").write_text(program)
+        (folder / "__init__.py").write_text("")
+        (tmp_path / "alone.py").write_text(program)
+        target = {
+            "file": ["alone.py"],
+            "module": ["-m", "alone"],
+            "package": ["-m", "program"],
+            "folder": ["program"],
+        }[how]
+        for arguments in ([], ["x"]) if how != "folder" else ([],):
+            ours, pythons = (
+                subprocess.run(
+                    [sys.executable, *before, *target, *arguments],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    cwd=tmp_path,
+                )
+                for before in (["-m", "conv2d_ext", "run"], [])
+            )
+            assert ours.returncode == pythons.returncode, ours.stderr
+            if how == "folder":  # run by runpy, which knows its name
+                continue
+            assert ours.stdout == pythons.stdout
+            assert ("KeyboardInterrupt" in ours.stderr) == bool(arguments)
+
+    def test_run_of_no_module(self):
+        command = [sys.executable, "-m", "conv2d_ext", "run", "-m", "no_such_module"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "no module named no_such_module" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 class TestCompile:
@@ -731,8 +752,7 @@ class TestAsPyTorch:
     def test_errors(self, call):
         with pytest.raises(RuntimeError):
             call()
-        with conv2d_ext.batch_invariant(), pytest.raises(RuntimeError):
-            call()
+        assert_as_pytorch(call)
 
     def test_compiled_functions_in_place(self):
         def function(x: torch.Tensor) -> torch.Tensor:

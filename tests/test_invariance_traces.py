@@ -3,6 +3,7 @@ operators that take functions, failed traces."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 
@@ -349,3 +350,53 @@ def test_products_with_vectors_keep_names():
         results += (start.clone().addmv_(matrix, vector),)
     for result in results:
         assert result.names == ("a",)
+
+
+# ---- traces of torch.jit
+
+_LAYERS = {
+    "conv1d": (lambda x: F.conv1d(x, torch.ones(5, 6, 3)), (6, 9)),
+    "conv2d": (lambda x: F.conv2d(x, torch.ones(5, 6, 3, 3), padding=1), (6, 9, 9)),
+    "conv3d": (lambda x: F.conv3d(x, torch.ones(5, 3, 2, 2, 2), stride=2), (3, 4, 6, 6)),
+    "conv_transpose1d": (lambda x: F.conv_transpose1d(x, torch.ones(6, 5, 3)), (6, 9)),
+    "conv_transpose2d": (lambda x: F.conv_transpose2d(x, torch.ones(6, 5, 3, 3)), (6, 9, 9)),
+    "linear": (lambda x: F.linear(x, torch.ones(3, 8)), (8,)),
+    "linear of images": (lambda x: F.linear(x, torch.ones(3, 8)), (5, 4, 8)),
+    "linear of volumes": (lambda x: F.linear(x, torch.ones(3, 8)), (2, 5, 4, 8)),
+    "tensordot": (lambda x: torch.tensordot(x, torch.ones(8, 3), dims=1), (5, 4, 8)),
+    "glu": (lambda x: F.glu(x, 1), (4, 5)),
+    "einsum": (lambda x: torch.einsum("bijk,kn->bijn", x, torch.ones(8, 3)), (5, 4, 8)),
+    "layer_norm": (lambda x: F.layer_norm(x, (8,)), (5, 8)),
+    "softmax": (lambda x: x.softmax(-1), (5, 8)),
+}
+
+
+@pytest.mark.parametrize("traced_in_the_mode", [True, False])
+@pytest.mark.parametrize("name", _LAYERS)
+def test_traces_hold_for_other_sizes(name, traced_in_the_mode):
+    """Run in the mode, a trace has the mode's bits, whichever sizes and mode it was made with.
+
+    Seen to fail: without a kernel of _convolution; with the sizes of the example in `linear`.
+    """
+    function, size = _LAYERS[name]
+    example = torch.randn(1, *size)
+    with conv2d_ext.batch_invariant() if traced_in_the_mode else contextlib.nullcontext():
+        trace = torch.jit.trace(function, (example,))
+    sizes = [(7, *size)]
+    if len(size) == 3 and name not in ("conv3d",):
+        sizes.append((4, size[0], size[1] + 3, size[2]))
+    for other in sizes:
+        x = torch.randn(other)
+        with conv2d_ext.batch_invariant():
+            expected = function(x)
+            assert torch.equal(trace(x), expected)
+            assert torch.equal(trace(x[2:4]), expected[2:4])
+        torch.testing.assert_close(trace(x), function(x))
+
+
+def test_traces_of_converted_linear_layers():
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3))
+    conv2d_ext.convert(model)
+    trace = torch.jit.trace(model, (torch.randn(1, 2, 2, 5),))
+    x = torch.randn(3, 4, 2, 5)
+    assert torch.equal(trace(x), model(x))

@@ -12,10 +12,10 @@ import pickle
 
 import pytest
 import torch
+from observing import Recorder
 from torch import fx, nn
 from torch.ao import quantization
 from torch.nn.utils import parametrizations, parametrize
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import conv2d_ext
 
@@ -79,16 +79,6 @@ def input_of(layer: nn.Module) -> torch.Tensor:
 def layer_of(cls: type[nn.Module]) -> nn.Module:
     """A layer of the class, of torch.nn's."""
     return make(next(name for name, (kind, *_) in CONSTRUCTIONS.items() if kind is cls))
-
-
-class Recorder(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.overloadpacket._qualified_op_name)
-        return function(*args, **(kwargs or {}))
 
 
 def assert_computed_by_us(layer: nn.Module) -> None:

@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
-from isa_bits import bits
+from observing import same_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import conv2d_ext
@@ -50,10 +50,6 @@ def operands(size: tuple[int, int, int], dtype: torch.dtype, seed: int = 0):
         return torch.randn(*shape, dtype=wide, generator=generator).to(dtype)
 
     return draw(m, k), draw(k, n), draw(n)
-
-
-def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return first.shape == second.shape and torch.equal(bits(first), bits(second))
 
 
 @pytest.mark.parametrize("dtype", REAL + COMPLEX, ids=str)

@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 import torch
+from observing import Recorder
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import conv2d_ext
 
@@ -31,18 +31,6 @@ CONSTRUCTIONS = {
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
-
-
-class Recorder(TorchDispatchMode):
-    """The operators that run inside the `with`."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.overloadpacket._qualified_op_name)
-        return function(*args, **(kwargs or {}))
 
 
 def assert_computed_by_us(module: nn.Module, input: torch.Tensor, times: int = 1) -> None:

@@ -94,3 +94,10 @@ def test_bad_shapes(function, shapes, names):
 def test_bad_types(function):
     with pytest.raises(TypeError):
         function([1.0], torch.randn(4, 5, 3, 2), None)
+
+
+def test_a_bias_of_another_dtype():
+    im, kernel, bias = torch.ones(1, 2, 4, 4), torch.ones(2, 3, 3, 3), torch.ones(3).double()
+    for function in (conv2d_ext.forward, conv2d_ext.forward_unfold):
+        with pytest.raises(RuntimeError, match="type"):
+            function(im, kernel, bias)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -244,3 +245,20 @@ def test_subclasses_do_not_see_a_rules_own_calls(call):
     function, tensors = _calls(PROBLEMS[0])[call]
     vmap(function)(*(torch.stack([t, t]).as_subclass(Tagged) for t in tensors))
     assert not [name for name in seen if "conv2d" in name]
+
+
+def test_no_examples_of_a_bias():
+    weight = torch.randn(3, 5)
+    call = torch.func.vmap(lambda bias: conv2d_ext.linear(torch.ones(2, 5), weight, bias))
+    assert call(torch.randn(0, 3)).shape == (0, 2, 3)
+
+
+def test_a_compiled_vmap_of_linear_is_one_product():
+    """Seen to fail: without a batching rule for the op `linear`, a product for each example."""
+    weight, x = torch.randn(3, 8), torch.randn(6, 4, 8)
+    graphs = AotEagerAndRecordGraphs()
+    call = torch.func.vmap(lambda x: conv2d_ext.linear(x, weight))
+    assert torch.equal(torch.compile(call, backend=graphs)(x), conv2d_ext.linear(x, weight))
+    (graph,) = graphs.fw_graphs
+    targets = [str(node.target) for node in graph.graph.nodes]
+    assert targets.count("conv2d_ext.matmul.default") == 1

@@ -182,11 +182,13 @@ def filler_rows(given: Tensor, count: int, generator: torch.Generator) -> Tensor
     if not size:
         return given[:1].expand(count, *given.shape[1:]).clone()
     flat = values.reshape(rows, size)
+    if values.is_floating_point() and values.itemsize == 1:  # float8: few functions know it
+        flat = flat.float()
     if values.is_floating_point() or values.is_complex():
         pool = flat.flatten()
         pool = pool[pool.isfinite()]
         if not pool.numel() or bool((pool == pool[0]).all()) or size == 1:
-            pool = (torch.rand(4096, generator=generator) * 2 - 1).to(values.dtype)
+            pool = torch.rand(4096, generator=generator).to(flat.dtype) * 2 - 1
         picked = pool[torch.randint(pool.numel(), (count, size), generator=generator)]
     else:
         picked = torch.stack(
@@ -197,7 +199,7 @@ def filler_rows(given: Tensor, count: int, generator: torch.Generator) -> Tensor
                 for _ in range(count)
             ]
         )
-    return picked.reshape(count, *given.shape[1:]).to(given.device)
+    return picked.reshape(count, *given.shape[1:]).to(given.device, given.dtype)
 
 
 # ---- state

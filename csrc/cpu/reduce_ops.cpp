@@ -47,7 +47,7 @@ void sum_into(const Tensor& input, const std::vector<bool>& reduced, const Tenso
 }
 
 Tensor sum(const Tensor& input, c10::IntArrayRef dim, bool keepdim) {
-  const std::vector<bool> reduced = reduced_dims(input, dim);
+  const std::vector<bool> reduced = reduced_dims("conv2d_ext::sum", input, dim);
   TORCH_CHECK(input.dim() <= reduce::kMaxDims, "sum: expected at most ", reduce::kMaxDims, " dimensions, but got ",
               input.dim());
   const Tensor result = at::empty_symint(sum_sizes(input, reduced, keepdim), input.options());
