@@ -325,6 +325,7 @@ int64_t* const kLimits[] = {
     &d::kPrefetchedResultBytes,
     &t::kMovedBytes,
     &t::kMovedDepth,
+    &t::kLeastStridedPixels,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -78,6 +78,20 @@ struct ConvTiler {
     t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.operand_size());
   }
 
+  // Pixels of a tile, of `most`. A stride's patches are several times as large as their results: in channels_last fewer
+  // pixels are taken where a patch of them holds all channels. Then a pixel's lines are read once, not by each block of
+  // channels.
+  int64_t target_pixels(int64_t most, ConvTiling t) const {
+    const bool may_take_fewer = saturating_mul(gemm.axis_h.step, gemm.axis_w.step) > 2 && gemm.taps() > 1 &&
+                                !lanes_are_groups && gemm.source_c == gemm.per_step && k.blocks_h * k.blocks_w == 1;
+    for (int64_t target = most; may_take_fewer && target >= limit::kLeastStridedPixels; target /= 2) {
+      cut_pixels(gemm, groups(), target, num_threads, t);
+      cut_source_channels(t);
+      if (t.block_channels >= gemm.channels) return target;
+    }
+    return most;
+  }
+
   int64_t vectors() const { return lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes); }
 
   // Chunks of result channels whose C tile of so many pixels fits.
@@ -370,7 +384,8 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
                          saturating_mul(gemm.batch, gemm.pixels()) >= 2 * num_threads * limit::kTilePixels;
   // A segment of wide elements or of scattered taps can make a patch too large: smaller tiles then. Of a few pixels
   // every patch fits, since it has at most kMaxSegment elements of a pixel's lanes.
-  for (int64_t target = limit::kTilePixels / (short_pixels ? 2 : 1) / (crowds_l2 ? 2 : 1);; target /= 2) {
+  const int64_t most = limit::kTilePixels / (short_pixels ? 2 : 1) / (crowds_l2 ? 2 : 1);
+  for (int64_t target = tiler.target_pixels(most, t);; target /= 2) {
     const bool smallest = target < 16;
     cut_pixels(gemm, tiler.groups(), target, num_threads, t);
     tiler.cut_source_channels(t);
