@@ -31,7 +31,7 @@ class _Watcher(importlib.abc.MetaPathFinder):
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-            self._action()
+                self._action()
 
         spec.loader.exec_module = execute_and_act
         return spec

@@ -7,6 +7,8 @@ import builtins
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
+import pkgutil
 import runpy
 import sys
 import zipfile
@@ -34,12 +36,24 @@ def main(argv: list[str]) -> int:
     sys.path[0] = str(Path(target).resolve().parent)
     path = Path.cwd() / target
     if path.is_file() and not zipfile.is_zipfile(path):
-        loader = importlib.machinery.SourceFileLoader("__main__", str(path))
-        code = compile(path.read_bytes(), str(path), "exec")
-        _execute(code, __file__=str(path), __loader__=loader, __package__=None, __spec__=None)
+        loader, code = _read(path)
+        _execute(
+            code, __file__=str(path), __cached__=None, __loader__=loader, __package__=None,
+            __spec__=None,
+        )  # fmt: skip
     else:  # a folder, or an archive, with a __main__.py
         runpy.run_path(target, run_name="__main__")
     return 0
+
+
+def _read(path: Path) -> tuple[Any, CodeType]:
+    """A file of source or bytecode."""
+    with io.open_code(str(path)) as file:
+        code = pkgutil.read_code(file)
+    if code is not None:
+        return importlib.machinery.SourcelessFileLoader("__main__", str(path)), code
+    loader = importlib.machinery.SourceFileLoader("__main__", str(path))
+    return loader, loader.source_to_code(path.read_bytes(), str(path))
 
 
 def _run_module(name: str) -> int:
@@ -47,7 +61,9 @@ def _run_module(name: str) -> int:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if not f"{name}.__main__.".startswith(f"{error.name}."):  # another one, which it imports
+            raise
         spec = None
     code = None
     if spec is not None and isinstance(spec.loader, importlib.abc.InspectLoader):

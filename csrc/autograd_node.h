@@ -12,9 +12,8 @@
 //   kNeedsSecond             optional: every gradient needs the second tensor, which may be the op's only one
 //   kNeedsFirst              optional: every gradient needs the first one
 //   kSavesOutput             optional, with kNeedsSecond: that tensor is the op's result, saved by save_output
-//   kCoupled                 optional: of how many arguments, the first ones, PyTorch's backward is one function, so
-//   that
-//                            gradients which depend on none of them get a history nonetheless
+//   kCoupled                 optional: of so many first arguments PyTorch's backward is one function. Gradients that
+//                            depend on none of them then get a history nonetheless
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -197,7 +196,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
         run(grads, kNeedsFirst<Backward> || wanted[1] ? first_saved.unpack() : Tensor(),
             kNeedsSecond<Backward> || wanted[0] ? second_saved.unpack(getptr()) : Tensor(), state, wanted);
     if (kCoupled<Backward> > 0 && !in_transform && c10::GradMode::is_enabled()) {
-      require_grad(result);
+      require_grad(result, grads[0]);
     }
     return result;
   }
@@ -246,7 +245,8 @@ struct OpNode final : torch::autograd::TraceableFunction {
     return wanted;
   }
 
-  void require_grad(const variable_list& gradients) const {
+  // (The incoming gradient is the caller's.)
+  void require_grad(const variable_list& gradients, const Tensor& incoming) const {
     torch::autograd::edge_list edges;
     for (size_t i = 0; i < kCoupled<Backward>; ++i) {
       if (should_compute_output(i)) {
@@ -254,7 +254,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
       }
     }
     for (const Tensor& gradient : gradients) {
-      if (!edges.empty() && gradient.defined() && !gradient.requires_grad()) {
+      if (!edges.empty() && gradient.defined() && !gradient.requires_grad() && !gradient.is_same(incoming)) {
         auto node = new_node<ConstantGradientBackward>();
         node->set_next_edges(torch::autograd::edge_list(edges));
         torch::autograd::set_history(gradient, node);

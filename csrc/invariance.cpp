@@ -73,8 +73,7 @@ struct Convolution {
                      SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
                      SymIntArrayRef output_padding, SymInt groups, Rest... rest) {
     const bool has_bias = bias.has_value() && bias->defined();
-    // (Of patches in three dimensions a trace would keep the sizes of its example.)
-    const bool keeps_sizes = input.dim() == 5 && at::tracer::impl::is_dispatch_enabled();
+    const bool keeps_sizes = input.dim() == 5 && would_keep_sizes();
     if (leaves<Op>(keys) || keeps_sizes || !takes(input, weight) || (has_bias && !takes(input, *bias)) ||
         !takes_convolution(input, weight, bias, stride, padding, dilation, transposed, groups)) {
       return Op::redispatch(keys & kBelow, input, weight, bias, stride, padding, dilation, transposed, output_padding,

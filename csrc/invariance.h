@@ -4,12 +4,12 @@
 // The mode is a dispatch key that the thread includes, above autograd, autocast and torch.func's transforms: kernels
 // registered for aten's ops at that key (invariance.cpp) see every call, also those that PyTorch makes inside its own
 // functions. So
-//   - a call costs nothing more while the mode is off (until the process has once been in it as a whole, whose gates
-//   stay: enable_batch_invariant), nor, while it is on, one that has no kernel there;
+//   - a call costs nothing more while the mode is off, until enable_batch_invariant has put up its gates, and nothing
+//     more while it is on where it has no kernel there;
 //   - what runs is one of this library's differentiable ops, so a backward keeps the bits wherever and whenever it
-//   runs, and each level of a transform differentiates that op;
+//     runs, and each level of a transform differentiates that op;
 //   - torch.compile traces those ops, which it leaves alone, and its guards on a tensor's dispatch keys compile a
-//   function anew where the mode has changed.
+//     function anew where the mode has changed.
 // The key is one that PyTorch has for tests of its dispatcher, without a kernel or a use outside of them. (The one
 // below torch.func's keys that is free too, DeferredInit, is left out at every level of a transform.)
 #pragma once

@@ -142,7 +142,7 @@ struct CallEagerly final : Twin {
     RecordedResults::Tensors arguments;
     for (size_t i = 0; i < count; ++i) {
       const at::IValue& argument = torch::jit::peek(*stack, i, count);
-      arguments.push_back(argument.isTensor() ? std::optional<Tensor>(argument.toTensor()) : std::nullopt);
+      arguments.push_back(argument.isTensor() ? std::optional<at::Tensor>(argument.toTensor()) : std::nullopt);
     }
     const RecordedResults settled(other.operator_name().name, arguments);
     other.callBoxed(stack);

@@ -122,6 +122,9 @@ inline bool in_transform() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
          c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
 }
+// Whether a trace of torch.jit is made. It would keep the sizes of its example as constants, where a kernel reckons
+// with them: such a call is recorded as PyTorch's op, which comes here when the trace runs.
+inline bool would_keep_sizes() { return at::tracer::impl::is_dispatch_enabled(); }
 // Whether a gradient may be wanted of a call on these. A trace of torch.jit is used with other tensors than those it
 // was made with, so it is always made as if.
 template <class... Inputs>

@@ -211,8 +211,8 @@ struct Glu {
   static Tensor call(DispatchKeySet keys, const Tensor& self, int64_t dim) {
     if (!leaves<Op>(keys) && takes_on_cpu(self) && self.dim() > 0 && dim >= -self.dim() && dim < self.dim()) {
       const SymInt size = self.sym_size(dim);
-      if (size % 2 == 0 && size != 0 && at::tracer::impl::is_dispatch_enabled()) {
-        const std::vector<Tensor> halves = self.chunk(2, dim);  // without sizes, which a trace would keep
+      if (size % 2 == 0 && size != 0 && would_keep_sizes()) {
+        const std::vector<Tensor> halves = self.chunk(2, dim);
         return halves[0].mul(pointwise(halves[1], "sigmoid"));
       }
       if (size % 2 == 0) {

@@ -5,6 +5,7 @@
 //
 // f'' is written below in terms of the pointwise ops and of PyTorch's + - *, which are exact at every place. So it can
 // be differentiated again, and gradients of every order follow.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>

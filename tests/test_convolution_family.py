@@ -917,6 +917,13 @@ def test_penalties_of_constant_gradients_of_transposed_ones(dims, with_bias):
         output = function(x, weight, bias if with_bias else None)
         gradients = torch.autograd.grad(output.sum(), leaves, create_graph=True)
         found.append([x.grad, *(g.requires_grad for g in gradients)])
+        ones = torch.ones_like(output)
+        for _ in range(2):  # with a gradient that is kept
+            output = function(x, weight, bias if with_bias else None)
+            (gradient,) = torch.autograd.grad(output, x, ones, create_graph=True)
+            ((gradient.norm() - 1) ** 2).backward()
+        assert ones.is_leaf
+        assert not ones.requires_grad
     assert found[0] == found[1]
 
 

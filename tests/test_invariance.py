@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import py_compile
 import random
 import subprocess
 import sys
@@ -539,10 +540,10 @@ class TestScope:
         program = (
             "import atexit, os, pickle, sys, threading\n"
             "class A: pass\n"
-            "def show(): print(len(pickle.dumps(A())), sys.modules['__main__'].A is A)\n"
+            "def show(x: int = 0): print(len(pickle.dumps(A())), sys.modules['__main__'].A is A)\n"
             "print(__name__, __file__, os.path.isabs(__file__), __package__)\n"
             "print(sys.argv, sys.path[0])\n"
-            "print(getattr(__spec__, 'name', None))\n"
+            "print(getattr(__spec__, 'name', None), show.__annotations__)\n"
             "atexit.register(show)\n"
             "threading.Timer(0.2, show).start()\n"
             "raise KeyboardInterrupt if sys.argv[1:] else SystemExit(5)\n"
@@ -581,6 +582,25 @@ class TestScope:
         assert done.returncode == 1
         assert "no module named no_such_module" in done.stderr
         assert "Traceback" not in done.stderr
+
+    def test_run_of_a_module_that_lacks_another(self, tmp_path):
+        (tmp_path / "lacking.py").write_text("import no_such_module_at_all\n")
+        (tmp_path / "package").mkdir()
+        (tmp_path / "package" / "__init__.py").write_text("import no_such_module_at_all\n")
+        for name in ("lacking", "package", "package.part"):
+            command = [sys.executable, "-m", "conv2d_ext", "run", "-m", name]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, cwd=tmp_path
+            )
+            assert done.returncode == 1
+            assert "No module named 'no_such_module_at_all'" in done.stderr
+
+    def test_run_of_bytecode(self, tmp_path):
+        (tmp_path / "program.py").write_text("print(__name__)\n")
+        compiled = py_compile.compile(str(tmp_path / "program.py"), str(tmp_path / "program.pyc"))
+        command = [sys.executable, "-m", "conv2d_ext", "run", compiled]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout == "__main__\n", done.stderr
 
 
 class TestCompile:

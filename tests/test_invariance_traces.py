@@ -368,7 +368,46 @@ _LAYERS = {
     "einsum": (lambda x: torch.einsum("bijk,kn->bijn", x, torch.ones(8, 3)), (5, 4, 8)),
     "layer_norm": (lambda x: F.layer_norm(x, (8,)), (5, 8)),
     "softmax": (lambda x: x.softmax(-1), (5, 8)),
+    "prod": (lambda x: x.prod(1), (5,)),
+    "std": (lambda x: x.std(1), (5,)),
+    "var with correction": (lambda x: x.var((1, 2), correction=2), (5, 4)),
+    "std_mean": (lambda x: torch.stack(torch.std_mean(x, (1, 2)), 1), (5, 4)),
+    "mean": (lambda x: x.mean((1, 2)), (5, 4)),
+    "norm": (lambda x: x.norm(dim=1), (5,)),
+    "logsumexp": (lambda x: x.logsumexp(1), (5,)),
+    "baddbmm": (lambda x: torch.baddbmm(x, x, x.transpose(1, 2)), (5, 5)),
+    "attention": (lambda x: F.scaled_dot_product_attention(x, x, x), (2, 5, 8)),
+    "group_norm": (lambda x: F.group_norm(x, 2), (4, 5, 5)),
+    "instance_norm": (lambda x: F.instance_norm(x), (4, 5, 5)),
+    "batch_norm": (lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)), (4, 5, 5)),
+    "bilinear": (lambda x: F.bilinear(x, x, torch.ones(3, 8, 8)), (5, 8)),
+    "cosine_similarity": (lambda x: F.cosine_similarity(x, x.flip(1), dim=2), (5, 8)),
+    "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), (4, 5, 5)),
+    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, 1), (4, 5, 5)),
+    "interpolate": (lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), (3, 5, 5)),
+    "cdist": (lambda x: torch.cdist(x, x), (5, 8)),
+    "multi_dot": (lambda x: torch.linalg.multi_dot([x, torch.ones(8, 3), torch.ones(3, 2)]), (8,)),
 }
+# Sums over all that they are given, whose batch is a length.
+_WHOLE = {
+    "std": lambda x: x.std(),
+    "var": lambda x: x.var(),
+    "prod": lambda x: x.prod(),
+    "mean": lambda x: x.mean(),
+    "norm": lambda x: x.norm(),
+    "addbmm": lambda x: torch.addbmm(torch.ones(4, 4), x, x.transpose(1, 2)),
+    "tensordot": lambda x: torch.tensordot(x, x, dims=3),
+}
+
+
+@pytest.mark.parametrize("name", _WHOLE)
+def test_traces_of_sums_over_everything_hold_for_other_sizes(name):
+    """Seen to fail: with the example's number of elements in variances and products."""
+    with conv2d_ext.batch_invariant():
+        trace = torch.jit.trace(_WHOLE[name], (torch.rand(2, 4, 3),))
+        x = torch.rand(5, 4, 6)
+        assert torch.equal(trace(x), _WHOLE[name](x))
+    torch.testing.assert_close(trace(x), _WHOLE[name](x))
 
 
 @pytest.mark.parametrize("traced_in_the_mode", [True, False])
