@@ -611,8 +611,11 @@ sys.exit(main({arguments!r}))
 
 
 def test_sdist_holds_what_building_and_testing_need(tmp_path, tree):
-    generated = tree / "conv2d_ext" / "_build_info.py"
-    generated.write_text("")
+    inventories = tree / "docs" / "_inventories"
+    inventories.mkdir(exist_ok=True)
+    generated = [tree / "conv2d_ext" / "_build_info.py", inventories / "torch.inv"]
+    for path in generated:
+        path.write_text("")
     process = run_python(
         f"import conv2d_ext_backend as b; b.build_sdist({str(tmp_path)!r})", cwd=tree
     )
@@ -625,7 +628,7 @@ def test_sdist_holds_what_building_and_testing_need(tmp_path, tree):
     for folder in ("build_backend", "conv2d_ext", "csrc", "docs", "examples", "tests", "tools"):
         paths = (path for path in (tree / folder).rglob("*.*") if path.is_file())
         needed |= {path.relative_to(tree).as_posix() for path in paths}
-    built = {name for name in needed if name.endswith((".so", ".pyc"))}
-    built.add(generated.relative_to(tree).as_posix())
+    built = {name for name in needed if name.endswith((".so", ".pyc", ".inv"))}
+    built |= {path.relative_to(tree).as_posix() for path in generated}
     assert needed - built <= files
     assert not built & files
