@@ -11,12 +11,11 @@ under conv2d_ext.batch_invariant(). Bits are compared.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import fnmatch
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -29,6 +28,7 @@ from torch import Tensor
 import conv2d_ext
 from benchmarks import machine
 from benchmarks.variance_calls import Call, Shape, all_calls
+from conv2d_ext.testing import num_threads
 
 DTYPES = (torch.float32, torch.bfloat16)
 CONTIGUOUS, CHANNELS_LAST, SLICED = FORMATS = ("contiguous", "channels_last", "sliced")
@@ -71,16 +71,6 @@ class Finding:
         return max(self.forward.worst, self.backward.worst)
 
 
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class Sample:
     """The tensors of one call, at one size, and its results for any examples of the batch."""
 
@@ -113,7 +103,7 @@ class Sample:
 
     def results(self, examples: list[int], threads: int) -> list[list[Tensor]]:
         """The output's examples, then each gradient's."""
-        with _threads(threads):
+        with num_threads(threads):
             inputs = [self._take(tensor, examples) for tensor in self.batched]
             with torch.no_grad():
                 found = [self.call.run(*inputs, *self.shared)]

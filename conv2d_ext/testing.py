@@ -1,4 +1,4 @@
-"""Named convolution problems, their tensors, the float64 oracle and the error measures.
+"""Convolution problems, their tensors, the float64 oracle, error measures, numbers of threads.
 
 The tests and the benchmarks take their problems from here, so that what is measured is what is
 checked. A problem's name says its geometry; its tensors follow from a seed.
@@ -6,10 +6,11 @@ checked. A problem's name says its geometry; its tensors follow from a seed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,7 @@ __all__ = [
     "library_forward",
     "library_results",
     "make_tensors",
+    "num_threads",
     "real_layer",
     "unit_roundoff",
 ]
@@ -561,3 +563,14 @@ def float64_oracle(problem: Problem, tensors: Tensors) -> Results:
 def unit_roundoff(dtype: torch.dtype) -> float:
     """The largest relative error of rounding to a floating or complex dtype."""
     return torch.finfo(dtype).eps / 2
+
+
+@contextlib.contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    """`count` threads of PyTorch's within, and then as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -18,8 +18,7 @@ void check_mask(const at::Tensor& mask, const at::Tensor& q, const at::Tensor& k
   TORCH_CHECK(dtype == at::kBool || is_real(dtype),
               "conv2d_ext::attention: expected a mask of dtype bool, float32, float64, bfloat16 or float16, but got ",
               dtype);
-  TORCH_CHECK(mask.device() == q.device(), "conv2d_ext::attention: expected mask on q's device ", q.device(),
-              ", but got ", mask.device());
+  check_device("conv2d_ext::attention", "mask", mask, "q", q);
   const c10::SymInt scores[] = {q.sym_size(0), q.sym_size(1), q.sym_size(2), k.sym_size(2)};
   bool expands = mask.dim() == 4;
   for (int64_t d = 0; expands && d < 4; ++d) {

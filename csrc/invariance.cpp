@@ -73,7 +73,7 @@ struct Convolution {
                      SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
                      SymIntArrayRef output_padding, SymInt groups, Rest... rest) {
     const bool has_bias = bias.has_value() && bias->defined();
-    const bool keeps_sizes = input.dim() == 5 && would_keep_sizes();
+    const bool keeps_sizes = input.dim() == 5 && is_jit_tracing();
     if (leaves<Op>(keys) || keeps_sizes || !takes(input, weight) || (has_bias && !takes(input, *bias)) ||
         !takes_convolution(input, weight, bias, stride, padding, dilation, transposed, groups)) {
       return Op::redispatch(keys & kBelow, input, weight, bias, stride, padding, dilation, transposed, output_padding,

@@ -81,13 +81,15 @@ void pass_contiguous_grid(const c10::OperatorHandle& op, DispatchKeySet keys, St
 // 16-bit types where these are the weight's. Here they are the mode's sums, of float32 at least.
 class LayerNormSums {
  public:
-  explicit LayerNormSums(const torch::jit::Stack& stack) {
-    const auto argument = [&](size_t i) { return torch::jit::peek(stack, i, kArguments); };
-    const auto tensor = [&](size_t i) { return argument(i).isTensor() ? argument(i).toTensor() : Tensor(); };
+  LayerNormSums(const c10::OperatorHandle& op, const Stack& stack) {
+    const auto tensor = [&](size_t i) {
+      const at::IValue& value = argument(op, stack, i);
+      return value.isTensor() ? value.toTensor() : Tensor();
+    };
     grad_output_ = tensor(0), input_ = tensor(1), mean_ = tensor(3), rstd_ = tensor(4);
     weight_ = tensor(5), bias_ = tensor(6);
-    rows_dims_ = input_.dim() - int64_t(argument(2).toListRef().size());
-    wanted_ = argument(7).toBoolList();
+    rows_dims_ = input_.dim() - int64_t(argument(op, stack, 2).toListRef().size());
+    wanted_ = argument(op, stack, 7).toBoolList();
     dtype_ = input_.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   }
   // Where they are differentiated again, mean and rstd depend on the input, as PyTorch's own derivative knows.
@@ -111,7 +113,6 @@ class LayerNormSums {
   }
 
  private:
-  static constexpr size_t kArguments = 8;
   Tensor grad_output_, input_, mean_, rstd_, weight_, bias_;
   int64_t rows_dims_ = 0;  // what precedes normalized_shape
   c10::List<bool> wanted_;
@@ -131,7 +132,7 @@ class LayerNormSums {
 };
 
 void sum_layer_norm(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const LayerNormSums sums(*stack);
+  const LayerNormSums sums(op, *stack);
   if (!sums.takes()) return pass_on_one_thread<is_tensor_on_cpu<1>>(op, keys, stack);
   stack->back() = sums.others();
   op.redispatchBoxed(keys, stack);

@@ -4,7 +4,6 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/TracerMode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -20,6 +19,7 @@
 #include "invariance.h"
 #include "matmul.h"
 #include "op_checks.h"
+#include "tracing.h"
 
 namespace conv2d_ext::invariance {
 
@@ -122,15 +122,11 @@ inline bool in_transform() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
          c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
 }
-// Whether a trace of torch.jit is made. It would keep the sizes of its example as constants, where a kernel reckons
-// with them: such a call is recorded as PyTorch's op, which comes here when the trace runs.
-inline bool would_keep_sizes() { return at::tracer::impl::is_dispatch_enabled(); }
 // Whether a gradient may be wanted of a call on these. A trace of torch.jit is used with other tensors than those it
 // was made with, so it is always made as if.
 template <class... Inputs>
 bool may_record(const Inputs&... inputs) {
-  return in_transform() || at::tracer::impl::is_dispatch_enabled() ||
-         (c10::GradMode::is_enabled() && (inputs.requires_grad() || ...));
+  return in_transform() || is_jit_tracing() || (c10::GradMode::is_enabled() && (inputs.requires_grad() || ...));
 }
 template <class... Inputs>
 bool records_gradients(const Tensor& out, const Inputs&... inputs) {

@@ -126,7 +126,7 @@ Product of_vector(const Tensor& mat, const Tensor& vec) {
 }
 // The sum over a batch is one product whose k runs over it.
 Product of_batch(const Tensor& batch1, const Tensor& batch2) {
-  if (would_keep_sizes() || !is_dense(batch1) || !is_dense(batch2) || batch1.dim() != 3 || batch2.dim() != 3 ||
+  if (is_jit_tracing() || !is_dense(batch1) || !is_dense(batch2) || batch1.dim() != 3 || batch2.dim() != 3 ||
       batch1.sym_size(0) != batch2.sym_size(0) || batch1.sym_size(2) != batch2.sym_size(1)) {
     return {batch1, batch2};
   }
@@ -263,7 +263,7 @@ struct Tensordot {
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other, at::IntArrayRef dims_self,
                      at::IntArrayRef dims_other) {
     const bool takes_both =
-        !leaves<Op>(keys) && !would_keep_sizes() && takes(self, other) && dims_self.size() == dims_other.size();
+        !leaves<Op>(keys) && !is_jit_tracing() && takes(self, other) && dims_self.size() == dims_other.size();
     const auto left = takes_both ? wrapped(dims_self, self.dim()) : std::nullopt;
     const auto right = takes_both ? wrapped(dims_other, other.dim()) : std::nullopt;
     if (!left || !right || !meet(self, *left, other, *right)) {

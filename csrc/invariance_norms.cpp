@@ -40,7 +40,7 @@ struct InstanceNorm {
     const Tensor result = redispatch_composite<Op>(keys, input, weight, bias, running_mean, running_var,
                                                    use_input_stats, momentum, eps, cudnn_enabled);
     // Its result is contiguous: the copy is there for the gradient.
-    if (!takes || !(c10::GradMode::is_enabled() || at::tracer::impl::is_dispatch_enabled())) return result;
+    if (!takes || !(c10::GradMode::is_enabled() || is_jit_tracing())) return result;
     return copy_as(result, /*channels_last=*/false, /*grad_channels_last=*/false);
   }
 };

@@ -211,11 +211,11 @@ struct Glu {
   static Tensor call(DispatchKeySet keys, const Tensor& self, int64_t dim) {
     if (!leaves<Op>(keys) && takes_on_cpu(self) && self.dim() > 0 && dim >= -self.dim() && dim < self.dim()) {
       const SymInt size = self.sym_size(dim);
-      if (size % 2 == 0 && size != 0 && would_keep_sizes()) {
-        const std::vector<Tensor> halves = self.chunk(2, dim);
-        return halves[0].mul(pointwise(halves[1], "sigmoid"));
-      }
       if (size % 2 == 0) {
+        if (is_jit_tracing()) {
+          const std::vector<Tensor> halves = self.chunk(2, dim);
+          return halves[0].mul(pointwise(halves[1], "sigmoid"));
+        }
         const SymInt half = size / 2;
         const Tensor gate = self.narrow_symint(dim, half, half);
         return self.narrow_symint(dim, 0, half).mul(pointwise(gate, "sigmoid"));

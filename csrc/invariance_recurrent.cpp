@@ -160,8 +160,7 @@ struct Lstm {
     const LayerOptions options{has_biases, num_layers, trains ? dropout : 0, bidirectional};
     if (leaves<Op>(keys) || !has_steps || input.dim() != 3 || hx.size() != 2 || !takes_on_cpu(input, hx[0], hx[1]) ||
         !fit_together(hx, params, options, input.sym_size(batch_first ? 0 : 1)) ||
-        !std::all_of(params.begin(), params.end(), is_like_input) ||
-        (trains && at::tracer::impl::is_dispatch_enabled())) {
+        !std::all_of(params.begin(), params.end(), is_like_input) || (trains && is_jit_tracing())) {
       return Op::redispatch(keys & kBelow, input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
                             batch_first);
     }
@@ -202,7 +201,7 @@ std::pair<Tensor, State> run_packed(const C& cell, const Tensor& data, at::IntAr
 // whose steps would be those of the example's lengths.
 std::optional<std::vector<int64_t>> packed_sizes(const Tensor& data, const Tensor& batch_sizes, at::TensorList hx,
                                                  at::TensorList params, const LayerOptions& options) {
-  if (is_tracing() || in_transform() || at::tracer::impl::is_dispatch_enabled() || !is_on_cpu(batch_sizes) ||
+  if (is_tracing() || in_transform() || is_jit_tracing() || !is_on_cpu(batch_sizes) ||
       batch_sizes.scalar_type() != at::kLong || batch_sizes.dim() != 1 || batch_sizes.numel() == 0 || data.dim() != 2) {
     return std::nullopt;
   }

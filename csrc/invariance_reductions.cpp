@@ -187,7 +187,7 @@ struct Variance {
 // None: PyTorch's.
 std::optional<Variance> variance_of(const Tensor& self, MaybeDims dim, const MaybeScalar& correction) {
   const auto call = reduced(self, dim, std::nullopt);
-  if (!call || would_keep_sizes() || self.sym_numel() == 0 || (correction && correction->isComplex())) {
+  if (!call || is_jit_tracing() || self.sym_numel() == 0 || (correction && correction->isComplex())) {
     return std::nullopt;
   }
   double count = 1;
@@ -275,7 +275,7 @@ using MaybeDtype = std::optional<at::ScalarType>;
 // factors: how many are multiplied. (A single one is PyTorch's, whose gradient knows that it is a product's.)
 bool takes_product(const Tensor& self, const SymInt& factors, MaybeDtype dtype) {
   return is_on_cpu(self) && !self.is_complex() && is_real(dtype.value_or(self.scalar_type())) &&
-         self.sym_numel() != 0 && factors != 1 && !would_keep_sizes();
+         self.sym_numel() != 0 && factors != 1 && !is_jit_tracing();
 }
 bool takes_product_over(const Tensor& self, int64_t dim, MaybeDtype dtype) {
   return self.dim() > 0 && has_dim(self, dim) && takes_product(self, self.sym_size(dim), dtype);

@@ -174,18 +174,15 @@ TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) {
 
 // ---- the ops made of others: one kernel for every device, which autograd, tracing and vmap look into
 
-TORCH_LIBRARY_IMPL(conv2d_ext, CompositeImplicitAutograd, m) {
-  m.impl("conv1d", conv1d);
-  m.impl("conv_transpose1d", conv_transpose1d);
-  m.impl("conv_transpose2d", conv_transpose2d);
-}
-
-TORCH_LIBRARY_IMPL(conv2d_ext, FuncTorchBatchedDecomposition, m) {
+void register_made_of_others(torch::Library& m) {
   m.impl("conv1d", conv1d);
   m.impl("conv_transpose1d", conv_transpose1d);
   m.impl("conv_transpose2d", conv_transpose2d);
   m.impl("linear", linear_layer);
 }
+
+TORCH_LIBRARY_IMPL(conv2d_ext, CompositeImplicitAutograd, m) { register_made_of_others(m); }
+TORCH_LIBRARY_IMPL(conv2d_ext, FuncTorchBatchedDecomposition, m) { register_made_of_others(m); }
 
 // ---- autocast: convolutions and products run in the lower precision, as PyTorch's do. Those made of other ops are
 // cast whole: the cache of cast weights keeps a parameter, not its views.

@@ -4,7 +4,6 @@
 #include "matmul.h"
 
 #include <ATen/TensorUtils.h>
-#include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -14,7 +13,9 @@
 #include "conv2d_format.h"
 #include "conv2d_ops.h"
 #include "find_op.h"
+#include "op_checks.h"
 #include "result_sizes.h"
+#include "tracing.h"
 
 namespace conv2d_ext {
 
@@ -45,9 +46,8 @@ void check_matmul(const at::Tensor& mat1, const at::Tensor& mat2, const std::opt
   const bool is_integer =
       dtype == at::kChar || dtype == at::kByte || dtype == at::kShort || dtype == at::kInt || dtype == at::kLong;
   const bool is_complex = dtype == at::kComplexFloat || dtype == at::kComplexDouble;
-  TORCH_CHECK_NOT_IMPLEMENTED(is_integer || is_complex || dtype == at::kFloat || dtype == at::kDouble ||
-                                  dtype == at::kBFloat16 || dtype == at::kHalf,
-                              "\"matmul\" not implemented for '", dtype, "'");
+  TORCH_CHECK_NOT_IMPLEMENTED(is_integer || is_complex || is_real(dtype), "\"matmul\" not implemented for '", dtype,
+                              "'");
   // Not a "not implemented" error: fake tensors replace those by their own, without this message.
   TORCH_CHECK(!is_integer || !is_cuda_or_fake(mat1), "\"addmm_cuda\" not implemented for '", dtype, "'");
   TORCH_CHECK(mat1.sym_size(-1) == mat2.sym_size(-2), "mat1 and mat2 shapes cannot be multiplied (", mat1.sym_size(-2),
@@ -215,8 +215,7 @@ Tensor add_expanded_bias(const Tensor& output, Tensor bias, bool same_dtype) {
 }  // namespace
 
 Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
-  if (at::tracer::impl::is_dispatch_enabled()) {
-    // As one op: of what it is made of a trace of torch.jit would keep the sizes.
+  if (is_jit_tracing()) {
     static const auto op = find_op<MatmulSignature>("linear");
     return op.call(input, weight, bias);
   }
@@ -249,7 +248,5 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
   }
   return has_bias && !fused ? add_expanded_bias(output, *bias, input.dim() == 2 || bias->dim() == 1) : output;
 }
-
-TORCH_LIBRARY_IMPL(conv2d_ext, CompositeImplicitAutograd, m) { m.impl("linear", linear_layer); }
 
 }  // namespace conv2d_ext

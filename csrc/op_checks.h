@@ -14,6 +14,12 @@ inline void check_real(const char* op, const char* name, const at::Tensor& tenso
                               " to be float32, float64, bfloat16 or float16, but got ", tensor.scalar_type());
 }
 
+inline void check_device(const char* op, const char* name, const at::Tensor& tensor, const char* like_name,
+                         const at::Tensor& like) {
+  TORCH_CHECK(tensor.device() == like.device(), op, ": expected ", name, " on ", like_name, "'s device ", like.device(),
+              ", but got ", tensor.device());
+}
+
 // A tensor of the dtype and on the device of another one.
 inline void check_kind(const char* op, const char* name, const at::Tensor& tensor, const char* like_name,
                        const at::Tensor& like) {

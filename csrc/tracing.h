@@ -1,6 +1,7 @@
 // What traces a call of this thread.
 #pragma once
 
+#include <ATen/TracerMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 namespace conv2d_ext {
@@ -17,5 +18,9 @@ inline bool traces_a_graph() {
 
 // The same, or whoever asks for shapes alone: tensors only have sizes.
 inline bool is_tracing() { return has_mode(c10::impl::TorchDispatchModeKey::FAKE) || traces_a_graph(); }
+
+// torch.jit.trace, which computes as well. It would keep the sizes of its example as constants, where code reckons with
+// them: such a call is recorded as one op, which runs with the trace.
+inline bool is_jit_tracing() { return at::tracer::impl::is_dispatch_enabled(); }
 
 }  // namespace conv2d_ext

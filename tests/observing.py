@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,16 +33,6 @@ class Recorder(TorchDispatchMode):
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and torch.equal(bits(first), bits(second))
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def assert_as_pytorch(call: Callable[[], Any]) -> None:

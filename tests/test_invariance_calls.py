@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from observing import assert_as_pytorch, same_bits, threads
+from observing import assert_as_pytorch, same_bits
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import conv2d_ext
+from conv2d_ext.testing import num_threads
 
 ops = torch.ops.conv2d_ext
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -180,7 +181,7 @@ class Sample:
     def results(self, examples: list[int], count: int = 1, *, mode: bool = True) -> list[Tensor]:
         """Without and with gradients: outputs, then the gradients, computed outside of the mode."""
         context = conv2d_ext.batch_invariant if mode else contextlib.nullcontext
-        with threads(count):
+        with num_threads(count):
             inputs = [self._take(tensor, examples) for tensor in self.batched]
             with torch.no_grad(), context():
                 found = [self.call.run(*inputs)]
@@ -419,7 +420,7 @@ class TestSum:
         assert result.shape == exact.shape
         assert ((result.double() - exact).abs() <= 4 * eps * scale).all()
         for count in (2, 3, 4):
-            with threads(count):
+            with num_threads(count):
                 assert same_bits(ops.sum(x, dims, False), result)
         if len(dims) == 1 and x.numel():
             strided = torch.stack((x, x), -1)[..., 0]
@@ -704,7 +705,7 @@ class TestAttention:
             with conv2d_ext.batch_invariant():
                 whole = run(8)
                 for batch, count in itertools.product((1, 3, 8), (1, 2, 4)):
-                    with threads(count):
+                    with num_threads(count):
                         for ours, all_of_them in zip(run(batch), whole, strict=True):
                             assert same_bits(ours, all_of_them[:batch])
         for ours, theirs in zip(whole, expected, strict=True):
@@ -772,7 +773,7 @@ def test_gradients_inside_of_the_context(run, dtype):
     batch = torch.randn(5, 20, 9, 9, generator=torch.Generator().manual_seed(0)).to(dtype)
 
     def gradient(inputs: Tensor, count: int) -> Tensor:
-        with threads(count), conv2d_ext.batch_invariant():
+        with num_threads(count), conv2d_ext.batch_invariant():
             leaf = inputs.clone().requires_grad_()
             output = run(leaf)
             return torch.autograd.grad(output, leaf, output.detach().cos())[0]
@@ -835,7 +836,7 @@ def test_what_indices_accumulate_is_the_same_in_every_run(run):
     values = torch.randn(60_000, 4)
 
     def result(count: int) -> Tensor:
-        with threads(count), conv2d_ext.batch_invariant():
+        with num_threads(count), conv2d_ext.batch_invariant():
             found = run(table, index, values)
             assert torch.get_num_threads() == count
             return found
@@ -866,7 +867,7 @@ def test_compiled_index_put(in_place, accumulate):
     torch._dynamo.reset()
     aot = aot_autograd(fw_compiler=backend)
     compiled = torch.compile(run, fullgraph=True, backend=aot)
-    with threads(2):
+    with num_threads(2):
         assert same_bits(compiled(table, index, values), run(table, index, values))
     targets = [str(node.target) for node in graphs[0].graph.nodes]
     assert any("eager_index_put" in target for target in targets) == accumulate
@@ -967,7 +968,7 @@ def test_additions_at_indices_that_a_thread_begins_with():
         with conv2d_ext.batch_invariant():
             found.append(torch.zeros(5).index_put((index,), values, accumulate=True))
 
-    with threads(4):
+    with num_threads(4):
         for _ in range(6):
             thread = threading.Thread(target=add)
             thread.start()
@@ -1008,7 +1009,7 @@ def test_weight_norm_follows_no_threads(dim, dtype):
     g, grad = torch.randn(size).to(dtype).requires_grad_(), torch.randn(64, 32, 3).to(dtype)
 
     def results(count: int) -> list[Tensor]:
-        with threads(count):
+        with num_threads(count):
             output = torch._weight_norm(v, g, dim)
             return [output.detach(), *torch.autograd.grad(output, (v, g), grad)]
 

@@ -19,6 +19,7 @@ import conv2d_ext  # noqa: F401
 
 ops = torch.ops.conv2d_ext
 X = (3, 4)
+SIZES = {"q": (2, 4, 5, 8), "k": (2, 2, 6, 8), "v": (2, 2, 6, 3), "grad": (2, 4, 5, 3)}
 
 
 def ones(size: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
@@ -32,8 +33,7 @@ def attention(
     **changed: Tensor,
 ) -> Any:
     """A call, or with `wanted` one of its gradients, of tensors that fit but for what is given."""
-    sizes = {"q": (2, 4, 5, 8), "k": (2, 2, 6, 8), "v": (2, 2, 6, 3), "grad": (2, 4, 5, 3)}
-    q, k, v, grad = (changed[n] if n in changed else ones(size) for n, size in sizes.items())
+    q, k, v, grad = (changed[n] if n in changed else ones(size) for n, size in SIZES.items())
     if wanted is None:
         return ops.attention(q, k, v, mask, False, 1.0, False)
     return ops.attention_grad(grad, q, k, v, mask, False, 1.0, False, list(wanted))
@@ -164,11 +164,10 @@ def test_refused(name, fake):
             call()
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "grad"])
+@pytest.mark.parametrize("name", SIZES)
 def test_devices_of_attention(name):
-    size = {"q": (2, 4, 5, 8), "k": (2, 2, 6, 8), "v": (2, 2, 6, 3), "grad": (2, 4, 5, 3)}[name]
     with pytest.raises(RuntimeError, match=r"expected .* on q's device"):
-        gradients(**{name: ones(size, device="meta")})
+        gradients(**{name: ones(SIZES[name], device="meta")})
 
 
 def test_devices_of_softmax_grad():

@@ -16,6 +16,7 @@ from conv2d_ext.testing import (
     float64_oracle,
     library_results,
     make_tensors,
+    num_threads,
 )
 
 pairs = st.tuples
@@ -112,13 +113,9 @@ def test_all_directions(problem, dtype, views, expanded, seed):
 )
 def test_bits_follow_neither_strides_nor_threads(problem, dtype, view, threads):
     tensors = make_tensors(problem, dtype)
-    before = torch.get_num_threads()
     expected = library_results(problem, tensors)
-    try:
-        torch.set_num_threads(threads)
+    with num_threads(threads):
         viewed = Tensors(*(t if t is None or t.dim() != 4 else VIEWS[view](t) for t in tensors))
         actual = library_results(problem, viewed)
-    finally:
-        torch.set_num_threads(before)
     for name, ours, theirs in zip(Results._fields, actual, expected, strict=True):
         assert (ours is None and theirs is None) or torch.equal(ours, theirs), name

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 import conv2d_ext
+from conv2d_ext.testing import num_threads
 
 from . import peer
 from .bits import require_same_bits
-from .calls import needs_padded_copy, threads
+from .calls import needs_padded_copy
 from .cases import Case, Operand, Violation, draw, lay_out, shape_of
 from .layers import (
     DATALESS,
@@ -241,7 +242,7 @@ def check_composition(case: Case) -> None:
         return
     if "freed" in kinds and any(map(_casts, layers)):
         return  # autocast's own copy of freed data may crash, before either library
-    with threads(case.threads):
+    with num_threads(case.threads):
         ours = _run(_composed(case, Library, layers), operands(case))
     with peer.calls():
         theirs = _run(_composed(case, Peer, layers), operands(case))
@@ -540,7 +541,7 @@ def _require_plain_bits(case: Case, results: list) -> None:
             elif layer["kind"] == "neg":
                 changed[i] = torch._neg_view(changed[i])
     plain = [t.resolve_conj().resolve_neg().contiguous().clone() for t in changed]
-    with threads(1):
+    with num_threads(1):
         expected = _body(case, Library)(*plain)
     for ours, theirs in zip(results, expected, strict=True):
         require_same_bits("bits of a plain call", _plain(ours), theirs, "the composition")

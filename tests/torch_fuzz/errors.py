@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import conv2d_ext
+from conv2d_ext.testing import num_threads
 
 from . import peer
 from .bits import require_same_bits
-from .calls import threads
 from .cases import Case, Violation, case_tensors, random_problem
 
 # F.conv2d's words, which this library keeps.
@@ -135,7 +135,7 @@ def _would_crash(arguments: dict[str, Any]) -> bool:
 
 def check_wrong(case: Case) -> None:
     arguments = _arguments(case)
-    with threads(case.threads):
+    with num_threads(case.threads):
         ours, our_error = _outcome(conv2d_ext.conv2d, arguments)
     if our_error is None and _would_crash(arguments):
         return

@@ -15,9 +15,9 @@ import torch.nn.utils.prune
 from torch import nn
 
 import conv2d_ext
+from conv2d_ext.testing import num_threads
 
 from . import peer
-from .calls import threads
 from .cases import Case, Violation, draw, random_problem
 from .compositions import _Outcome, compare_outcomes, forget_frames, require_close
 
@@ -162,7 +162,7 @@ def check_module(case: Case) -> None:
     pads = {case.options["padding_mode"], *assigned} != {"zeros"}
     if pads and ["script_frozen"] in case.options["changes"]:
         return  # PyTorch's own padding crashes in a frozen script
-    with threads(case.threads):
+    with num_threads(case.threads):
         ours = _run(case, conv2d_ext.Conv2d)
     with peer.calls():
         theirs = _run(case, nn.Conv2d)

@@ -9,10 +9,10 @@ import mmap
 import torch
 
 import conv2d_ext
-from conv2d_ext.testing import Problem, Results, Tensors
+from conv2d_ext.testing import Problem, Results, Tensors, num_threads
 
 from .bits import require_same_bits
-from .calls import library_results_of, needs_padded_copy, peer_forward, peer_results, threads
+from .calls import library_results_of, needs_padded_copy, peer_forward, peer_results
 from .cases import Case, Violation, case_tensors, lay_out, shape_of
 from .values import require_values
 
@@ -27,7 +27,7 @@ DIRECTIONS = Results._fields
 def check_plain(case: Case) -> None:
     named = case_tensors(case)
     plain = Tensors(*named.values())
-    with threads(1):
+    with num_threads(1):
         base = library_results_of(case, case.problem, plain)
     for name, result in zip(DIRECTIONS, base, strict=True):
         if result is not None:
@@ -39,7 +39,7 @@ def check_plain(case: Case) -> None:
             for name, tensor in named.items()
         )
     )
-    with threads(case.threads):
+    with num_threads(case.threads):
         other = library_results_of(case, case.problem, laid_out)
         for name, ours, expected in zip(DIRECTIONS, other, base, strict=True):
             if expected is not None:
