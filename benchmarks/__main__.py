@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from benchmarks.measure import Plan
 from benchmarks.models import MODELS, ModelBlock
 from benchmarks.quiet import Monitor
 from benchmarks.report import print_document, print_files
-from benchmarks.results import Document
+from benchmarks.results import PYTHON, Document
 from benchmarks.roofline import Roofline
 from benchmarks.runner import Block, Limits, run_blocks
 
@@ -138,9 +139,11 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
         "--lists", nargs="+", choices=problems.LISTS, metavar="LIST",
         help=f"of {', '.join(problems.LISTS)} (default: the networks and the post)",
     )  # fmt: skip
-    parser.add_argument("--filter", default="", metavar="REGEX", help="of the problems' names")
     parser.add_argument(
-        "--batch", type=int, nargs="+", metavar="N", help="batch sizes (default: 1 8)"
+        "--filter", type=_pattern, default="", metavar="REGEX", help="of the problems' names"
+    )
+    parser.add_argument(
+        "--batch", type=_count, nargs="+", metavar="N", help="batch sizes (default: 1 8)"
     )
     parser.add_argument(
         "--dtypes", nargs="+", choices=DTYPES, default=["float32"], help="(default: float32)"
@@ -158,7 +161,7 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
 def _add_models(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_models, kind="models")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--batch", type=int, nargs="+", metavar="N", default=[1, 8])
+    parser.add_argument("--batch", type=_count, nargs="+", metavar="N", default=[1, 8])
     _add_common(parser)
 
 
@@ -238,7 +241,11 @@ def _run(blocks: Sequence[Block], arguments: argparse.Namespace) -> int:
         machine.force_isa(arguments.isa)
     console = _console()
     kept = not arguments.malloc_defaults and machine.keep_freed_memory()
-    description = machine.describe(kept)
+    try:
+        description = machine.describe(kept)
+    except RuntimeError as error:  # an instruction set that this CPU lacks
+        print(f"python -m benchmarks: {error}", file=sys.stderr)
+        return 2
     monitor = Monitor(arguments.threads, foreign_cpus=arguments.foreign_cpus)
     quiet: dict[str, object] = {"load_average_at_start": os.getloadavg()}
     quiet["at_start"] = monitor.calibrate()
@@ -252,7 +259,8 @@ def _run(blocks: Sequence[Block], arguments: argparse.Namespace) -> int:
         return DISTURBED
     dtypes = [DTYPES[name] for name in getattr(arguments, "dtypes", ["float32"])]
     roofline = Roofline(arguments.threads, dtypes)
-    limits = Limits(arguments.case_seconds, arguments.seconds, arguments.attempts, Plan(0.0))
+    plan = Plan(0.0, references=frozenset({PYTHON}))
+    limits = Limits(arguments.case_seconds, arguments.seconds, arguments.attempts, plan)
 
     results, left_out = _with_progress(
         blocks, lambda advance: run_blocks(blocks, limits, monitor, roofline, advance)
@@ -325,6 +333,13 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     documents = arguments.before, arguments.after
     differences = compare(*documents, relative_to=arguments.relative_to)
+    if not differences:
+        print(
+            "python -m benchmarks compare: the runs have no case in common that was measured "
+            "undisturbed in both",
+            file=sys.stderr,
+        )
+        return 2
     print_comparison(_console(), *documents, differences, arguments.threshold)
     verdicts = {difference.verdict(arguments.threshold) for difference in differences}
     return SLOWER if "slower" in verdicts else 0
@@ -349,6 +364,21 @@ def _document(text: str) -> Document:
         return Document.read(Path(text))
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    value = int(text)  # argparse turns its ValueError into an error of the argument
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: not a number from 1 on")
+    return value
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text}: not a regular expression: {error}") from None
+    return text
 
 
 def _positive(text: str) -> float:

@@ -21,7 +21,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import bits
@@ -104,7 +104,8 @@ REASONS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 where a measurement found something wrong; 2 for bad arguments."""
+    """Exit status: 0; 1 where a measurement found something wrong; 2 for bad arguments; 3 where the
+    machine is too busy to begin."""
     parser = argparse.ArgumentParser(
         prog=COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -233,29 +234,53 @@ def speed_table(document: Document, directions: Sequence[str] = ()) -> list[str]
     head = ["layers", *(f"{pair[2]}, {d.replace('+', ' + ')}" for d, pair in columns)]
     lines = [_line(head), _rule(head)]
     for title, classes in _class_rows(document.usable):
-        cases = [result for result in document.usable if result.layer_class in classes]
-        lines.append(_line([title, *_speeds(cases, columns)]))
+        cases = [result for result in document.results if result.layer_class in classes]
+        lines.append(_line([title, *_speeds(document, cases, columns)]))
     return lines
 
 
 def _speeds(
-    cases: Sequence[Result], columns: Sequence[tuple[str, tuple[str, str, str]]]
+    document: Document,
+    cases: Sequence[Result],
+    columns: Sequence[tuple[str, tuple[str, str, str]]],
 ) -> list[str]:
     """A cell for each direction and pair of contestants."""
     return [
-        _means([case for case in cases if case.direction == direction], ours, peer)
+        _means(document, [case for case in cases if case.direction == direction], ours, peer)
         for direction, (ours, peer, _) in columns
     ]
 
 
-def _means(cases: Sequence[Result], ours: str, peer: str) -> str:
+def _means(document: Document, cases: Sequence[Result], ours: str, peer: str) -> str:
     """Of the speed over `peer`, for each number of threads; in brackets the slowest case."""
-    means = [
-        f"{geomean(ratios):.2f}"
-        for threads in sorted(distinct(cases, "threads"))
-        if (ratios := speedups([c for c in cases if c.threads == threads], ours, peer))
-    ]
-    return f"{', '.join(means)} ({min(speedups(cases, ours, peer)):.2f})" if means else ""
+    usable = [case for case in cases if document.shows(case)]
+    ratios = speedups(usable, ours, peer)
+    if not ratios:
+        return ""
+    means = _of_each_thread_count(
+        document,
+        cases,
+        lambda case: case.speedup(ours, peer),
+        lambda found: f"{geomean(found):.2f}",
+    )
+    return f"{means} ({min(ratios):.2f})"
+
+
+def _of_each_thread_count(
+    document: Document,
+    cases: Sequence[Result],
+    value: Callable[[Result], float | None],
+    summary: Callable[[list[float]], str],
+) -> str:
+    """The summary of the cases' values on one thread, on two, ...; a dash where most of them were
+    disturbed, so that the rest speaks of other layers."""
+    cells = []
+    for threads in sorted(distinct(cases, "threads")):
+        of_count = [case for case in cases if case.threads == threads and value(case) is not None]
+        found = [value(case) for case in of_count if document.shows(case)]
+        enough = found and 2 * len(found) >= len(of_count)
+        cells.append(summary(found) if enough else "–")
+    return ", ".join(cells)
 
 
 def share_section(document: Document) -> list[str]:
@@ -274,19 +299,23 @@ def share_section(document: Document) -> list[str]:
     low: list[str] = []
     for title, classes in _class_rows(document.usable):
         for direction in directions_of(document.usable):
-            cases = [
+            timed = [
                 r
-                for r in document.usable
+                for r in document.results
                 if r.layer_class in classes and r.direction == direction and r.roof
             ]
+            cases = [case for case in timed if document.shows(case)]
             if not cases:
                 continue
             by_peak = sum(_is_bound_by_peak(document, case) for case in cases)
             cells = [title, direction.replace("+", " + "), f"{by_peak}, {len(cases) - by_peak}"]
             for ours, peer, _ in PAIRS:
-                mine, theirs = _shares(cases, ours), _shares(cases, peer)
-                cells.append(f"{_percent(mine)} ({_percent(theirs)})")
-                if min(mine) < FAIR_SHARE and len(classes) == 1 and classes[0] not in low:
+                cells.append(f"{_shares(document, timed, ours)} ({_shares(document, timed, peer)})")
+                if (
+                    _least_share(cases, ours) < FAIR_SHARE
+                    and len(classes) == 1
+                    and classes[0] not in low
+                ):
                     low.append(classes[0])
             lines.append(_line(cells))
     if low:
@@ -308,22 +337,23 @@ def _is_bound_by_peak(document: Document, case: Result) -> bool:
     return case.roof >= min(peaks.values()) * (1 - 1e-9)
 
 
-def _shares(cases: Sequence[Result], contestant: str) -> list[float]:
+def _shares(document: Document, cases: Sequence[Result], contestant: str) -> str:
     """The median for each number of threads."""
-    found = []
-    for threads in sorted(distinct(cases, "threads")):
-        shares = [
-            share
-            for case in cases
-            if case.threads == threads and (share := case.roofline_share(contestant)) is not None
-        ]
-        if shares:
-            found.append(statistics.median(shares))
-    return found
+    return _of_each_thread_count(
+        document,
+        cases,
+        lambda case: case.roofline_share(contestant),
+        lambda found: f"{statistics.median(found):.0%}",
+    )
 
 
-def _percent(shares: Sequence[float]) -> str:
-    return ", ".join(f"{share:.0%}" for share in shares)
+def _least_share(cases: Sequence[Result], contestant: str) -> float:
+    """The least of these medians."""
+    by_threads: dict[int, list[float]] = {}
+    for case in cases:
+        if (share := case.roofline_share(contestant)) is not None:
+            by_threads.setdefault(case.threads, []).append(share)
+    return min(statistics.median(shares) for shares in by_threads.values())
 
 
 def _class_rows(results: Sequence[Result]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -341,11 +371,11 @@ def _speed_caption(document: Document, wanted: str = "", above: dict | None = No
     dtypes = " and ".join(distinct(document.usable, "dtype"))
     layers = _layers((r.name for r in document.usable), wanted)
     machine = _machine_line(document.machine)
-    if above is not None and machine == _machine_line(above):
+    if above is not None and machine.rstrip("+.") == _machine_line(above).rstrip("+."):
         machine = "The machine above."
     return (
         f"Speedup over `F.conv2d` in the same format: geometric means, 1 thread and 2 "
-        f"(slowest layer). {layers}, {dtypes}, batch 1. "
+        f"(slowest layer; –: most disturbed). {layers}, {dtypes}, batch 1. "
         f"{machine}{_disturbed_line(document)}"
     )
 
@@ -387,14 +417,16 @@ def _machine_line(machine: dict) -> str:
 
 
 def _commit(machine: dict) -> str:
-    return (machine["versions"]["revision"] or "?")[:9]
+    """Its first digits, with + where files differed from it."""
+    revision = machine["versions"]["revision"] or "?"
+    return revision[:9] + "+" * revision.endswith("+")
 
 
 def _disturbed_line(document: Document) -> str:
     if not document.disturbed:
         return ""
     shown = "shown and marked" if document.settings.get("allow_disturbed") else "left out"
-    return f" Disturbed and {shown}: {len(document.disturbed)} of {len(document.results)} cases."
+    return f" Disturbed, {shown}: {len(document.disturbed)} of {len(document.results)} cases."
 
 
 def _layers_section(document: Document) -> list[str]:
@@ -453,8 +485,8 @@ def _amx_section(document: Document) -> list[str]:
 
 
 def _last_row(document: Document, direction: str) -> str:
-    cases = [result for result in document.usable if result.layer_class in DENSE_CLASSES]
-    return ", ".join(_speeds(cases, [(direction, pair) for pair in PAIRS]))
+    cases = [result for result in document.results if result.layer_class in DENSE_CLASSES]
+    return ", ".join(_speeds(document, cases, [(direction, pair) for pair in PAIRS]))
 
 
 def _backward_line(document: Document) -> str:
@@ -536,7 +568,8 @@ def _memory_section(document: dict) -> list[str]:
 
 def _bits_section(document: dict) -> list[str]:
     lines = ["## What bits follow", "", *bits.table(document), "", _bits_caption(document)]
-    lines += ["", "By size of the picture, an output or a gradient differs in:", ""]
+    lines += ["", "Weight gradients sum over the batch: that row leaves them out.", ""]
+    lines += ["By size of the picture, an output or a gradient differs in:", ""]
     head = ["", "layers", *(f"{name}: {axis}" for name in ("F.conv2d",) for axis in bits.AXES)]
     lines += [_line(head), _rule(head)]
     for title, wanted in (("224 × 224", False), ("64 × 64", True)):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What is to be known of a GPU, the most telling first, in three calls of at most nine minutes each. Each is useful
+# What is to be known of a GPU, the most telling first, in three calls of BUDGET seconds (530) each. Each is useful
 # alone, and none downloads anything or needs more than PyTorch's own environment, a compiler and the toolkit.
 #
 #   benchmarks/gpu_check.sh first    builds; checks each dtype, direction and format; times the post's problem and a few

@@ -179,7 +179,9 @@ def revision() -> str | None:
         ).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        # Files that earlier measurements wrote change nothing that is measured.
+        written = [f":(top,exclude){path}" for path in ("benchmarks/results", "docs", "README.md")]
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", *written)
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import random
 import resource
 import statistics
 import time
@@ -21,11 +22,12 @@ class Plan:
     """How long to measure one case."""
 
     budget_s: float  # for all rounds together; the fewest rounds are measured whatever they take
-    fewest_rounds: int = 5
+    fewest_rounds: int = 8  # so that two runs can differ by more than chance (compare)
     most_rounds: int = 30
     round_s: float = 2e-3  # calls shorter than this are repeated within a round
-    # A contestant this much slower than the median one is measured in slow_rounds rounds alone: it
-    # would take the time of all others, and its exact figure matters little.
+    # Those of them that are this much slower than the median contestant are measured in slow_rounds
+    # rounds alone: they would take the time of all others, and no mean is made of their figures.
+    references: frozenset[str] = frozenset()
     slow: float = 4.0
     slow_rounds: int = 3
 
@@ -35,7 +37,8 @@ def measure(
 ) -> dict[str, Timing]:
     """Each contestant's seconds a call, round by round.
 
-    The results of a call are freed before the next one, so every call allocates its own.
+    The results of a call are freed before the next one, so every call allocates its own. Each round
+    has an order of its own, the same in every run: nobody always follows the same one.
     """
     names = list(calls)
     seconds = {name: _warm_up(calls[name], plan.round_s, clock) for name in names}
@@ -46,9 +49,9 @@ def measure(
     gc_was_enabled = gc.isenabled()
     gc.disable()
     try:
+        orders = random.Random(0)
         for number in range(max(rounds.values())):
-            for turn in range(len(names)):
-                name = names[(turn + number) % len(names)]  # none is always first
+            for name in orders.sample(names, len(names)):
                 if number < rounds[name]:
                     _measure_turn(calls[name], timings[name], clock)
     finally:
@@ -62,7 +65,7 @@ def measure(
 def plan_rounds(turn_s: Mapping[str, float], plan: Plan) -> dict[str, int]:
     """The number of rounds of each contestant, whose turn in one takes so many seconds."""
     limit = plan.slow * statistics.median(turn_s.values())
-    slow = {name for name, seconds in turn_s.items() if seconds > limit}
+    slow = {name for name in plan.references & turn_s.keys() if turn_s[name] > limit}
     spent = plan.slow_rounds * sum(turn_s[name] for name in slow)
     round_s = sum(seconds for name, seconds in turn_s.items() if name not in slow)
     most = int((plan.budget_s - spent) / round_s)

@@ -104,7 +104,7 @@ def measure_all(sizes: Sequence[int] = SIZES, console: Console | None = None) ->
     return {
         "machine": {
             **machine.describe(freed_memory_is_kept=False),
-            "command": ["python", "-m", "benchmarks.memory"],
+            "command": ["python", "-m", "benchmarks.memory", *sys.argv[1:]],
         },
         "layer": f"{CHANNELS} to {CHANNELS} channels, 3 x 3, padding 1, batch 1, float32",
         "threads": THREADS,

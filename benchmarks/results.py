@@ -96,10 +96,12 @@ class Document:
 
     @property
     def usable(self) -> list[Result]:
-        """What tables and pictures show: not what was disturbed, unless that was allowed."""
-        if self.settings.get("allow_disturbed"):
-            return self.results
-        return [result for result in self.results if not result.disturbed]
+        """What tables and pictures show."""
+        return [result for result in self.results if self.shows(result)]
+
+    def shows(self, result: Result) -> bool:
+        """Not what was disturbed, unless that was allowed."""
+        return not result.disturbed or bool(self.settings.get("allow_disturbed"))
 
     @property
     def disturbed(self) -> list[Result]:

@@ -111,7 +111,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
-    parser.add_argument("--directions", nargs="+", default=["forward", "grad_input"])
+    directions = ["forward", "grad_input"]
+    parser.add_argument("--directions", nargs="+", choices=directions, default=directions)
     parser.add_argument("--models", nargs="*", default=["resnet18", "vgg16"])
     parser.add_argument("--seconds", type=float, default=2.0, help="for each case")
     parser.add_argument(

@@ -33,17 +33,18 @@ def disable_batch_invariant() -> None: ...
 def is_batch_invariant() -> bool: ...  # in this thread
 def is_enabled_in_process() -> bool: ...  # in the process
 def settle_recorded_results(  # strides and types of what a recorded call returns
-    name: str, arguments: Sequence[Tensor | None], results: Sequence[Tensor | None]
+    name: str, arguments: Sequence[Tensor | None], results: Sequence[Tensor | None], /
 ) -> list[Tensor | None]: ...
 def leave_traced_contexts() -> None: ...  # those that a failed trace left behind
 def use_winograd_setting(  # whose `allowed` says what calls may do; before it is set: first
-    setting: object, first: bool
+    setting: object, first: bool, /
 ) -> None: ...
 def swap_invariance_state(
     contexts: int,  # that this thread is in
     traced: int,  # contexts of a function that it is tracing
     joined: bool,  # it follows the process
     kept_out: bool,  # it does not
+    /,
 ) -> tuple[int, int, bool, bool]: ...  # what they were
 def conv1d(
     input: Tensor,
@@ -114,6 +115,7 @@ def takes_convolution(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
+    /,
 ) -> bool: ...
 def convolution(
     input: Tensor,
@@ -125,6 +127,7 @@ def convolution(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
+    /,
 ) -> Tensor: ...
 def build_config() -> _BuildConfig: ...
 def float32_math_on_cuda() -> str: ...  # "tf32" or "ieee"; in builds with CUDA

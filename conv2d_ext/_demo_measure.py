@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import math
 import multiprocessing
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -137,8 +138,8 @@ class Contest:
             self._repeats = [math.ceil(self._plan.call_s / _shortest(t)) for t in self._timers]
         if done >= 3 and time.perf_counter() - self._start > self._plan.limit_s:
             return
-        for turn in range(len(self._timers)):
-            which = (turn + done) % len(self._timers)  # none is always first
+        count = len(self._timers)
+        for which in random.Random(done).sample(range(count), count):  # in each round another order
             measured = self._timers[which].timeit(self._repeats[which])
             self._figures[which].rounds_s.append(measured.mean)
 

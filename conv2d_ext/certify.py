@@ -85,10 +85,11 @@ def certify(
     batch_sizes: beside the example alone, which is the reference.
     places: in the largest batch, beside the reference 0; by default 1, the middle and the last.
     threads: the first is the reference.
-    runs: how often the same run is repeated.
+    runs: of the same inputs, in all; 1 leaves repeated runs out.
     gradients: False leaves the input gradients out.
     modes: "F.*", "batch_invariant" or both; the last one decides.
     require: "format" makes the memory format decide, too.
+    seed: of the other rows' values, and of the model's own random numbers.
     against: a file that `Certificate.to_json` wrote, on another machine: digests are compared.
     progress: shown on stderr; None: only on a terminal.
 

@@ -264,7 +264,8 @@ class DirectionExplanation:
     tile_cols: int
     tile_images: int
     #: the number of accumulation chains of a sum over K, each summed from zero. They are added in
-    #: order, long sums chunk by chunk (docs/design.md). (On CUDA a segment has several chains.)
+    #: order, long sums chunk by chunk (docs/design.md). (On CUDA a segment of a weight
+    #: gradient, or of a direct kernel, has several chains.)
     k_segments: int
     #: products of the longest chain
     k_segment_length: int

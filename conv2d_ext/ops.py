@@ -47,7 +47,8 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
         torch.softmax, or with log torch.log_softmax.
     softmax_grad(grad_output, output, dim, log) -> grad_input
         These on the CPU, for float32, float64, bfloat16 and float16, in an order that the
-        position along the reduced dimensions fixes. Several dimensions are reduced as they follow
+        position along the reduced dimensions fixes. No dimension, [], is none to reduce, where
+        torch.sum takes all. Several dimensions are reduced as they follow
         one another in memory: x.sum((2, 3)) of a transposed image has other bits.
         NotImplementedError for other dtypes, IndexError for dimensions that the input lacks,
         RuntimeError for one that is named twice and for gradients that don't fit.
@@ -59,7 +60,8 @@ And made of these, with PyTorch's arguments but for conv1d's padding, (left, rig
     attention_grad(grad_output, q, k, v, mask, causal, scale, fused_layout, wanted) -> gradients
         Of q, k, v and the mask; those that are not wanted have no elements. Both on the CPU, in the
         same dtypes, with memory that grows with S beyond the results'. fused_layout: strides are
-        those of PyTorch's fused kernel, else those of its sequence of products.
+        those of PyTorch's fused kernel, else those of its sequence of products. NotImplementedError
+        for other dtypes, RuntimeError for sizes and devices that don't fit and for empty tensors.
 
 `conv2d_ext.conv2d` is the friendlier way to call the first, and says which dtypes they take and
 which errors they raise.

@@ -344,7 +344,7 @@ const char* name_of(cuda::Engine engine) {
     case cuda::Engine::kImplicitGemm:
       return "implicit GEMM";
     case cuda::Engine::kDirect:
-      return "direct, a thread computes whole sums";
+      return "direct, threads add what they multiply";
   }
   return "";
 }
@@ -397,6 +397,15 @@ py::dict explain_on_cuda(const Conv2dProblem& p, const Tensor& input, const Tens
 
 #endif
 
+#if defined(CONV2D_EXT_WITH_CUDA)
+cuda::Machine described_gpu(const std::pair<int, int>& gpu) {
+  TORCH_CHECK_VALUE(gpu.first > 0 && gpu.second >= 0,
+                    "explain: gpu: wanted (number of SMs, bytes of shared memory of a CTA), got (", gpu.first, ", ",
+                    gpu.second, ")");
+  return cuda::with_wants({gpu.first, gpu.second});
+}
+#endif
+
 // padding: (top, bottom, left, right). gpu: (SM count, bytes of shared memory a CTA may have) describes a GPU that need
 // not be there, for which the call is explained whatever the tensors' device.
 py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -410,8 +419,7 @@ py::dict explain(const Tensor& input, const Tensor& weight, const std::optional<
   if (problem.in_channels != 0) {
 #if defined(CONV2D_EXT_WITH_CUDA)
     if (gpu.has_value() || input.is_cuda()) {
-      const auto machine =
-          gpu.has_value() ? cuda::with_wants({gpu->first, gpu->second}) : cuda::machine_of(input.device().index());
+      const auto machine = gpu.has_value() ? described_gpu(*gpu) : cuda::machine_of(input.device().index());
       result = explain_on_cuda(problem, input, weight, output_is_channels_last(input, weight), cuda::float32_math(),
                                machine);
     } else
@@ -436,8 +444,7 @@ py::object explain_matmul(const Tensor& mat1, const Tensor& mat2, const std::opt
   const MatrixView result{nullptr, size.m * size.n, size.n, 1};
 #if defined(CONV2D_EXT_WITH_CUDA)
   if (gpu.has_value() || mat1.is_cuda()) {
-    const auto machine =
-        gpu.has_value() ? cuda::with_wants({gpu->first, gpu->second}) : cuda::machine_of(mat1.device().index());
+    const auto machine = gpu.has_value() ? described_gpu(*gpu) : cuda::machine_of(mat1.device().index());
     return describe(
         cuda::plan_matmul(size, dtype, cuda::float32_matmul_math(), unread(mat1), unread(mat2), result, machine));
   }
@@ -507,7 +514,7 @@ py::dict build_config() {
 
 PYBIND11_MODULE(_C, m) {
   using namespace conv2d_ext;
-  m.doc() = "Implementation of a forward pass of conv2d in C++";
+  m.doc() = "The implementation of conv2d_ext in C++; conv2d_ext itself is what to use.";
   const auto name = py::str("conv2d_ext._C");
   for (PyMethodDef& method : methods) {
     m.add_object(method.ml_name,

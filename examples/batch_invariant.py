@@ -94,13 +94,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=96, help="pixels a side (default: 96)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and other images")
     parser.add_argument(
-        "--output", type=Path, default=Path("batch_invariant.png"), help="the picture"
+        "--output", type=Path, help="the picture (default: outputs/batch_invariant.png)"
     )
     arguments = parser.parse_args()
     if arguments.model not in torchvision.models.list_models(module=torchvision.models):
         parser.error(f"--model: torchvision has no classifier '{arguments.model}'")
     if not 32 <= arguments.size <= 1024:
         parser.error(f"--size: wanted 32 to 1024 pixels, got {arguments.size}")
+    if arguments.output is None:
+        arguments.output = Path("outputs/batch_invariant.png")
+        arguments.output.parent.mkdir(exist_ok=True)
     if not arguments.output.resolve().parent.is_dir():
         parser.error(f"--output: there is no folder '{arguments.output.parent}'")
     return arguments
@@ -112,6 +115,14 @@ def main() -> int:
     torch.manual_seed(arguments.seed)
     model = torchvision.models.get_model(arguments.model, weights=None).eval()
     image = photograph(arguments.size)
+    try:
+        with torch.inference_mode():
+            model(image[None])
+    except (AssertionError, RuntimeError) as error:
+        console.print(
+            f"--model {arguments.model} takes no images of {arguments.size} pixels: {error}"
+        )
+        return 2
     plain = answers(model, image, invariant=False, seed=arguments.seed)
     mode = answers(model, image, invariant=True, seed=arguments.seed)
     print_table(console, plain, mode)

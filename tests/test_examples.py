@@ -261,7 +261,7 @@ class TestBatchInvariant:
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("same bits") >= 10
         assert "OTHER BITS" not in done.stdout
-        with Image.open(tmp_path / "batch_invariant.png") as picture:
+        with Image.open(tmp_path / "outputs" / "batch_invariant.png") as picture:
             assert picture.size[0] > 500
 
     @pytest.mark.parametrize(

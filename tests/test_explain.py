@@ -286,6 +286,27 @@ def test_one_channel_is_stored_as_it_is_summed(filters, dtype):
         assert getattr(planar, name).engine == "implicit GEMM, vectors over pixels"
 
 
+@pytest.mark.parametrize(
+    ("groups", "channels", "filters", "width"),
+    [(1, 64, 12, 14), (1, 64, 8, 8), (14, 24, 24, 14), (8, 40, 40, 14), (8, 24, 24, 16)],
+)
+def test_rows_shorter_than_a_vector(groups, channels, filters, width):
+    """Over their pixels a panel has one vector, whose sums are too few to keep the FMA units busy.
+    Rows of several vectors do better than few channels."""
+    isa = conv2d_ext.build_config()["isa"]
+    if not isa.startswith(("avx512", "amx")):
+        pytest.skip("other vectors have other lengths")
+    problem = Problem(
+        "", 2, groups * channels, (14, width), groups * filters, (3, 3), (1, 1), (1, 1)
+    )
+    problem = dataclasses.replace(problem, groups=groups)
+    assert _explain(problem).forward.engine != "implicit GEMM, vectors over pixels"
+    wide = dataclasses.replace(problem, in_size=(14, 4 * 16))
+    few = dataclasses.replace(wide, out_channels=groups * 4)
+    if groups == 1:
+        assert _explain(few).forward.engine == "implicit GEMM, vectors over pixels"
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_smaller_operand_of_a_weight_gradient_is_packed(dtype, stride):

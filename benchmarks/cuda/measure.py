@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -123,10 +124,9 @@ class Gpu:
                 graph = self._capture(call, repeats)
             graph.replay()
             graphs[name] = graph, repeats
-        names = list(graphs)
-        for number in range(plan.rounds):
-            for turn in range(len(names)):
-                name = names[(turn + number) % len(names)]  # none is always first
+        names, orders = list(graphs), random.Random(0)
+        for _ in range(plan.rounds):
+            for name in orders.sample(names, len(names)):  # none always follows the same one
                 graph, repeats = graphs[name]
                 figures[name].graph_s.append(self._between_events(graph.replay) / repeats)
         for graph, _ in graphs.values():

@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=_DTYPES[:4], default="float32", help="of inputs and model")
     add("--batch", type=_ints, default=(1, 2, 3, 5, 8, 16), metavar="1,2,3", help="batch sizes")
     add("--threads", type=_ints, default=(1, 2, 3, 4), metavar="1,2", help="numbers of threads")
-    add("--runs", type=int, default=3, metavar="N", help="how often a run is repeated")
+    add("--runs", type=int, default=3, metavar="N", help="runs of the same inputs, in all")
     add("--seed", type=int, default=0, metavar="N", help="of random weights and inputs")
     add("--json", type=Path, metavar="FILE", help="save the certificate, for --against")
     add("--markdown", type=Path, metavar="FILE", help="save the certificate as a page")

@@ -181,7 +181,9 @@ class Certificate:
     model: str
     """The model's class."""
     passed: bool
-    """Under the last of `modes`, the bits are equal along every axis in `require`."""
+    """Under the last of `modes`, no axis in `require` failed: its bits are equal, or it was left
+    out, or they first differ after a call that computes its examples together, such as batch norm
+    in training."""
     require: tuple[str, ...]
     modes: dict[str, Mode]
     """By name: "F.*", PyTorch alone, and "batch_invariant"."""

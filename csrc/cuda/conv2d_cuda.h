@@ -27,7 +27,7 @@ enum class Float32Math : int { kIeee, kTF32 };
 enum class Engine : int {
   kNothing,       // an empty result, or one of zeros
   kImplicitGemm,  // tiles of a GEMM whose columns are loaded from where they lie
-  kDirect,        // few channels a group: one thread computes whole sums
+  kDirect,        // few channels a group: without tiles of a GEMM
 };
 
 // What the mapping to the machine may read. It changes no bit of a result.

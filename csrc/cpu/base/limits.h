@@ -54,8 +54,8 @@ CONV2D_LIMIT kGatheredTileBytes = 2000 * 1024;
 // Of several chunks of K there are three C tiles: a chunk's sum, and the total and what that lost. The latter two are
 // touched once a chunk, so only the first has to stay in L2.
 CONV2D_LIMIT kChunkedTileBytes = 512 * 1024;
-// From so many bytes on, moved from and to memory, L3 is taken not to hold source and result. Results of sums of up to
-// so many products are then prefetched.
+// From so many bytes on, moved from and to memory, L3 is taken not to hold source and result; a large one from a third
+// of its size on. Results of sums of up to so many products are then prefetched.
 CONV2D_LIMIT kMovedBytes = 24 * 1024 * 1024;
 CONV2D_LIMIT kMovedDepth = 48;
 // From so many bytes on a source that a thread reads is taken not to fit L2.

@@ -75,12 +75,13 @@ struct ConvCall {
 
   // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
   // pixels far apart a segment reads a few lines of each, every time from other pages; with many result channels a
-  // dense copy is then faster.
+  // dense copy is then faster, with more of them where L2 holds what segments come back to.
   bool source_is_patch() const {
-    constexpr int64_t kFarApart = 2048, kLeastChannels = 128;
+    constexpr int64_t kFarApart = 2048, kLargeL2Bytes = 2048 * 1024;
+    const int64_t least_channels = l2_bytes() >= kLargeL2Bytes ? 256 : 128;
     if (G || gemm.taps() != 1 || gemm.missing != 0 || order != PatchOrder::kChannelInner) return false;
     const bool far_apart = saturating_mul(gemm.source_col, gemm.axis_w.step, int64_t(sizeof(S))) >= kFarApart;
-    if (kPerStep == 1 && far_apart && gemm.m >= kLeastChannels) return false;
+    if (kPerStep == 1 && far_apart && gemm.m >= least_channels) return false;
     const bool inside = meets_no_padding(gemm);
     if constexpr (kPerStep > 1) {
       return inside && gemm.source_n % kPerStep == 0 && gemm.source_row % kPerStep == 0 &&
@@ -89,7 +90,8 @@ struct ConvCall {
     return inside && std::is_same_v<S, Operand<T>>;
   }
 
-  // A source of dense pixels that comes from beyond L2, or with pairs, whose sums take half the time, from memory.
+  // A source of dense pixels that comes from beyond L2, or from memory: with pairs, whose sums take half the time, and
+  // where L3 answers late.
   // (Sums that wait in scratch are stored in bursts, which these prefetches would delay.)
   bool waits_for_source(int num_threads) const {
     const bool dense =
@@ -100,7 +102,8 @@ struct ConvCall {
     const int64_t least = kTakesPairs<T> ? limits::tiling::kStreamedPairSourceBytes : limits::tiling::kStreamedBytes;
     const bool stores =
         kRoundsSums ? pixel_bytes >= limits::tiling::kLeastPairPixelBytes : kStoresSums && gemm.m % kLeastLanes == 0;
-    return stores && dense && meets_all && gemm.destination_m == 1 && tiling.one_block &&
+    const bool late = !kTakesPairs<T> && has_socket_l3() && !exceeds_l3(moved_bytes(gemm, pixel_bytes, sizeof(S)));
+    return stores && dense && meets_all && gemm.destination_m == 1 && tiling.one_block && !late &&
            source_streams(gemm, pixel_bytes, num_threads, least);
   }
 
@@ -111,9 +114,8 @@ struct ConvCall {
     constexpr int64_t kFarApart = 1024 / sizeof(S);
     const int64_t pixel_bytes = saturating_mul(gemm.groups, gemm.single_channels(), int64_t(sizeof(S)));
     return !G && stores_pixels() &&
-           (gemm.destination_col >= kFarApart ||
-            (gemm.single_channels() * gemm.taps() <= limits::tiling::kMovedDepth &&
-             moved_bytes(gemm, pixel_bytes, sizeof(S)) >= limits::tiling::kMovedBytes));
+           (gemm.destination_col >= kFarApart || (gemm.single_channels() * gemm.taps() <= limits::tiling::kMovedDepth &&
+                                                  exceeds_l3(moved_bytes(gemm, pixel_bytes, sizeof(S)))));
   }
 
   // Whether a pixel's result channels lie side by side.

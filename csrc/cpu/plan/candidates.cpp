@@ -1,5 +1,7 @@
 #include "candidates.h"
 
+#include <algorithm>
+
 #include "../base/limits.h"
 #include "tile_depthwise.h"
 #include "tile_pixels.h"
@@ -122,7 +124,9 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
   if (goes_by_columns(g, block_k(g, vector.limits), vector, size_of(dtype))) return nullptr;
   const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
   const bool pointwise = g.taps() == 1;
-  const double over_pixels = filled(pointwise ? g.rows * g.cols : g.cols);
+  const int64_t run = pointwise ? g.rows * g.cols : g.cols, rows = cut_panels(g.m, pixel_rows(vector)).size(0);
+  const int64_t sums = rows * min64(pixel_panel_vectors(rows, vector), div_up(run, vector.lanes));
+  const double over_pixels = filled(run) * std::min(1.0, double(sums) / double(kSumsInFlight));
   const int64_t parts = vector.halves_pay && !pointwise ? 2 : 1;
   const double over_channels = double(parts * g.m) / double(round_up(parts * g.m, vector.lanes));
   const char* const kDearer = "vectors over result channels are estimated to be faster";

@@ -54,7 +54,7 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   t.in_place =
       reads_in_place(gemm, block_k(gemm, vector.limits).chain, widens) && !crowds_sets(gemm, vector, storage_size);
   const int64_t pixel_size = saturating_mul(gemm.groups, storage_size);
-  t.streams = t.in_place && moved_bytes(gemm, pixel_size, storage_size) >= limits::tiling::kMovedBytes &&
+  t.streams = t.in_place && exceeds_l3(moved_bytes(gemm, pixel_size, storage_size)) &&
               source_streams(gemm, pixel_size, num_threads, limits::tiling::kStreamedBytes);
   const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them
   const int64_t block_bytes = vector.lanes * vector.element_size;

@@ -13,9 +13,8 @@ namespace {
 
 namespace limit = limits::tiling;
 
-// What a row of C costs at least: the FMA units wait for sums unless so many are in flight, and vectors of the panel
-// are loaded in the time of so many rows.
-constexpr int64_t kChains = 8, kLeastRows = 4;
+// What a row of C costs at least: vectors of the panel are loaded in the time of so many rows.
+constexpr int64_t kLeastRows = 4;
 
 // Which products with the padding are left out, of sums of m results in chunks of so many vectors. Pairs and AMX tiles
 // flush denormal sums, so that even zeros change them. Rounding down, +0 and a product of -0 are -0, which no bias
@@ -29,7 +28,7 @@ PaddingRule padding_rule(int64_t m, int64_t chunk_vectors, int64_t segments, con
   if (std::fegetround() == FE_DOWNWARD) return {};
   const bool is_wide = vector.lanes * vector.element_size == 64, is_half = 2 * panels.size(0) <= vector.max_vectors;
   const int64_t permille = is_wide ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
-  return {permille + (is_half ? limit::kHalfPanelPermille : 0), max64(kChains / panels.size(0), kLeastRows),
+  return {permille + (is_half ? limit::kHalfPanelPermille : 0), max64(kSumsInFlight / panels.size(0), kLeastRows),
           is_half ? div_up(limit::kListedStepProducts, max64(saturating_mul(chunk_vectors, segments), 1)) : 0};
 }
 

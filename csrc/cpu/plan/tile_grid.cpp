@@ -1,5 +1,8 @@
 #include "tile_grid.h"
 
+#include "../base/limits.h"
+#include "caches.h"
+
 namespace conv2d_ext::cpu {
 
 namespace {
@@ -8,7 +11,13 @@ namespace {
 // share.
 constexpr int64_t kItemPixels = 40;
 constexpr double kPatchVectors = 0.2, kPatchVectorsOfTap = 0.8;
+
+constexpr int64_t kSocketL3Bytes = 96 * 1024 * 1024;
 }  // namespace
+
+bool exceeds_l3(int64_t moved_bytes) { return moved_bytes >= max64(limits::tiling::kMovedBytes, l3_bytes() / 3); }
+
+bool has_socket_l3() { return l3_bytes() > kSocketL3Bytes; }
 
 void cut_pixels(const ConvGemm& gemm, int64_t groups, int64_t target, int num_threads, TileGrid& t) {
   // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.

@@ -75,6 +75,11 @@ inline int64_t moved_bytes(const ConvGemm& gemm, int64_t pixel_bytes, int64_t el
   const int64_t results = saturating_mul(gemm.batch, of_image, element_bytes);
   return saturating_add(source_bytes(gemm, pixel_bytes), saturating_mul(2, results));
 }
+// Whether L3 is taken not to hold so much.
+bool exceeds_l3(int64_t moved_bytes);
+// Whether L3 is that of a whole socket. It answers so late that requests ahead, which are few at a time, hold up more
+// than they save.
+bool has_socket_l3();
 
 // Whether there are few items for so many threads, and whether their last round leaves threads without one.
 inline bool has_few_items(int64_t items, int num_threads) { return num_threads > 1 && items < 4 * num_threads; }
@@ -88,6 +93,9 @@ inline int64_t images_of_tile(const ConvGemm& gemm, int64_t groups, int64_t most
   if (div_up(gemm.batch, images) * groups >= num_threads) return images;
   return even_piece(gemm.batch, gemm.batch * groups / num_threads);
 }
+
+// The FMA units wait for sums unless so many vectors of them are in flight.
+constexpr int64_t kSumsInFlight = 8;
 
 // Cuts for threads are chosen by estimates. In cycles, in each of which a core multiplies and adds one vector:
 constexpr double kItemCycles = 3000;   // what a work item takes by itself
