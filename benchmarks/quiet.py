@@ -20,8 +20,6 @@ from benchmarks.measure import Call, Plan, measure
 from benchmarks.results import Timing
 from benchmarks.roofline import FmaLoop, stream
 
-# After its work an OpenMP pool waits for more by spinning, on cores that a probe's threads want.
-_POOL_SPINS_S = 0.05
 _RUNS = 5  # of a probe; the best counts, so that an interruption of microseconds is none
 
 
@@ -68,12 +66,8 @@ def default_probes() -> list[Probe]:
             best = min(best, time.perf_counter() - start)
         return best
 
-    def arithmetic_seconds(threads: int) -> float:
-        time.sleep(_POOL_SPINS_S)
-        return loop.seconds(threads, _RUNS)
-
     return [
-        Probe("arithmetic", 0.10, arithmetic_seconds),
+        Probe("arithmetic", 0.10, lambda threads: loop.seconds(threads, _RUNS)),
         # The last cache is shared with whatever else runs on the socket, even outside a virtual
         # machine, and is never as steady as the arithmetic.
         Probe("memory traffic", 0.50, memory_seconds),
