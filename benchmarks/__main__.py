@@ -334,9 +334,9 @@ def _compare(arguments: argparse.Namespace) -> int:
     documents = arguments.before, arguments.after
     differences = compare(*documents, relative_to=arguments.relative_to)
     if not differences:
+        beside = f" beside {arguments.relative_to}" if arguments.relative_to else ""
         print(
-            "python -m benchmarks compare: the runs have no case in common that was measured "
-            "undisturbed in both",
+            f"python -m benchmarks compare: no case was measured undisturbed{beside} in both runs",
             file=sys.stderr,
         )
         return 2

@@ -165,7 +165,7 @@ def measure_all(pattern: str = "", console: Console | None = None) -> dict[str, 
             **machine.describe(freed_memory_is_kept=False),
             "command": ["python", "-m", "benchmarks.bits", *sys.argv[1:]],
         },
-        "axes": {"batch": BATCHES, "threads": THREADS},
+        "axes": {"batch": BATCHES, "threads": THREADS, "run": [REPEATS, max(THREADS)]},
         "layers": {
             problem.name: {name: measure(Layer(problem), name) for name in CONTESTANTS}
             for problem in shown

@@ -253,17 +253,14 @@ def _speeds(
 
 def _means(document: Document, cases: Sequence[Result], ours: str, peer: str) -> str:
     """Of the speed over `peer`, for each number of threads; in brackets the slowest case."""
-    usable = [case for case in cases if document.shows(case)]
-    ratios = speedups(usable, ours, peer)
-    if not ratios:
-        return ""
     means = _of_each_thread_count(
         document,
         cases,
         lambda case: case.speedup(ours, peer),
         lambda found: f"{geomean(found):.2f}",
     )
-    return f"{means} ({min(ratios):.2f})"
+    ratios = speedups([case for case in cases if document.shows(case)], ours, peer)
+    return f"{means} ({min(ratios):.2f})" if ratios else means
 
 
 def _of_each_thread_count(
@@ -276,10 +273,10 @@ def _of_each_thread_count(
     disturbed, so that the rest speaks of other layers."""
     cells = []
     for threads in sorted(distinct(cases, "threads")):
-        of_count = [case for case in cases if case.threads == threads and value(case) is not None]
-        found = [value(case) for case in of_count if document.shows(case)]
-        enough = found and 2 * len(found) >= len(of_count)
-        cells.append(summary(found) if enough else "–")
+        timed = [case for case in cases if case.threads == threads and value(case) is not None]
+        shown = [value(case) for case in timed if document.shows(case)]
+        if timed:
+            cells.append(summary(shown) if 2 * len(shown) >= len(timed) else "–")
     return ", ".join(cells)
 
 
@@ -310,12 +307,11 @@ def share_section(document: Document) -> list[str]:
             by_peak = sum(_is_bound_by_peak(document, case) for case in cases)
             cells = [title, direction.replace("+", " + "), f"{by_peak}, {len(cases) - by_peak}"]
             for ours, peer, _ in PAIRS:
-                cells.append(f"{_shares(document, timed, ours)} ({_shares(document, timed, peer)})")
-                if (
-                    _least_share(cases, ours) < FAIR_SHARE
-                    and len(classes) == 1
-                    and classes[0] not in low
-                ):
+                shares = _shares(document, timed, ours)
+                cells.append(f"{shares} ({_shares(document, timed, peer)})")
+                shown = [float(share.strip("%")) for share in shares.split(", ") if share != "–"]
+                is_low = min(shown, default=100.0) < 100 * FAIR_SHARE
+                if is_low and len(classes) == 1 and classes[0] not in low:
                     low.append(classes[0])
             lines.append(_line(cells))
     if low:
@@ -345,15 +341,6 @@ def _shares(document: Document, cases: Sequence[Result], contestant: str) -> str
         lambda case: case.roofline_share(contestant),
         lambda found: f"{statistics.median(found):.0%}",
     )
-
-
-def _least_share(cases: Sequence[Result], contestant: str) -> float:
-    """The least of these medians."""
-    by_threads: dict[int, list[float]] = {}
-    for case in cases:
-        if (share := case.roofline_share(contestant)) is not None:
-            by_threads.setdefault(case.threads, []).append(share)
-    return min(statistics.median(shares) for shares in by_threads.values())
 
 
 def _class_rows(results: Sequence[Result]) -> Iterator[tuple[str, tuple[str, ...]]]:

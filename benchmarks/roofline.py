@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import math
 import mmap
 import os
@@ -24,6 +25,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -185,8 +187,24 @@ def _matrix_product(dtype: torch.dtype) -> tuple[str, int, Callable[[], None]]:
     return f"torch.mm, {size} x {size} (a lower bound of the peak)", 2 * size**3, run
 
 
+@functools.cache
+def one_cpu_of_each_core() -> list[int]:
+    """Those that this process may use; none where the system doesn't bind threads to CPUs."""
+    if not hasattr(os, "sched_setaffinity"):
+        return []
+    of_core: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            core = siblings.read_text(encoding="ascii")
+        except OSError:
+            core = str(cpu)
+        of_core.setdefault(core, cpu)
+    return list(of_core.values())
+
+
 def _at_once(run: Callable[[], None], threads: int) -> float:
-    """From the first start to the last end, each thread on a CPU of its own: a new one begins on
+    """From the first start to the last end, each thread on a core of its own: a new one begins on
     its parent's, and may be done before the system moves it."""
     if threads == 1:
         start = time.perf_counter()
@@ -194,10 +212,11 @@ def _at_once(run: Callable[[], None], threads: int) -> float:
         return time.perf_counter() - start
     barrier = threading.Barrier(threads)
     times: list[tuple[float, float]] = []
-    cpus = sorted(os.sched_getaffinity(0))
+    cpus = one_cpu_of_each_core()
 
     def work(number: int) -> None:
-        os.sched_setaffinity(0, {cpus[number % len(cpus)]})  # of this thread
+        if cpus:
+            os.sched_setaffinity(0, {cpus[number % len(cpus)]})  # of this thread
         barrier.wait()
         start = time.perf_counter()
         run()

@@ -344,7 +344,7 @@ const char* name_of(cuda::Engine engine) {
     case cuda::Engine::kImplicitGemm:
       return "implicit GEMM";
     case cuda::Engine::kDirect:
-      return "direct, threads add what they multiply";
+      return "direct, without tiles of a GEMM";
   }
   return "";
 }
@@ -399,9 +399,8 @@ py::dict explain_on_cuda(const Conv2dProblem& p, const Tensor& input, const Tens
 
 #if defined(CONV2D_EXT_WITH_CUDA)
 cuda::Machine described_gpu(const std::pair<int, int>& gpu) {
-  TORCH_CHECK_VALUE(gpu.first > 0 && gpu.second >= 0,
-                    "explain: gpu: wanted (number of SMs, bytes of shared memory of a CTA), got (", gpu.first, ", ",
-                    gpu.second, ")");
+  TORCH_CHECK_VALUE(gpu.first > 0 && gpu.second >= 0, "gpu: expected the number of SMs, 1 or more, and the bytes of ",
+                    "shared memory that a CTA may have, 0 or more, but got (", gpu.first, ", ", gpu.second, ")");
   return cuda::with_wants({gpu.first, gpu.second});
 }
 #endif

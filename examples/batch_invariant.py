@@ -85,6 +85,7 @@ def draw(path: Path, plain: dict[int, Tensor], mode: dict[int, Tensor], name: st
     axes.set_ylabel("largest difference of a logit\nfrom the image alone")
     axes.set_title(f"One image's answer, {name}")
     axes.legend()
+    path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=150)
 
 
@@ -103,8 +104,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"--size: wanted 32 to 1024 pixels, got {arguments.size}")
     if arguments.output is None:
         arguments.output = Path("outputs/batch_invariant.png")
-        arguments.output.parent.mkdir(exist_ok=True)
-    if not arguments.output.resolve().parent.is_dir():
+    elif not arguments.output.resolve().parent.is_dir():
         parser.error(f"--output: there is no folder '{arguments.output.parent}'")
     return arguments
 
@@ -119,8 +119,8 @@ def main() -> int:
         with torch.inference_mode():
             model(image[None])
     except (AssertionError, RuntimeError) as error:
-        console.print(
-            f"--model {arguments.model} takes no images of {arguments.size} pixels: {error}"
+        print(
+            f"--model {arguments.model}: not at --size {arguments.size}: {error}", file=sys.stderr
         )
         return 2
     plain = answers(model, image, invariant=False, seed=arguments.seed)

@@ -638,6 +638,8 @@ def test_other_files_are_refused(text, tmp_path, capsys):
     [
         (["layers", "--threads", "0"], "--threads"),
         (["layers", "--seconds", "-1"], "wanted a positive number, got '-1'"),
+        (["layers", "--filter", "("], "not a regular expression"),
+        (["layers", "--batch", "0"], "0: not a number from 1 on"),
         (["layers", "--dtypes", "int8"], "invalid choice: 'int8'"),
         (["layers", "--lists", "lenet"], "invalid choice: 'lenet'"),
         (["show", "/none/such.json"], "No such file"),
@@ -738,6 +740,20 @@ def test_every_bar_has_its_layers_name():
 
 
 # ---- figures of the documents
+
+
+def test_a_mean_of_a_few_undisturbed_cases_is_not_shown():
+    results = [
+        made_up_result(name, 0.5, threads=threads, disturbed=disturbed)
+        for threads, disturbed in ((1, None), (2, "busy"))
+        for name in ("a", "b", "c")
+    ]
+    results[3].disturbed = None  # one of three on two threads
+    *_, row = figures.speed_table(made_up_document(results), directions=[FORWARD])
+    assert re.search(r"\| 2\.0\d, – \(", row)
+    results[4].disturbed = None
+    *_, row = figures.speed_table(made_up_document(results), directions=[FORWARD])
+    assert "–" not in row
 
 
 def test_the_table_of_speeds():
@@ -943,6 +959,8 @@ def test_compare_program(tmp_path, capsys):
     assert "2 slower" in capsys.readouterr().out
     assert program.main(["compare", *map(str, files), "--threshold", "0.5"]) == 0
     assert program.main(["compare", *map(str, reversed(files))]) == 0
+    # What compares nothing has not passed.
+    assert program.main(["compare", *map(str, files), "--relative-to", "no contestant"]) == 2
     assert "2 faster" in capsys.readouterr().out
 
 

@@ -288,7 +288,7 @@ def test_one_channel_is_stored_as_it_is_summed(filters, dtype):
 
 @pytest.mark.parametrize(
     ("groups", "channels", "filters", "width"),
-    [(1, 64, 12, 14), (1, 64, 8, 8), (14, 24, 24, 14), (8, 40, 40, 14), (8, 24, 24, 16)],
+    [(1, 64, 12, 14), (1, 64, 8, 8), (14, 24, 24, 14), (8, 24, 24, 16)],
 )
 def test_rows_shorter_than_a_vector(groups, channels, filters, width):
     """Over their pixels a panel has one vector, whose sums are too few to keep the FMA units busy.
@@ -301,10 +301,8 @@ def test_rows_shorter_than_a_vector(groups, channels, filters, width):
     )
     problem = dataclasses.replace(problem, groups=groups)
     assert _explain(problem).forward.engine != "implicit GEMM, vectors over pixels"
-    wide = dataclasses.replace(problem, in_size=(14, 4 * 16))
-    few = dataclasses.replace(wide, out_channels=groups * 4)
-    if groups == 1:
-        assert _explain(few).forward.engine == "implicit GEMM, vectors over pixels"
+    wide = Problem("", 2, 64, (14, 64), 4, (3, 3), (1, 1), (1, 1))
+    assert _explain(wide).forward.engine == "implicit GEMM, vectors over pixels"
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -795,6 +793,12 @@ class TestDescribedGpu:
             assert plan.grad_weight.wanted.startswith("not taken: only a weight of float32")
         finally:
             _C.want_on_cuda()
+
+    @pytest.mark.parametrize("gpu", [(0, 232448), (-1, 232448), (132, -1)])
+    def test_a_gpu_has_multiprocessors(self, gpu):
+        operands = torch.ones(1, 16, 8, 8), torch.ones(16, 16, 3, 3), None
+        with pytest.raises(ValueError, match="gpu: expected the number of SMs"):
+            _C.explain(*operands, [1, 1], [0, 0, 0, 0], [1, 1], 1, gpu=gpu)
 
     @pytest.mark.parametrize(
         "wants", [(-2, -1), (100, -1), (0, 2), (0, -2), (2**40, 0), (0, 0, 2), (0, 0, -2)]

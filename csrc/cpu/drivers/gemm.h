@@ -74,8 +74,8 @@ struct ConvCall {
         asks_results(waits_for_results()) {}
 
   // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
-  // pixels far apart a segment reads a few lines of each, every time from other pages; with many result channels a
-  // dense copy is then faster, with more of them where L2 holds what segments come back to.
+  // pixels far apart a segment reads a few lines of each, every time from other pages: with many result channels a
+  // dense copy is then faster. An L2 of 2 MiB holds what segments come back to, so that it takes more of them.
   bool source_is_patch() const {
     constexpr int64_t kFarApart = 2048, kLargeL2Bytes = 2048 * 1024;
     const int64_t least_channels = l2_bytes() >= kLargeL2Bytes ? 256 : 128;
@@ -102,8 +102,9 @@ struct ConvCall {
     const int64_t least = kTakesPairs<T> ? limits::tiling::kStreamedPairSourceBytes : limits::tiling::kStreamedBytes;
     const bool stores =
         kRoundsSums ? pixel_bytes >= limits::tiling::kLeastPairPixelBytes : kStoresSums && gemm.m % kLeastLanes == 0;
-    const bool late = !kTakesPairs<T> && has_socket_l3() && !exceeds_l3(moved_bytes(gemm, pixel_bytes, sizeof(S)));
-    return stores && dense && meets_all && gemm.destination_m == 1 && tiling.one_block && !late &&
+    const bool in_late_l3 =
+        !kTakesPairs<T> && has_socket_l3() && !exceeds_l3(moved_bytes(gemm, pixel_bytes, sizeof(S)));
+    return stores && dense && meets_all && gemm.destination_m == 1 && tiling.one_block && !in_late_l3 &&
            source_streams(gemm, pixel_bytes, num_threads, least);
   }
 

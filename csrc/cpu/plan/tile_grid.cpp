@@ -15,7 +15,11 @@ constexpr double kPatchVectors = 0.2, kPatchVectorsOfTap = 0.8;
 constexpr int64_t kSocketL3Bytes = 96 * 1024 * 1024;
 }  // namespace
 
-bool exceeds_l3(int64_t moved_bytes) { return moved_bytes >= max64(limits::tiling::kMovedBytes, l3_bytes() / 3); }
+bool exceeds_l3(int64_t moved_bytes) {
+  constexpr int64_t kL3OfMovedBytes = 72 * 1024 * 1024;
+  const int64_t least = limits::tiling::kMovedBytes;
+  return moved_bytes >= max64(least, saturating_mul(least, l3_bytes()) / kL3OfMovedBytes);
+}
 
 bool has_socket_l3() { return l3_bytes() > kSocketL3Bytes; }
 
