@@ -513,7 +513,7 @@ py::dict build_config() {
 
 PYBIND11_MODULE(_C, m) {
   using namespace conv2d_ext;
-  m.doc() = "The implementation of conv2d_ext in C++; conv2d_ext itself is what to use.";
+  m.doc() = "Implementation of a forward pass of conv2d in C++";  // the post's
   const auto name = py::str("conv2d_ext._C");
   for (PyMethodDef& method : methods) {
     m.add_object(method.ml_name,
