@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import os
 import random
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -140,7 +139,7 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(problems.LISTS)} (default: the networks and the post)",
     )  # fmt: skip
     parser.add_argument(
-        "--filter", type=_pattern, default="", metavar="REGEX", help="of the problems' names"
+        "--filter", type=problems.regex, default="", metavar="REGEX", help="of the problems' names"
     )
     parser.add_argument(
         "--batch", type=_count, nargs="+", metavar="N", help="batch sizes (default: 1 8)"
@@ -367,18 +366,9 @@ def _document(text: str) -> Document:
 
 
 def _count(text: str) -> int:
-    value = int(text)  # argparse turns its ValueError into an error of the argument
-    if value < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: not a number from 1 on")
-    return value
-
-
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text}: not a regular expression: {error}") from None
-    return text
+    return int(text)
 
 
 def _positive(text: str) -> float:

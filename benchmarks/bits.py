@@ -124,11 +124,11 @@ def measure(layer: Layer, contestant: str) -> Finding:
     moved = [*range(1, _IMAGES), 0]
     compare("batch", layer.results(contestant, moved), place=_IMAGES - 1)
     for threads in THREADS:
-        compare("threads", layer.results(contestant, [0], threads))
+        on_threads = layer.results(contestant, [0], threads)
+        compare("threads", on_threads)
     compare("format", layer.results(contestant, [0], memory_format=torch.channels_last))
-    first = layer.results(contestant, [0], max(THREADS))  # threads may take turns otherwise
-    for _ in range(REPEATS):
-        compare("run", layer.results(contestant, [0], max(THREADS)), first=first)
+    for _ in range(REPEATS):  # of the last one, whose threads may take turns otherwise
+        compare("run", layer.results(contestant, [0], THREADS[-1]), first=on_threads)
     return found
 
 
@@ -165,7 +165,7 @@ def measure_all(pattern: str = "", console: Console | None = None) -> dict[str, 
             **machine.describe(freed_memory_is_kept=False),
             "command": ["python", "-m", "benchmarks.bits", *sys.argv[1:]],
         },
-        "axes": {"batch": BATCHES, "threads": THREADS, "run": [REPEATS, max(THREADS)]},
+        "axes": {"batch": BATCHES, "threads": THREADS, "run": [REPEATS, THREADS[-1]]},
         "layers": {
             problem.name: {name: measure(Layer(problem), name) for name in CONTESTANTS}
             for problem in shown
@@ -212,7 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--filter", default="", metavar="REGEX", help="of the layers' names")
+    parser.add_argument(
+        "--filter", type=problems.regex, default="", metavar="REGEX", help="of the layers' names"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="save what was found")
     arguments = parser.parse_args(argv)
     document = measure_all(arguments.filter)

@@ -253,31 +253,30 @@ def _speeds(
 
 def _means(document: Document, cases: Sequence[Result], ours: str, peer: str) -> str:
     """Of the speed over `peer`, for each number of threads; in brackets the slowest case."""
-    means = _of_each_thread_count(
-        document,
-        cases,
-        lambda case: case.speedup(ours, peer),
-        lambda found: f"{geomean(found):.2f}",
-    )
+    means = _of_each_thread_count(document, cases, lambda case: case.speedup(ours, peer), geomean)
     ratios = speedups([case for case in cases if document.shows(case)], ours, peer)
-    return f"{means} ({min(ratios):.2f})" if ratios else means
+    return f"{_cell(means, '.2f')} ({min(ratios):.2f})" if ratios else _cell(means, ".2f")
 
 
 def _of_each_thread_count(
     document: Document,
     cases: Sequence[Result],
     value: Callable[[Result], float | None],
-    summary: Callable[[list[float]], str],
-) -> str:
-    """The summary of the cases' values on one thread, on two, ...; a dash where most of them were
+    mean: Callable[[list[float]], float],
+) -> list[float | None]:
+    """The mean of the cases' values on one thread, on two, ...; None where most of them were
     disturbed, so that the rest speaks of other layers."""
-    cells = []
+    means = []
     for threads in sorted(distinct(cases, "threads")):
         timed = [case for case in cases if case.threads == threads and value(case) is not None]
         shown = [value(case) for case in timed if document.shows(case)]
         if timed:
-            cells.append(summary(shown) if 2 * len(shown) >= len(timed) else "–")
-    return ", ".join(cells)
+            means.append(mean(shown) if 2 * len(shown) >= len(timed) else None)
+    return means
+
+
+def _cell(figures: Sequence[float | None], form: str) -> str:
+    return ", ".join("–" if figure is None else format(figure, form) for figure in figures)
 
 
 def share_section(document: Document) -> list[str]:
@@ -307,10 +306,9 @@ def share_section(document: Document) -> list[str]:
             by_peak = sum(_is_bound_by_peak(document, case) for case in cases)
             cells = [title, direction.replace("+", " + "), f"{by_peak}, {len(cases) - by_peak}"]
             for ours, peer, _ in PAIRS:
-                shares = _shares(document, timed, ours)
-                cells.append(f"{shares} ({_shares(document, timed, peer)})")
-                shown = [float(share.strip("%")) for share in shares.split(", ") if share != "–"]
-                is_low = min(shown, default=100.0) < 100 * FAIR_SHARE
+                mine, theirs = (_shares(document, timed, name) for name in (ours, peer))
+                cells.append(f"{_cell(mine, '.0%')} ({_cell(theirs, '.0%')})")
+                is_low = any(share is not None and share < FAIR_SHARE for share in mine)
                 if is_low and len(classes) == 1 and classes[0] not in low:
                     low.append(classes[0])
             lines.append(_line(cells))
@@ -333,13 +331,10 @@ def _is_bound_by_peak(document: Document, case: Result) -> bool:
     return case.roof >= min(peaks.values()) * (1 - 1e-9)
 
 
-def _shares(document: Document, cases: Sequence[Result], contestant: str) -> str:
+def _shares(document: Document, cases: Sequence[Result], contestant: str) -> list[float | None]:
     """The median for each number of threads."""
     return _of_each_thread_count(
-        document,
-        cases,
-        lambda case: case.roofline_share(contestant),
-        lambda found: f"{statistics.median(found):.0%}",
+        document, cases, lambda case: case.roofline_share(contestant), statistics.median
     )
 
 

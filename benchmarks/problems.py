@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
@@ -105,6 +106,15 @@ def select(
                 if name not in found[1]:
                     found[1].append(name)
     return list(selected.values())
+
+
+def regex(text: str) -> str:
+    """A pattern for `select`, as an argument of a program."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text}: not a regular expression: {error}") from None
+    return text
 
 
 def layer_class(problem: Problem) -> str:

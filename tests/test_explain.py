@@ -296,10 +296,8 @@ def test_rows_shorter_than_a_vector(groups, channels, filters, width):
     isa = conv2d_ext.build_config()["isa"]
     if not isa.startswith(("avx512", "amx")):
         pytest.skip("other vectors have other lengths")
-    problem = Problem(
-        "", 2, groups * channels, (14, width), groups * filters, (3, 3), (1, 1), (1, 1)
-    )
-    problem = dataclasses.replace(problem, groups=groups)
+    inputs, outputs = groups * channels, groups * filters
+    problem = Problem("", 2, inputs, (14, width), outputs, (3, 3), (1, 1), (1, 1), groups=groups)
     assert _explain(problem).forward.engine != "implicit GEMM, vectors over pixels"
     wide = Problem("", 2, 64, (14, 64), 4, (3, 3), (1, 1), (1, 1))
     assert _explain(wide).forward.engine == "implicit GEMM, vectors over pixels"

@@ -16,7 +16,7 @@ constexpr int64_t kSocketL3Bytes = 96 * 1024 * 1024;
 }  // namespace
 
 bool exceeds_l3(int64_t moved_bytes) {
-  constexpr int64_t kL3OfMovedBytes = 72 * 1024 * 1024;
+  constexpr int64_t kL3OfMovedBytes = 72 * 1024 * 1024;  // kMovedBytes is a third of such an L3
   const int64_t least = limits::tiling::kMovedBytes;
   return moved_bytes >= max64(least, saturating_mul(least, l3_bytes()) / kL3OfMovedBytes);
 }
