@@ -33,6 +33,19 @@ def _let_higher_order_ops_pass() -> None:
         op.fallthrough(key)
 
 
+def _index_put_arguments(
+    input: torch.Tensor,
+    indices: list[torch.Tensor],
+    places: list[int],
+    values: torch.Tensor,
+    accumulate: bool = False,
+) -> tuple[Any, ...]:
+    """Of PyTorch's op, from those of the recorded one."""
+    at = dict(zip(places, indices, strict=True))
+    all_indices = [at.get(place) for place in range(max(places, default=-1) + 1)]
+    return input, all_indices, values, accumulate
+
+
 def _describe_recorded_calls() -> None:
     """A compiler that asks what a recorded call returns (csrc/invariance_compiled.cpp) is told what
     PyTorch's does on that device, with the strides and types that the call gives it. On tensors of
@@ -41,6 +54,8 @@ def _describe_recorded_calls() -> None:
 
     def fake_of(op: Any, name: str) -> Callable[..., Any]:
         def fake(*args: Any, **kwargs: Any) -> Any:
+            if name == "index_put":
+                args = _index_put_arguments(*args)
             result = op(*args, **kwargs)
             tensors = [a if torch.is_tensor(a) else None for a in args]
             results = _C.settle_recorded_results(

@@ -257,6 +257,7 @@ def convert(
     for quantization, which is done to torch.nn's own; the logger "conv2d_ext" warns of each.
     A `torch.nn.MultiheadAttention`'s out_proj, a subclass of Linear that is never called, stays
     without a warning. report=True prints a table of what was converted and what was left, and why.
+    What torch.compile has made in this process, of any model, is compiled again at its next call.
 
     Raises TypeError where `module` is not a `torch.nn.Module` or `classes` are not several,
     ValueError for other classes.
@@ -280,6 +281,8 @@ def convert(
         if kept not in ("", "not asked for", _ALREADY):
             level = logging.INFO if kept == _NOT_CALLED else logging.WARNING
             _logger.log(level, "convert: left %s as it is: %s", _place(name), kept)
+    if any(not kept for _, _, kept in rows):
+        _forget_compiled_code()
     if report:
         sys.stdout.write(_table(rows))
     return module
@@ -291,17 +294,30 @@ def revert(module: nn.Module) -> nn.Module:
     It undoes `convert`, in place, and returns `module`: each layer remains the same object, with
     its parameters, parametrizations, buffers, hooks, mode and attributes; only its class changes.
     Layers that were built as this library's are reverted too. Subclasses of them stay as they are,
-    and the logger "conv2d_ext" warns of each. Where there are none, nothing changes.
+    and the logger "conv2d_ext" warns of each. Where there are none, nothing changes. What
+    torch.compile has made in this process, of any model, is compiled again at its next call.
 
     Raises TypeError where `module` is not a `torch.nn.Module`.
     """
     _check_module("revert", module)
+    turned = False
     for name, child in module.named_modules():
         if isinstance(child, _Layer):
             kept = _turn(child, _LAYERS[child._pytorch_class], child._pytorch_class)
+            turned = turned or not kept
             if kept:
                 _logger.warning("revert: left %s as it is: %s", _place(name), kept)
+    if turned:
+        _forget_compiled_code()
     return module
+
+
+def _forget_compiled_code() -> None:
+    """Lets torch.compile see that layers have other classes: no guard of its looks at a layer's
+    class, so what it has compiled would compute as before."""
+    if "torch._dynamo" in sys.modules:
+        # Of all models: it can't be told which functions a layer's call was compiled into.
+        sys.modules["torch._dynamo"].reset_code_caches()
 
 
 _ALREADY = "one of conv2d_ext's already"

@@ -359,6 +359,9 @@ void check_conv1d_sizes(c10::SymIntArrayRef input, c10::SymIntArrayRef weight, s
   check_sizes_as<SymInt>(Shown::kRow, input, weight, bias, params, itemsize);
 }
 
+// An undefined tensor, which has none, is refused for its size, [0].
+int64_t element_bytes(const Tensor& tensor) { return tensor.defined() ? tensor.element_size() : 1; }
+
 void check_not_nested(const char* function, const Tensor& input, const Tensor& weight,
                       const std::optional<Tensor>& bias) {
   const auto check = [&](const char* name, const Tensor& tensor) {
@@ -387,7 +390,7 @@ ProblemOf<Int> check_conv2d(const Tensor& input, const Tensor& weight, const std
     bias_size = sizes_of<Int>(*bias);
   }
   auto problem =
-      check_conv2d_sizes<Int>(sizes_of<Int>(input), sizes_of<Int>(weight), bias_size, params, input.element_size());
+      check_conv2d_sizes<Int>(sizes_of<Int>(input), sizes_of<Int>(weight), bias_size, params, element_bytes(input));
   check_kinds("conv2d", input, weight, bias);
   return problem;
 }
@@ -395,7 +398,7 @@ ProblemOf<Int> check_conv2d(const Tensor& input, const Tensor& weight, const std
 template <class Int>
 ProblemOf<Int> check_conv2d_grad_input(const Tensor& grad_output, const Tensor& weight, ArrayRef<Int> input_size,
                                        const Conv2dParams<Int>& params) {
-  auto problem = check_geometry<Int>(input_size, sizes_of<Int>(weight), params, grad_output.element_size());
+  auto problem = check_geometry<Int>(input_size, sizes_of<Int>(weight), params, element_bytes(grad_output));
   check_grad_output<Int>(grad_output, problem, input_size.size());
   check_layout("conv2d_grad_input", "grad_output", grad_output);
   check_dtype("conv2d_grad_input", "grad_output", grad_output);
@@ -407,7 +410,7 @@ template <class Int>
 ProblemOf<Int> check_conv2d_grad_weight(const Tensor& grad_output, const Tensor& input, ArrayRef<Int> weight_size,
                                         const Conv2dParams<Int>& params) {
   const auto input_size = sizes_of<Int>(input);
-  auto problem = check_geometry<Int>(input_size, weight_size, params, grad_output.element_size());
+  auto problem = check_geometry<Int>(input_size, weight_size, params, element_bytes(grad_output));
   check_grad_output<Int>(grad_output, problem, input_size.size());
   check_layout("conv2d_grad_weight", "grad_output", grad_output);
   check_dtype("conv2d_grad_weight", "grad_output", grad_output);

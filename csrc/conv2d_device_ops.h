@@ -26,9 +26,7 @@ struct DeviceOps {
                        IntArrayRef padding, IntArrayRef dilation, int64_t groups, bool allow_winograd) {
     const auto problem =
         check_conv2d<int64_t>(input, weight, bias, make_params<int64_t>(stride, padding, dilation, groups));
-    const auto output =
-        empty_activation<int64_t>(problem.batch, result_channels<int64_t>(problem), problem.out_h, problem.out_w,
-                                  input.dim() == 3, output_is_channels_last(input, weight), input.options());
+    const auto output = empty_output<int64_t>(problem, input, weight);
     if (output.numel() != 0) {
       check_data("input", input);
       check_data("weight", weight);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/MemoryFormat.h>
@@ -48,10 +49,15 @@ inline bool grad_input_is_channels_last(const at::Tensor& input, const at::Tenso
   return !input.is_complex() && output_is_channels_last(input, weight);
 }
 
-inline bool is_one(int64_t value) { return value == 1; }
-inline bool is_one(const c10::SymInt& value) {
-  const auto known = value.maybe_as_int();
-  return known.has_value() && *known == 1;
+// Of symbolic sizes: whether it is known.
+inline bool are_equal(int64_t a, int64_t b) { return a == b; }
+inline bool are_equal(const c10::SymInt& a, const c10::SymInt& b) {
+  const auto known = a.maybe_as_int(), other = b.maybe_as_int();
+  return known.has_value() && other.has_value() && *known == *other;
+}
+template <class Int>
+bool is_one(const Int& value) {
+  return are_equal(value, Int(1));
 }
 
 // (N, C, H, W), or (C, H, W) with the strides of a batch of one.
@@ -74,6 +80,32 @@ at::Tensor empty_activation(const Int& batch, const Int& channels, const Int& he
     const at::Tensor result = at::empty_symint(size, options.memory_format(format));
     return unbatched ? result.squeeze(0) : result;
   }
+}
+
+// Whether F.conv2d computes each group by itself on the CPU and joins the results, as it does with the types that
+// oneDNN has no convolution of.
+inline bool joins_groups(const at::Tensor& input) {
+  if (is_cuda_or_fake(input)) return false;
+  const auto has = [](const char* asks) {
+    const auto op = c10::Dispatcher::singleton().findOp({asks, ""});
+    return op.has_value() && op->typed<bool()>().call();
+  };
+  static const bool has_float16 = has("mkldnn::_is_mkldnn_fp16_supported");
+  static const bool has_bfloat16 = has("mkldnn::_is_mkldnn_bf16_supported");
+  const at::ScalarType dtype = input.scalar_type();
+  return dtype == at::kDouble || c10::isIntegralType(dtype, /*includeBool=*/false) ||
+         (dtype == at::kHalf && !has_float16) || (dtype == at::kBFloat16 && !has_bfloat16);
+}
+
+// F.conv2d's output, without values.
+template <class Int>
+at::Tensor empty_output(const ProblemOf<Int>& problem, const at::Tensor& input, const at::Tensor& weight) {
+  // Groups that are joined are of one element each: they have no format that PyTorch could keep.
+  const bool has_no_format = !is_one(problem.groups) && are_equal(problem.groups, problem.out_channels) &&
+                             is_one(problem.out_h) && is_one(problem.out_w) && joins_groups(input);
+  return empty_activation<Int>(problem.batch, result_channels<Int>(problem), problem.out_h, problem.out_w,
+                               input.dim() == 3, !has_no_format && output_is_channels_last(input, weight),
+                               input.options());
 }
 
 // What the gradient of a weight should have: the weight's own strides where they are non-overlapping and dense,

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "invariance_kernels.h"
@@ -44,7 +45,7 @@ constexpr const char* kEagerOps[] = {
     "lgamma",
     "digamma",
     "sinc",
-    "special_i0",
+    "i0",
     "special_entr",
     "special_xlog1py",
     "xlogy.Tensor",
@@ -107,6 +108,66 @@ constexpr const char* kEagerOps[] = {
 
 const std::string kAten = "aten::", kEager = "conv2d_ext::eager_";
 
+// The op of PyTorch's that a name of the list means, where this version has it.
+std::optional<c10::OperatorHandle> aten_op(const char* name) { return invariance::find_overload(kAten + name); }
+
+// ---- what the two names take
+//
+// A package of AOTInductor passes arguments to ops that it doesn't know by their types and defaults, and not all: a
+// list that is empty by default arrives as none, a dtype as another one, a list of tensors that may be undefined not
+// at all. So no recorded call has any of these.
+
+bool is_named(const c10::OperatorHandle& op, const char* name) { return op.operator_name().name == kAten + name; }
+
+// Of the recorded name, where it isn't aten's: a dtype is a number, as it is on the stack; index_put takes the defined
+// indices, and their places among all.
+std::optional<std::string> recorded_schema(const c10::OperatorHandle& op) {
+  if (is_named(op, "cumsum")) return "eager_cumsum(Tensor self, int dim, *, int? dtype=None) -> Tensor";
+  if (is_named(op, "cumprod")) return "eager_cumprod(Tensor self, int dim, *, int? dtype=None) -> Tensor";
+  if (is_named(op, "index_put")) {
+    return "eager_index_put(Tensor self, Tensor[] indices, int[] places, Tensor values, bool accumulate=False) -> "
+           "Tensor";
+  }
+  return std::nullopt;
+}
+
+// From the arguments of aten's op to those of its recorded name, and back.
+void to_recorded(const c10::OperatorHandle& aten, torch::jit::Stack& stack) {
+  if (is_named(aten, "avg_pool2d") || is_named(aten, "avg_pool3d")) {
+    const size_t count = aten.schema().arguments().size();
+    at::IValue& stride = torch::jit::peek(stack, 2, count);
+    if (stride.toIntVector().empty()) stride = torch::jit::peek(stack, 1, count);  // the kernel's size
+  }
+  if (!is_named(aten, "index_put")) return;
+  const at::IValue accumulate = torch::jit::pop(stack), values = torch::jit::pop(stack);
+  const auto indices = torch::jit::pop(stack).toOptionalTensorVector();
+  c10::List<at::Tensor> defined;
+  c10::List<int64_t> places;
+  for (size_t place = 0; place < indices.size(); ++place) {
+    if (!indices[place].has_value() || !indices[place]->defined()) continue;
+    defined.push_back(*indices[place]);
+    places.push_back(static_cast<int64_t>(place));
+  }
+  torch::jit::push(stack, defined, places, values, accumulate);
+}
+void to_aten(const c10::OperatorHandle& aten, torch::jit::Stack& stack) {
+  if (!is_named(aten, "index_put")) return;
+  const at::IValue accumulate = torch::jit::pop(stack), values = torch::jit::pop(stack);
+  const auto places = torch::jit::pop(stack).toIntVector();
+  const auto defined = torch::jit::pop(stack).toTensorVector();
+  TORCH_CHECK(places.size() == defined.size(), "expected as many places as indices, but got ", places.size(), " and ",
+              defined.size());
+  const int64_t most = torch::jit::peek(stack, 0, 1).toTensor().dim();
+  c10::List<std::optional<at::Tensor>> indices;
+  for (size_t i = 0; i < places.size(); ++i) {
+    TORCH_CHECK(places[i] >= static_cast<int64_t>(indices.size()) && places[i] < most,
+                "expected places to rise, below the ", most, " of self, but got ", places);
+    while (static_cast<int64_t>(indices.size()) < places[i]) indices.push_back(std::nullopt);
+    indices.push_back(defined[i]);
+  }
+  torch::jit::push(stack, indices, values, accumulate);
+}
+
 // An op by the other one of its two names.
 struct Twin : c10::OperatorKernel {
   explicit Twin(const c10::OperatorHandle& op) : other(op) {}
@@ -137,6 +198,7 @@ struct CallEagerly final : Twin {
   const bool settles;
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const InTheMode mode;
+    to_aten(other, *stack);
     if (!settles) return other.callBoxed(stack);
     const size_t count = other.schema().arguments().size(), results = other.schema().returns().size();
     RecordedResults::Tensors arguments;
@@ -157,13 +219,17 @@ struct CallBatched final : Twin {
   using Twin::Twin;
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const InTheMode mode;
+    to_aten(other, *stack);
     other.callBoxed(stack);
   }
 };
 
 struct Record final : Twin {
   using Twin::Twin;
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { other.callBoxed(stack); }
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    to_recorded(op, *stack);
+    other.callBoxed(stack);
+  }
 };
 
 // A recorded call keeps PyTorch's derivatives: it goes to PyTorch's autograd kernel first, which takes down how to
@@ -178,6 +244,15 @@ bool is_recording() { return has_mode(c10::impl::TorchDispatchModeKey::PROXY); }
 bool only_stores(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const std::string& name = op.operator_name().name;
   return (name == "aten::index_put" || name == "aten::index_put_") && !torch::jit::peek(stack, 3, 4).toBool();
+}
+
+// Sums and products of integers, modulo a power of 2.
+bool is_exact(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (!is_named(op, "cumsum") && !is_named(op, "cumprod")) return false;
+  const at::IValue& dtype = torch::jit::peek(stack, 2, 3);
+  return c10::isIntegralType(
+      dtype.isNone() ? torch::jit::peek(stack, 0, 3).toTensor().scalar_type() : dtype.toScalarType(),
+      /*includeBool=*/true);
 }
 
 // Batch norm in training does.
@@ -204,8 +279,9 @@ struct RecordOrPass final : c10::OperatorKernel {
     // Each level of a transform of torch.func is to see the op that it knows how to batch, or to differentiate. What a
     // level makes of it comes here again, at last below all of them.
     const bool records = (is_recording() || hides_calls(op, keys)) && !writes_statistics(op, *stack) &&
-                         !only_stores(op, *stack) && !invariance::in_transform();
-    records ? op.redispatchBoxed(kAsMaia, stack) : pass(op, keys & invariance::kBelow, stack);
+                         !only_stores(op, *stack) && !is_exact(op, *stack) && !invariance::in_transform();
+    if (!records) return pass(op, keys & invariance::kBelow, stack);
+    op.redispatchBoxed(kAsMaia, stack);
   }
 };
 
@@ -239,7 +315,11 @@ torch::CppFunction kernel_of(const c10::OperatorHandle& other) {
 TORCH_LIBRARY_FRAGMENT(conv2d_ext, m) {
   for (const char* name : kEagerOps) {
     // Not every version of PyTorch has all of them.
-    if (const auto op = invariance::find_overload(kAten + name)) {
+    const auto op = aten_op(name);
+    if (!op) continue;
+    if (const auto schema = recorded_schema(*op)) {
+      m.def(schema->c_str(), {at::Tag::pt2_compliant_tag});
+    } else {
       const c10::OperatorName& aten = op->operator_name();
       m.def(op->schema().cloneWithName(kEager + aten.name.substr(kAten.size()), aten.overload_name),
             {at::Tag::pt2_compliant_tag});
@@ -250,7 +330,7 @@ TORCH_LIBRARY_FRAGMENT(conv2d_ext, m) {
 template <class Kernel>
 void call_eagerly(torch::Library& m) {
   for (const char* name : kEagerOps) {
-    if (const auto op = invariance::find_overload(kAten + name)) {
+    if (const auto op = aten_op(name)) {
       m.impl((std::string("eager_") + name).c_str(), kernel_of<Kernel>(*op));
     }
   }
@@ -263,8 +343,10 @@ TORCH_LIBRARY_IMPL(conv2d_ext, FuncTorchBatched, m) { call_eagerly<CallBatched>(
 
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   for (const char* name : kEagerOps) {
-    const auto op = invariance::find_overload(kAten + name);
+    const auto op = aten_op(name);
     if (!op) continue;
+    // Else PyTorch would take the call apart where it should be recorded, and its calls would be taken for it.
+    TORCH_INTERNAL_ASSERT(!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd), name);
     m.impl(name, kernel_of<RecordOrPass>(*op));
     const std::string in_place = std::string(name) + "_";
     if (in_place.find('.') == std::string::npos && invariance::find_overload(kAten + in_place)) {
@@ -275,7 +357,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
 
 TORCH_LIBRARY_IMPL(aten, MAIA, m) {
   for (const char* name : kEagerOps) {
-    if (invariance::find_overload(kAten + name)) {
+    if (aten_op(name)) {
       m.impl(name, kernel_of<Record>(*invariance::find_overload(kEager + name)));
     }
   }

@@ -3,9 +3,12 @@
 // torch.export records each of them as one call, and ExportedProgram.run_decompositions takes them apart below the
 // mode's key, where none of their calls would come here. So the mode takes them apart itself while a graph is traced,
 // by the same kernel of PyTorch's. A trace of torch.compile takes them apart above the key's place anyway.
+#include <ATen/ExpandUtils.h>
+#include <ATen/Functions.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 
 #include "invariance_kernels.h"
@@ -25,8 +28,7 @@ constexpr const char* kComposites[] = {
     "conv_transpose2d.input",
     "conv_transpose3d.input",
     "_convolution_mode",
-    // products
-    "matmul",
+    // products, beside matmul
     "linalg_matmul",
     "linalg_vecdot",
     "einsum",
@@ -53,6 +55,7 @@ constexpr const char* kComposites[] = {
     "special_erf",
     "special_erfc",
     "special_erfinv",
+    "special_i0",
     "special_log1p",
     "special_logit",
     "special_sinc",
@@ -124,7 +127,47 @@ void take_apart_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   }
 }
 
+at::SymInt product_of(c10::SymIntArrayRef sizes) {
+  at::SymInt product = 1;
+  for (const at::SymInt& size : sizes) product *= size;
+  return product;
+}
+
+// A product of batches of matrices, of which either may be one matrix or vector. PyTorch's kernel asks for numbers
+// where sizes are symbols, and so fixes them or fails. Which products it is made of changes no bit.
+at::Tensor multiply_batches(const at::Tensor& first, const at::Tensor& second) {
+  const at::Tensor a = first.dim() == 1 ? first.unsqueeze(0) : first;
+  const at::Tensor b = second.dim() == 1 ? second.unsqueeze(1) : second;
+  const at::SymInt rows = a.sym_size(-2), inner = a.sym_size(-1), columns = b.sym_size(-1);
+  const auto batch_of = [](const at::Tensor& matrices) { return matrices.sym_sizes().slice(0, matrices.dim() - 2); };
+  at::SymDimVector batch = at::infer_size_symdimvector(batch_of(a), batch_of(b));
+  at::Tensor product;
+  if (b.dim() == 2) {
+    product = at::mm(a.reshape_symint({product_of(batch) * rows, inner}), b);
+  } else {
+    const auto matrices = [&](const at::Tensor& of) {
+      at::SymDimVector size = batch;
+      size.append({of.sym_size(-2), of.sym_size(-1)});
+      return of.expand_symint(size).reshape_symint({product_of(batch), of.sym_size(-2), of.sym_size(-1)});
+    };
+    product = at::bmm(matrices(a), matrices(b));
+  }
+  if (first.dim() > 1) batch.push_back(rows);
+  if (second.dim() > 1) batch.push_back(columns);
+  return product.reshape_symint(batch);
+}
+
+void take_matmul_apart_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const at::Tensor first = torch::jit::peek(*stack, 0, 2).toTensor(),
+                   second = torch::jit::peek(*stack, 1, 2).toTensor();
+  const bool has_batches = std::max(first.dim(), second.dim()) > 2 && std::min(first.dim(), second.dim()) > 0;
+  if (!has_batches || !invariance::is_taken_apart(keys)) return take_apart_or_pass(op, keys, stack);
+  torch::jit::drop(*stack, 2);
+  torch::jit::push(*stack, multiply_batches(first, second));
+}
+
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
+  m.impl("matmul", torch::CppFunction::makeFromBoxedFunction<&take_matmul_apart_or_pass>());
   for (const std::string name : kComposites) {
     const auto op = invariance::find_overload("aten::" + name);
     // Not every version of PyTorch has all of them, nor composes them of others.

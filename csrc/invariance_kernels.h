@@ -84,7 +84,7 @@ bool has_names(const T&, long) {
 }
 
 inline bool is_strided(const Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !has_names(tensor, 0);
+  return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_nested() && !has_names(tensor, 0);
 }
 inline bool is_on_cpu(const Tensor& tensor) { return is_strided(tensor) && tensor.device().is_cpu(); }
 // Where this library has kernels.

@@ -139,8 +139,7 @@ Tensor conv2d_meta(const Tensor& input, const Tensor& weight, const std::optiona
                    SymIntArrayRef padding, SymIntArrayRef dilation, SymInt groups, bool /*allow_winograd*/) {
   const auto problem =
       check_conv2d<SymInt>(input, weight, bias, make_params<SymInt>(stride, padding, dilation, groups));
-  return empty_activation<SymInt>(problem.batch, result_channels<SymInt>(problem), problem.out_h, problem.out_w,
-                                  input.dim() == 3, output_is_channels_last(input, weight), input.options());
+  return empty_output<SymInt>(problem, input, weight);
 }
 
 Tensor conv2d_grad_input_meta(const Tensor& grad_output, const Tensor& weight, SymIntArrayRef input_size,

@@ -37,6 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{marker}: {reason or 'runs here'}")
     config.addinivalue_line("markers", "xdist_group(name): not at once, under pytest-xdist")
     config.addinivalue_line("markers", "slow: takes seconds; left out by -m 'not slow'")
+    config.addinivalue_line(
+        "markers", "also_on_cuda: its case on CUDA was not made, for want of it"
+    )
 
 
 # Minutes each, on two cores. They begin first, so that no process is left with one at the end.
@@ -69,13 +72,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line for each reason to skip, with its number of tests; pytest's has one for each test
-    function, thousands of characters that hide what failed."""
+    function, thousands of characters that hide what failed. One more counts the cases on CUDA that
+    pytest_generate_tests did not make."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = collections.Counter(
         report.longrepr[2].removeprefix("Skipped: ")
         for report in skipped
         if isinstance(report.longrepr, tuple)
     )
+    ran = {
+        report.nodeid
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and "also_on_cuda" in report.keywords
+    }
+    if ran:
+        reasons[f"{SKIPPED['needs_cuda']}: cases that are not even collected"] = len(ran)
     if reasons:
         terminalreporter.section("skipped tests, by reason")
     for reason, count in reasons.most_common():
@@ -83,9 +95,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes ``device`` runs once for each device."""
-    if "device" in metafunc.fixturenames:
-        metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
+    """A test that takes ``device`` runs once for each device. Without CUDA there are no cases for
+    it, thousands that would be collected to be skipped; the summary counts them."""
+    if "device" not in metafunc.fixturenames:
+        return
+    if CUDA:
+        devices = ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
+    else:
+        devices = [pytest.param("cpu", marks=pytest.mark.also_on_cuda)]
+    metafunc.parametrize("device", devices)
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,13 @@
 """Programs in processes of their own, forked from one that has imported torch: child.run_forked.
 
 Reads requests from standard input, a line of JSON each: the arguments that Python would get, the
-environment, and files for what the program prints. Answers with its exit status.
+environment, its folder, files for what the program prints, and modules to import first, once for
+all that follow. Answers with its exit status.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -24,6 +26,10 @@ def run(arguments: list[str]) -> None:
         sys.path.insert(0, "")
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+    elif arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments
         sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
@@ -44,7 +50,7 @@ def exit_status(arguments: list[str]) -> int:
     return 0
 
 
-def child(arguments: list[str], env: dict[str, str], stdout: str, stderr: str) -> None:
+def child(arguments: list[str], env: dict[str, str], cwd: str, stdout: str, stderr: str) -> None:
     """The program's process; it ends here, without Python's shutdown."""
     for path, descriptor, flags in (
         (os.devnull, 0, os.O_RDONLY),
@@ -54,6 +60,7 @@ def child(arguments: list[str], env: dict[str, str], stdout: str, stderr: str) -
         file = os.open(path, flags)
         os.dup2(file, descriptor)
         os.close(file)
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     status = exit_status(arguments)
@@ -66,6 +73,8 @@ def main() -> None:
     sys.path.pop(0)  # this file's folder
     for line in sys.stdin:
         request = json.loads(line)
+        for module in request.pop("preload"):
+            importlib.import_module(module)
         process = os.fork()
         if process == 0:
             child(**request)

@@ -26,7 +26,22 @@ OUT_CHANNELS = 8
 DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_bias")
 FAMILY = ("conv1d", "conv_transpose1d", "conv_transpose2d", "linear", "linear of images")
 KINDS = ("contiguous", "channels_last", "sliced", "permuted", "expanded")
-
+# What may reach the engines another way: other dtypes, groups, activations without a batch.
+VARIANTS = {
+    "float16": {"dtype": torch.float16},
+    "float64": {"dtype": torch.float64},
+    "complex64": {"dtype": torch.complex64},
+    "int32": {"dtype": torch.int32},
+    "groups": {"groups": 2},
+    "unbatched": {"batched": False},
+}
+VARIANT_CASES = [
+    (variant, direction, kind)
+    for variant in VARIANTS
+    for direction in DIRECTIONS
+    for kind in ("sliced", "permuted")
+    if variant != "int32" or direction == "forward"  # integers have no gradients
+]
 
 Call = Callable[[], tuple[torch.Tensor, ...]]
 
@@ -83,15 +98,24 @@ def measure_op(
     dtype: torch.dtype,
     device: str = "cpu",
     measure: Callable[[Call], int] = _extra_memory,
+    *,
+    groups: int = 1,
+    batched: bool = True,
 ) -> int:
-    """One op, its activations all in one layout."""
-    weight = torch.ones(OUT_CHANNELS, size[1], 3, 3, dtype=dtype, device=device)
-    geometry = ([1, 1], [1, 1, 1, 1], [1, 1], 1)
+    """One op, its activations all in one layout; batched=False: a batch of one without it."""
+    weight = torch.ones(OUT_CHANNELS, size[1] // groups, 3, 3, dtype=dtype, device=device)
+    geometry = ([1, 1], [1, 1, 1, 1], [1, 1], groups)
     ops = torch.ops.conv2d_ext
     if direction in ("forward", "grad_weight"):
         input = _activation(kind, size, dtype, device)
     if direction != "forward":
         grad_output = _activation(kind, (size[0], OUT_CHANNELS, *size[2:]), dtype, device)
+    if not batched:
+        size = size[1:]
+        if direction in ("forward", "grad_weight"):
+            input = input[0]
+        if direction != "forward":
+            grad_output = grad_output[0]
     calls = {
         "forward": lambda: ops.conv2d(input, weight, None, *geometry),
         "grad_input": lambda: ops.conv2d_grad_input(
@@ -103,6 +127,13 @@ def measure_op(
         "grad_bias": lambda: ops.conv2d_grad_bias(grad_output),
     }
     return measure(lambda: (calls[direction](),))
+
+
+def measure_variant(variant: str, direction: str, kind: str, mib: int) -> int:
+    """measure_op of one of VARIANTS, with activations of so many MiB each."""
+    options = {"dtype": torch.float32, **VARIANTS[variant]}
+    height = mib * 2**20 // (OUT_CHANNELS * 512 * options["dtype"].itemsize)
+    return measure_op(direction, kind, (1, OUT_CHANNELS, height, 512), **options)
 
 
 def measure_training_step(
@@ -171,6 +202,10 @@ def measure_all() -> dict[str, int]:
                 for kind in KINDS:
                     case = f"{direction}, {str(dtype).removeprefix('torch.')}, {kind}"
                     found[case] = measure_op(direction, kind, sizes["image"], dtype)
+        for variant, direction, kind in VARIANT_CASES:
+            mib = 20 if sizes is SIZES else 1
+            case = f"{variant}, {direction}, {kind}"
+            found[case] = measure_variant(variant, direction, kind, mib)
         for name in FAMILY:
             found[name] = measure_family(name, 2**18 if sizes is SIZES else 2**8)
         found["kept"] = _memory("VmRSS") - before

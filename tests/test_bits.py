@@ -7,6 +7,7 @@ denormals are flushed; with bfloat16 pairs for images of one pixel, test_one_pix
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import platform
@@ -14,6 +15,7 @@ import types
 
 import pytest
 import torch
+import torch.utils.deterministic
 from isa_bits import ONE_PIXEL, assert_batch_changes_no_bit, assert_same_bits, bits
 
 import conv2d_ext
@@ -57,14 +59,31 @@ CASES = [
 over_cases = pytest.mark.parametrize(("problem", "dtype"), CASES)
 
 
+@contextlib.contextmanager
+def tensors_begin_as_nans():
+    """What an op allocates and doesn't write holds NaNs, as PyTorch's setting has it."""
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_what_nobody_has_written_is_seen(device):
+    with tensors_begin_as_nans():
+        assert torch.empty(99, device=device).isnan().all()
+
+
 @over_cases
 def test_runs(problem, dtype, device):
+    """At other addresses, and of memory that isn't zero, nor what a run before has left there."""
     tensors = make_tensors(problem, dtype, device=device)
-    first = library_results(problem, tensors)
+    results = [library_results(problem, tensors)]
     for run in range(2):
-        # New addresses, and memory that isn't zero, for whatever the next run allocates.
-        _ = torch.full((1000 * (run + 1),), torch.nan, device=device)
-        assert_same_bits(library_results(problem, tensors), first, f"run {run}")
+        with tensors_begin_as_nans():
+            results.append(library_results(problem, tensors))
+        assert_same_bits(results[-1], results[0], f"run {run}")
 
 
 @over_cases

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
 
 import conv2d_ext
 from conv2d_ext.testing import Problem, make_tensors
@@ -85,6 +85,33 @@ def test_compile_is_one_graph_with_the_same_results(dynamic, memory_format):
             assert actual.stride() == expected.stride()
     if dynamic:
         assert counter.frame_count == 1, "recompiled for another size"
+
+
+@pytest.mark.parametrize(
+    ("function", "weight_size"),
+    [
+        ("conv1d", (3, 4, 2)),
+        ("conv2d", (3, 4, 2, 2)),
+        ("conv_transpose1d", (4, 3, 2)),
+        ("conv_transpose2d", (4, 3, 2, 2)),
+        ("linear", (3, 4)),
+    ],
+)
+def test_a_compiled_call_copies_nothing(function, weight_size):
+    """The graph has the op and nothing else, whatever the strides. (The functions of the layers:
+    test_layers.py says what becomes of the op.)
+
+    Seen to fail: with a clone and with a contiguous() of the input or the weight before the op.
+    """
+    weight = torch.randn(*weight_size, 2)[..., 0]
+    input = torch.randn(2, *[4] * (len(weight_size) - 1), 2)[..., 0]
+    bias = torch.randn(3, 2)[:, 0]
+    backend = EagerAndRecordGraphs()
+    call = getattr(conv2d_ext, function)
+    torch.compile(call, fullgraph=True, backend=backend)(input, weight, bias)
+    [graph] = backend.graphs
+    called = [node.target for node in graph.graph.nodes if node.op.startswith("call")]
+    assert called == [getattr(OPS, function)]
 
 
 def test_dynamic_sizes_without_a_guard_on_them():
@@ -184,3 +211,20 @@ def test_compiled_calls_take_the_integers_that_eager_ones_take(integer):
         lambda x, w: conv2d_ext.conv2d(x, w, stride=integer), backend="eager", fullgraph=True
     )
     assert torch.equal(compiled(input, weight), conv2d_ext.conv2d(input, weight, stride=integer))
+
+
+def test_convert_after_compilation():
+    """torch.compile's guards don't see a layer's class: what it has made is compiled anew.
+
+    Seen to fail: without convert's, and revert's, call of reset_code_caches.
+    """
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+    backend = EagerAndRecordGraphs()
+    compiled = torch.compile(model, backend=backend)
+    input = torch.randn(2, 3, 5, 5)
+    for change, is_ours in ((None, False), (conv2d_ext.convert, True), (conv2d_ext.revert, False)):
+        if change is not None:
+            change(model)
+        compiled(input)
+        called = {node.target for node in backend.graphs[-1].graph.nodes}
+        assert (OPS.conv2d in called) == is_ours

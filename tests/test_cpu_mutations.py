@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from cpu_host.mutations import MUTATIONS, chosen, replaced, run_mutant
+from cpu_host.mutations import MUTATIONS, chosen, replaced, run_mutant, run_unaltered
 from rotation import turn
 
 COUNT = 4 if float(os.environ.get("CONV2D_EXT_FUZZ_SECONDS", "10")) >= 30 else 1
@@ -35,6 +35,10 @@ def test_mutants_are_caught():
     mutations = chosen(NUMBER, COUNT)
     if not mutations:
         pytest.skip("the bugs are in code that this CPU does not run")
+    # One of them without its bug. (All would take as long again.)
+    control = mutations[NUMBER // len(MUTATIONS) % len(mutations)]
+    fails = run_unaltered(control)
+    assert not fails, f"without a bug, where {control} is put: {fails}"
     survivors = []
     for mutation in mutations:
         how = run_mutant(mutation, SECONDS)

@@ -410,7 +410,7 @@ def test_phases_of_the_stride(problem):
 
 def test_phases_of_large_results_run_a_few_images_at_a_time():
     """So that each finds in the caches what the one before has written beside it."""
-    problem = Problem("128 groups", 5, 512, (28, 28), 512, (3, 4), (2, 3), (1, 1), groups=128)
+    problem = Problem("128 groups", 5, 512, (48, 48), 512, (3, 4), (2, 3), (1, 1), groups=128)
     input, weight, *_ = make_tensors(problem)
 
     def plan(images):
@@ -418,7 +418,7 @@ def test_phases_of_large_results_run_a_few_images_at_a_time():
 
     torch.set_num_threads(1)
     one, five = plan(1), plan(5)
-    # 1.6 MB an image. Otherwise several would share a tile.
+    # 4.7 MB an image. Otherwise several would share a tile.
     assert five.tile_images == 1
     assert (five.work_items, five.gemm_n) == (5 * one.work_items, 5 * one.gemm_n)
     torch.set_num_threads(2)

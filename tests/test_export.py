@@ -4,6 +4,7 @@ for any batch, in a process that has nothing but the file and `import conv2d_ext
 from __future__ import annotations
 
 import re
+import subprocess
 import textwrap
 import typing
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from child import run_forked
+from observing import same_bits
 from torch import Tensor, nn
 
 import conv2d_ext
@@ -37,7 +39,7 @@ class Layers(nn.Module):
 
 
 class Functions(nn.Module):
-    """What PyTorch composes of calls that the mode covers."""
+    """What PyTorch composes of calls that the mode covers, some of it, by names."""
 
     calls: typing.ClassVar = {
         "conv1d": lambda self, x: self.conv1d(x),
@@ -78,11 +80,34 @@ class Functions(nn.Module):
         "binary_cross_entropy": lambda self, x: F.binary_cross_entropy_with_logits(
             x, x.abs(), reduction="none"
         ),
+        # Sizes that are symbols, in products of batches.
+        "matmul of images": lambda self, x: x.unsqueeze(1) @ self.bilinear.weight[0],
+        "matmul of rows": lambda self, x: x @ self.bilinear.weight[0],
+        "matmul by a vector": lambda self, x: x @ self.bilinear.bias,
+        "matmul of a vector": lambda self, x: self.bilinear.bias @ x.mT,
+        "matmul of a matrix": lambda self, x: self.bilinear.weight[0] @ x.mT,
+        "matmul of batches": lambda self, x: x @ x.mT,
+        "matmul of nested batches": lambda self, x: x.unsqueeze(1) @ x.unsqueeze(2).mT,
+        # Arguments that a package can't pass as PyTorch's ops take them.
+        "position ids": lambda self, x: (x > 0).cumsum(2, dtype=torch.long),
+        "cumsum": lambda self, x: x.bfloat16().cumsum(2, dtype=torch.float32),
+        "cumprod": lambda self, x: x.cumprod(2, dtype=torch.float64),
+        "avg_pool2d": lambda self, x: F.avg_pool2d(x.unsqueeze(1), 2),
+        "avg_pool3d": lambda self, x: F.avg_pool3d(x.unflatten(2, (2, 4)).unsqueeze(1), 2),
+        "index_put": lambda self, x: x.mT.index_put(
+            (torch.arange(x.shape[0])[:, None], torch.tensor([[0, 7, 7]])),
+            x[..., :3],
+            accumulate=True,
+        ),
+        "index_put by columns": lambda self, x: torch.ops.aten.index_put(
+            x, [None, None, torch.tensor([1, 1, 2])], x[..., :3], accumulate=True
+        ),
+        "i0": lambda self, x: torch.special.i0(x),
     }
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, *names: str) -> None:
         super().__init__()
-        self.name = name
+        self.names = names
         self.conv1d = nn.Conv1d(3, 8, 4, padding="same")
         self.conv2d = nn.Conv2d(1, 8, 3, padding="same")
         self.patches = nn.Conv3d(1, 8, 2, stride=2)
@@ -93,8 +118,11 @@ class Functions(nn.Module):
         self.rnn = nn.RNN(8, 8, batch_first=True)
         self.bilinear = nn.Bilinear(8, 8, 8)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.calls[self.name](self, x)
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {name: self.calls[name](self, x) for name in self.names}
+
+
+FUNCTIONS = tuple(name for name in Functions.calls if name != "interpolate")
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -103,10 +131,6 @@ def _channels_last(x: Tensor) -> Tensor:
 
 def example(model: nn.Module, batch: int) -> Tensor:
     return torch.randn(batch, 3, *((5, 4) if isinstance(model, Layers) else (8,)))
-
-
-def bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(torch.int32)
 
 
 def export(model: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
@@ -124,6 +148,25 @@ def is_covered(target: object) -> bool:
     )
 
 
+def made_in_the_mode(model: nn.Module) -> torch.export.ExportedProgram:
+    with conv2d_ext.batch_invariant():
+        return export(model, example(model, 4)).run_decompositions()
+
+
+def covered_calls(program: torch.export.ExportedProgram) -> list[str]:
+    """But of integers, whose sums are exact."""
+
+    def is_integer(node: torch.fx.Node) -> bool:
+        result = node.meta.get("val")
+        return torch.is_tensor(result) and result.dtype == torch.long
+
+    return [
+        str(node.target)
+        for node in program.graph.nodes
+        if is_covered(node.target) and not is_integer(node)
+    ]
+
+
 def test_what_is_covered_is_seen():
     assert is_covered(torch.ops.aten.conv2d.default)
     assert is_covered(torch.ops.aten.sigmoid.default)
@@ -131,23 +174,36 @@ def test_what_is_covered_is_seen():
 
 
 class TestExport:
-    @pytest.mark.parametrize("name", ["model", *Functions.calls])
-    def test_a_program_made_in_the_mode(self, name):
+    @pytest.mark.parametrize(
+        "names",
+        [(), ("interpolate",), FUNCTIONS],
+        ids=["model", "interpolate", "functions"],
+    )
+    def test_a_program_made_in_the_mode(self, names):
+        """A model's, and one of functions: 36 programs of one each take three times as long."""
         torch.manual_seed(0)
-        model = (Layers() if name == "model" else Functions(name)).eval()
-        with conv2d_ext.batch_invariant():
-            program = export(model, example(model, 4)).run_decompositions()
-        assert not [node.target for node in program.graph.nodes if is_covered(node.target)]
+        model = (Functions(*names) if names else Layers()).eval()
+        program = made_in_the_mode(model)
+        assert not covered_calls(program), {
+            name: covered_calls(made_in_the_mode(Functions(name).eval())) for name in names
+        }
         module = program.module()
+
+        def results(f: nn.Module, x: Tensor) -> dict[str, Tensor]:
+            return f(x) if names else {"model": f(x)}
+
         x = example(model, max(BATCHES))
         with torch.no_grad():
             with conv2d_ext.batch_invariant():
-                expected = model(x)
-            if name == "interpolate":  # which a trace computes by formulas of its own
+                expected = results(model, x)
+            if names == ("interpolate",):  # which a trace computes by formulas of its own
                 torch.testing.assert_close(module(x), expected)
                 expected = module(x)
             for batch in BATCHES:
-                assert torch.equal(bits(module(x[:batch])), bits(expected[:batch]))
+                found = results(module, x[:batch])
+                assert set(found) == set(names or ["model"])
+                for name, ours in found.items():
+                    assert same_bits(ours, expected[name][:batch]), (name, batch)
 
     def test_a_program_that_is_not_lowered_follows_the_mode_it_runs_in(self):
         model = Layers().eval()
@@ -155,9 +211,9 @@ class TestExport:
             module = export(model, example(model, 4)).module()
         x = example(model, 5)
         with torch.no_grad():
-            assert torch.equal(bits(module(x)), bits(model(x)))
+            assert same_bits(module(x), model(x))
             with conv2d_ext.batch_invariant():
-                assert torch.equal(bits(module(x)), bits(model(x)))
+                assert same_bits(module(x), model(x))
 
     def test_training(self):
         """A program that is not lowered has derivatives, and their bits."""
@@ -166,71 +222,92 @@ class TestExport:
         x = example(model, 3).requires_grad_()
         with conv2d_ext.batch_invariant():
             ours, theirs = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (module, model))
-        assert torch.equal(bits(ours), bits(theirs))
+        assert same_bits(ours, theirs)
 
 
 CHILD = """
     import sys, torch
     if "import" in sys.argv:
         import conv2d_ext
-    x, expected = torch.load(sys.argv[1] + "/expected.pt")
+    inputs, expected = torch.load(sys.argv[1] + "/expected.pt")
     for name in sys.argv[2].split(","):
         if name.endswith("package"):
             function = torch._inductor.aoti_load_package(f"{sys.argv[1]}/{name}.pt2")
         else:
             function = torch.export.load(f"{sys.argv[1]}/{name}.pt2").module()
         for batch in (1, 2, 5, 9):
-            ours, theirs = function(x[:batch]), expected[name][:batch]
-            assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32)), (name, batch)
+            results, wanted = function(inputs[name][:batch]), expected[name]
+            if torch.is_tensor(results):
+                results, wanted = {name: results}, {name: wanted}
+            assert set(results) == set(wanted)
+            for key, ours in results.items():
+                ours, theirs = (t.contiguous() for t in (ours, wanted[key][:batch]))
+                assert ours.dtype == theirs.dtype, (key, ours.dtype)
+                assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)), (key, batch)
     print("equal")
 """
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder of files made in the mode ("mode") and of a converted model ("converted")."""
+    """A folder of files made in the mode ("mode"), a program of a model and a package of many
+    functions, and of a converted model ("converted").
+
+    Seen to fail: with a dtype, or index_put's indices, recorded as PyTorch's ops take them; with
+    avg_pool2d's stride left out.
+    """
     folder = tmp_path_factory.mktemp("programs")
     torch.manual_seed(0)
     model = Layers().eval()
     x = example(model, max(BATCHES))
     expected = {}
+    functions = Functions(*FUNCTIONS).eval()
+    images = example(functions, max(BATCHES))
     with torch.no_grad():
         with conv2d_ext.batch_invariant():
-            expected["mode_program"] = expected["mode_package"] = model(x)
+            expected["mode_program"] = model(x)
+            expected["mode_package"] = functions(images)
             program = export(model, x[:4])
             program = program.run_decompositions()
-        # Lowered in the mode, it needs the mode no longer. (The documentation's packages, which are
-        # tested as well, are of programs that were not lowered, compiled in the mode.)
+        # Lowered in the mode, it needs the mode no longer. (The documentation's package, which
+        # test_beyond_one_process.py runs, is of a program that was not lowered, compiled in the
+        # mode.) It calls all that a converted model's would.
         torch._inductor.aoti_compile_and_package(
-            program, package_path=str(folder / "mode_package.pt2")
+            made_in_the_mode(functions),
+            package_path=str(folder / "mode_package.pt2"),
+            # Of what calls the kernels, whose time is no matter here.
+            inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
         )
         torch.export.save(program, folder / "mode_program.pt2")
         # Without mean and silu, which `convert` leaves to PyTorch.
         model = conv2d_ext.convert(
             nn.Sequential(model.stem, model.up, nn.Flatten(2), model.sequence)
         )
-        expected["converted_program"] = expected["converted_package"] = model(x)
-        program = export(model, x[:4])
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=str(folder / "converted_package.pt2")
-        )
-        torch.export.save(program, folder / "converted_program.pt2")
-    torch.save((x, expected), folder / "expected.pt")
+        expected["converted_program"] = model(x)
+        torch.export.save(export(model, x[:4]), folder / "converted_program.pt2")
+    inputs = {name: images if name == "mode_package" else x for name in expected}
+    torch.save((inputs, expected), folder / "expected.pt")
     return str(folder)
 
 
-NAMES = "mode_program,mode_package,converted_program,converted_package"
+NAMES = "mode_program,mode_package,converted_program"
+
+
+def run_child(*arguments: str) -> subprocess.CompletedProcess:
+    return run_forked(
+        "-c", textwrap.dedent(CHILD), *arguments, preload=("torch._inductor.package",)
+    )
 
 
 class TestFreshProcess:
     def test_equal_bits(self, saved):
-        done = run_forked("-c", textwrap.dedent(CHILD), saved, NAMES, "import")
+        done = run_child(saved, NAMES, "import")
         assert done.stdout == "equal\n", done.stderr
 
     @pytest.mark.parametrize("name", ["mode_program", "mode_package"])
     def test_without_the_library(self, saved, name):
-        done = run_forked("-c", textwrap.dedent(CHILD), saved, name)
+        done = run_child(saved, name)
         assert done.returncode == 1
         # PyTorch's own words, which name the op; of a program in a warning before the error.
         words = {"mode_program": "failed to resolve torch.ops.", "mode_package": "schema for "}
-        assert re.search(words[name] + r"conv2d_ext\W+conv2d", done.stderr), done.stderr
+        assert re.search(words[name] + r"conv2d_ext\W+\w", done.stderr), done.stderr

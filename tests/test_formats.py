@@ -27,7 +27,10 @@ PROBLEMS = (
     Problem("one column out", 2, 3, (5, 2), 4, (3, 2)),
     Problem("one of everything", 1, 1, (1, 1), 1, (1, 1)),
     Problem("depthwise", 2, 4, (5, 6), 4, (3, 2), groups=4),
+    Problem("depthwise, one pixel out", 2, 4, (3, 2), 4, (3, 2), groups=4),
     Problem("groups", 2, 4, (5, 6), 6, (3, 2), groups=2),
+    Problem("groups, one pixel out", 2, 4, (3, 2), 6, (3, 2), groups=2),
+    Problem("groups of one output channel, one pixel out", 1, 8, (3, 2), 4, (3, 2), groups=4),
     Problem("1x3 kernel", 2, 3, (5, 6), 4, (1, 3)),
     Problem("empty batch", 0, 3, (5, 6), 4, (3, 2)),
 )
@@ -60,6 +63,16 @@ def _operands(problem, layouts, dtype, device="cpu"):
     input = torch.randn(problem.input_shape, device=device).to(dtype)
     weight = torch.randn(problem.weight_shape, device=device).to(dtype)
     return LAYOUTS[layouts[0]](input), LAYOUTS[layouts[1]](weight)
+
+
+def test_output_of_integers():
+    # F.conv2d has no integers on CUDA.
+    for problem, dtype in itertools.product(PROBLEMS, (torch.int8, torch.int64)):
+        for layouts in _layout_pairs(dtype):
+            operands = _operands(problem, layouts, dtype)
+            expected = F.conv2d(*operands, **problem.call_args())
+            actual = conv2d_ext.conv2d(*operands, **problem.call_args())
+            assert actual.stride() == expected.stride(), (problem, dtype, layouts)
 
 
 @over_dtypes

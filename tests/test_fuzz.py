@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import secrets
 import subprocess
 
@@ -20,6 +21,8 @@ from fuzz.main import command, corpus_files
 
 SECONDS = float(os.environ.get("CONV2D_EXT_FUZZ_SECONDS", "10"))
 SEED = int(os.environ.get("CONV2D_EXT_FUZZ_SEED", "0")) or secrets.randbits(48)
+
+SUMMARY = re.compile(r"^(\d+) cases \((\d+) refused, (\d+) too large", re.MULTILINE)
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +62,8 @@ def test_new_cases(program):
     finished = run(program[0], *arguments, sanitizer=program[1])
     print(finished.stdout)
     assert finished.returncode == 0, f"seed {SEED}: {finished.stderr[-4000:]}"
+    cases, refused, too_large = map(int, SUMMARY.search(finished.stdout).groups())
+    assert cases - refused - too_large > 10 * seconds
 
 
 def test_every_driver_is_reached(programs):

@@ -17,22 +17,29 @@ import conv2d_ext_build as build
 import conv2d_ext_toolchain as toolchain
 import pytest
 import torch
-from child import LIBRARY
+from child import LIBRARY, run_forked
 
 ROOT = Path(__file__).resolve().parent.parent
+BUILD_BACKEND = str(ROOT / "build_backend")
 
 
-def run_python(code, *, environ=None, cwd=ROOT):
+def run_python(code):
     """The finished process of `python -c code`, in which build_backend/ is importable."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "build_backend"), **(environ or {})}
+    environ = {**os.environ, "PYTHONPATH": BUILD_BACKEND}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True)
+    return subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)
+
+
+def run_with_torch(code, *, environ=None, cwd=ROOT):
+    """The same, for code that imports torch: it is imported already."""
+    code = f"import sys; sys.path.insert(0, {BUILD_BACKEND!r})\n{code}"
+    return run_forked("-c", code, env=environ, cwd=cwd, preload=("torch.utils.cpp_extension",))
 
 
 def run_setup(command, **environ):
     """setup.py as every frontend runs it."""
     code = f"import runpy, sys; sys.argv = ['setup.py', {command!r}]; runpy.run_path('setup.py')"
-    return run_python(code, environ=environ)
+    return run_with_torch(code, environ=environ)
 
 
 def add_distribution(folder, name, version):
@@ -78,16 +85,20 @@ def test_requires_no_ninja_that_is_on_path(tmp_path, monkeypatch):
     assert backend.build_requirements([str(tmp_path)]) == ["torch>=2.8"]
 
 
+# What build isolation does: the environment's site-packages leave sys.path.
+ISOLATED = """
+import importlib.util, sys
+import conv2d_ext_backend as backend
+sys.path[:] = [folder for folder in sys.path if not folder.endswith("-packages")]
+assert importlib.util.find_spec("torch") is None
+"""
+
+
 @pytest.mark.parametrize(("version", "visible"), [("2.11.0", True), ("2.7.1", False)])
 def test_isolated_build_sees_the_torch_of_the_environment(tmp_path, version, visible):
     add_distribution(tmp_path, "torch", version)
-    code = f"""
-import importlib.util, sys
-import conv2d_ext_backend as backend
-# What build isolation does: the environment's site-packages leave sys.path.
-sys.path[:] = [folder for folder in sys.path if not folder.endswith("-packages")]
+    code = f"""{ISOLATED}
 backend.environment_sites = lambda: [{str(tmp_path)!r}]
-assert importlib.util.find_spec("torch") is None
 backend.expose_torch()
 assert (importlib.util.find_spec("torch") is not None) is {visible}
 """
@@ -96,9 +107,21 @@ assert (importlib.util.find_spec("torch") is not None) is {visible}
 
 
 def test_environment_sites_hold_this_torch():
-    assert Path(torch.__file__).parent.parent in map(
-        Path, [*backend.environment_sites(), *sys.path]
-    )
+    assert Path(torch.__file__).parent.parent in map(Path, backend.environment_sites())
+
+
+def test_isolated_build_fetches_no_second_torch():
+    """This environment has one, and each kind of build sees that one."""
+    code = f"""{ISOLATED}
+for kind in ("wheel", "editable"):
+    required = getattr(backend, f"get_requires_for_build_{{kind}}")()
+    assert not [name for name in required if name.startswith("torch")], required
+backend.expose_torch()
+print(importlib.util.find_spec("torch").origin)
+"""
+    process = run_python(code)
+    assert process.returncode == 0, process.stderr
+    assert Path(process.stdout.strip()).samefile(torch.__file__)
 
 
 def test_old_setuptools_is_named():
@@ -247,9 +270,11 @@ def toolkit(tmp_path):
 def planned_extension(**environ):
     """(process, {sources, flags, ...}) of what setup.py would build under these variables."""
     code = f"""
-import json, os
+import importlib, json, os
 from pathlib import Path
+from torch.utils import cpp_extension
 import conv2d_ext_build as build
+importlib.reload(cpp_extension)  # it looks for a toolkit when it is imported
 arguments = build.setup_arguments(Path({str(ROOT)!r}))
 extension, command = arguments["ext_modules"][0], arguments["cmdclass"]["build_ext"]
 print("PLAN" + json.dumps({{
@@ -258,7 +283,7 @@ print("PLAN" + json.dumps({{
 }}))
 """
     unset = {"CONV2D_EXT_CUDA": "", "TORCH_CUDA_ARCH_LIST": "", "CUDA_VISIBLE_DEVICES": ""}
-    process = run_python(code, environ={**unset, **environ})
+    process = run_with_torch(code, environ={**unset, **environ})
     plan = process.stdout.partition("PLAN")[2]
     return process, json.loads(plan) if plan else None
 
@@ -446,7 +471,7 @@ def package_copy(tmp_path):
     def claim(torch_version):
         text = build.format_build_info("0.1.0", torch_version, "g++", None, ())
         (package / "_build_info.py").write_text(text)
-        return run_python("import conv2d_ext", cwd=tmp_path)
+        return run_with_torch("import conv2d_ext", cwd=tmp_path)
 
     return claim
 
@@ -512,13 +537,30 @@ def test_the_built_module_asks_for_no_driver():
 # ---- the metadata
 
 
-@pytest.fixture
-def tree(tmp_path):
+def copied_tree(folder):
     """A copy of the tree, without what was built in it."""
     unwanted = shutil.ignore_patterns(
         ".git", ".venv", ".lint", ".docs", "build", "dist", "*.egg-info", ".*_cache"
     )
-    return Path(shutil.copytree(ROOT, tmp_path / "tree", ignore=unwanted))
+    return Path(shutil.copytree(ROOT, folder / "tree", ignore=unwanted))
+
+
+GENERATED = ("conv2d_ext/_build_info.py", "docs/_inventories/torch.inv")
+
+
+@pytest.fixture(scope="module")
+def tree_and_sdist(tmp_path_factory):
+    """A copy of the tree with what builds generate, and the sdist made of it."""
+    tree = copied_tree(tmp_path_factory.mktemp("sdist"))
+    for name in GENERATED:
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).write_text("")
+    output = tree.parent
+    code = f"import conv2d_ext_backend as b; b.build_sdist({str(output)!r})"
+    process = run_with_torch(code, cwd=tree)
+    assert process.returncode == 0, process.stderr
+    [sdist] = output.glob("conv2d_ext-*.tar.gz")
+    return tree, sdist
 
 
 def read_metadata(text):
@@ -531,7 +573,7 @@ def prepared_metadata(tree, kind, **environ):
     output = tree / f"metadata-{kind}"
     output.mkdir()
     code = f"import conv2d_ext_backend as b; b.{hook}({str(output)!r})"
-    process = run_python(code, cwd=tree, environ=environ)
+    process = run_with_torch(code, cwd=tree, environ=environ)
     assert process.returncode == 0, process.stderr
     [file] = output.glob("*.dist-info/METADATA")
     return read_metadata(file.read_text())
@@ -563,7 +605,8 @@ def test_a_wheel_requires_the_torch_minor_of_its_build(
     assert found == {"version": "1.2.3", "install_requires": ["torch>=2.8"]}
 
 
-def test_metadata_of_a_wheel_and_of_an_editable_install(tree):
+def test_metadata_of_a_wheel_and_of_an_editable_install(tmp_path):
+    tree = copied_tree(tmp_path)
     major, minor = torch.__version__.split(".")[:2]
     version = build.read_version(ROOT)
     wheel = prepared_metadata(tree, "wheel", CONV2D_EXT_CUDA="0")
@@ -574,16 +617,14 @@ def test_metadata_of_a_wheel_and_of_an_editable_install(tree):
     assert editable["Version"] == version
 
 
-def test_a_wheel_of_an_sdist_has_the_version_of_its_name(tree):
+def test_a_wheel_of_an_sdist_has_the_version_of_its_name(tree_and_sdist, tmp_path):
     """pip refuses a build whose version is not the one in the sdist's name."""
-    process = run_python("import conv2d_ext_backend as b; print(b.build_sdist('.'))", cwd=tree)
-    assert process.returncode == 0, process.stderr
-    [sdist] = tree.glob("conv2d_ext-*.tar.gz")
+    _, sdist = tree_and_sdist
     version = build.read_version(ROOT)
     assert sdist.name == f"conv2d_ext-{version}.tar.gz"
     with tarfile.open(sdist) as archive:
-        archive.extractall(tree / "unpacked", filter="data")
-    unpacked = tree / "unpacked" / f"conv2d_ext-{version}"
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / f"conv2d_ext-{version}"
     generic = read_metadata((unpacked / "PKG-INFO").read_text())
     assert unconditional(generic) == ["torch>=2.8"]
     assert prepared_metadata(unpacked, "wheel", CONV2D_EXT_CUDA="0")["Version"] == version
@@ -604,23 +645,14 @@ sys.modules["rich"] = None  # importing it raises ModuleNotFoundError
 from conv2d_ext.__main__ import main
 sys.exit(main({arguments!r}))
 """
-    process = run_python(code)
+    process = run_with_torch(code)
     assert process.returncode == status, process.stderr
     assert words in process.stderr
     assert "Traceback" not in process.stderr
 
 
-def test_sdist_holds_what_building_and_testing_need(tmp_path, tree):
-    inventories = tree / "docs" / "_inventories"
-    inventories.mkdir(exist_ok=True)
-    generated = [tree / "conv2d_ext" / "_build_info.py", inventories / "torch.inv"]
-    for path in generated:
-        path.write_text("")
-    process = run_python(
-        f"import conv2d_ext_backend as b; b.build_sdist({str(tmp_path)!r})", cwd=tree
-    )
-    assert process.returncode == 0, process.stderr
-    [sdist] = tmp_path.glob("conv2d_ext-*.tar.gz")
+def test_sdist_holds_what_building_and_testing_need(tree_and_sdist):
+    tree, sdist = tree_and_sdist
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
     needed = {"setup.py", "pyproject.toml", "Makefile", "LICENSE", "requirements-lint.txt"}
@@ -629,6 +661,6 @@ def test_sdist_holds_what_building_and_testing_need(tmp_path, tree):
         paths = (path for path in (tree / folder).rglob("*.*") if path.is_file())
         needed |= {path.relative_to(tree).as_posix() for path in paths}
     built = {name for name in needed if name.endswith((".so", ".pyc", ".inv"))}
-    built |= {path.relative_to(tree).as_posix() for path in generated}
+    built |= set(GENERATED)
     assert needed - built <= files
     assert not built & files

@@ -34,7 +34,11 @@ class _Collects(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::").removeprefix("conv2d_ext::eager_")
         full = f"{name}.{func._schema.overload_name}" if func._schema.overload_name else name
         if full in EAGER and not kwargs:
-            self.calls.append((full, args))
+            recorded = args
+            if func is torch.ops.aten.index_put.default:  # of which the recorded name takes others
+                places = [place for place, index in enumerate(args[1]) if index is not None]
+                recorded = (args[0], [args[1][place] for place in places], places, *args[2:])
+            self.calls.append((full, recorded))
         return func(*args, **(kwargs or {}))
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from observing import Recorder
 from torch import fx, nn
+from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.ao import quantization
 from torch.nn.utils import parametrizations, parametrize
 
@@ -89,6 +90,42 @@ def assert_computed_by_us(layer: nn.Module) -> None:
     assert not [name for name in recorder.names if name.startswith(theirs)]
 
 
+def sliced(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, every second one of memory."""
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+# The ops that make a view, also as they are called in graphs.
+VIEWS = {
+    f"aten::{name}"
+    for name in (
+        "alias", "detach", "expand", "permute", "squeeze", "squeeze_", "t", "transpose",
+        "unsqueeze", "view",
+    )
+}  # fmt: skip
+
+
+def beside_views(names: list[str]) -> list[str]:
+    return [name for name in names if name not in VIEWS]
+
+
+def names_of(graph: fx.GraphModule) -> list[str]:
+    """Of what a graph calls, ops as in Recorder."""
+    called = [node.target for node in graph.graph.nodes if node.op.startswith("call")]
+    called = [getattr(target, "overloadpacket", target) for target in called]
+    return [getattr(target, "_qualified_op_name", str(target)) for target in called]
+
+
+def forward_ops(layer: nn.Module) -> list[str]:
+    """What a layer that does not pad first runs, beside views."""
+    if isinstance(layer, nn.Linear):
+        return ["conv2d_ext::matmul"]
+    if not isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d)):
+        return ["conv2d_ext::conv2d"]
+    adds_bias = ["conv2d_ext::conv2d_add_bias"] if layer.bias is not None else []
+    return ["conv2d_ext::conv2d_grad_input", *adds_bias]
+
+
 def gradients(module: nn.Module, input: torch.Tensor) -> list[torch.Tensor]:
     input = input.detach().requires_grad_()
     return list(torch.autograd.grad(module(input).square().sum(), [input, *module.parameters()]))
@@ -109,6 +146,25 @@ def test_a_layer_equals_pytorchs(name):
         torch.testing.assert_close(ours(input), theirs(input))
         torch.testing.assert_close(gradients(ours, input), gradients(theirs, input))
     assert_computed_by_us(ours)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in CONSTRUCTIONS if CONSTRUCTIONS[n][2].get("padding_mode") is None]
+)
+def test_a_layer_copies_nothing(name):
+    """Its forward is the library's ops and views, its backward too, whatever the input's strides.
+
+    Seen to fail: with a clone and with a contiguous() of the input before the function's call.
+    """
+    layer = make(name, conv2d_ext)
+    for input in (input_of(layer), sliced(input_of(layer)), input_of(layer)[0]):
+        with Recorder() as recorder:
+            output = layer(input.requires_grad_())
+        assert beside_views(recorder.names) == forward_ops(layer)
+        grad_output = sliced(torch.ones_like(output))
+        with Recorder() as recorder:
+            torch.autograd.grad(output, [input, *layer.parameters()], grad_output)
+        assert {op.partition("::")[0] for op in beside_views(recorder.names)} == {"conv2d_ext"}
 
 
 @pytest.mark.parametrize("cls", [nn.ConvTranspose1d, nn.ConvTranspose2d], ids=lambda c: c.__name__)
@@ -176,11 +232,28 @@ def test_a_layer_is_not_quantized_and_says_so(cls):
 
 
 @over_classes
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 def test_compile(cls):
+    """A graph of one op, which becomes the ops that the layer runs; none of them copies."""
     torch._dynamo.reset()
     layer = conv2d_ext.convert(layer_of(cls))
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(input_of(layer)), layer(input_of(layer)))
+    input = sliced(input_of(layer)).requires_grad_()
+    backend = AotEagerAndRecordGraphs()
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    output = compiled(input)
+    assert torch.equal(output, layer(input))
+    output.backward(torch.ones_like(output))
+    [graph], [forward], [backward] = backend.graphs, backend.fw_graphs, backend.bw_graphs
+    function = {
+        "Linear": "linear",
+        "Conv1d": "conv1d",
+        "Conv2d": "conv2d",
+        "ConvTranspose1d": "conv_transpose1d",
+        "ConvTranspose2d": "conv_transpose2d",
+    }
+    assert names_of(graph) == [f"conv2d_ext::{function[cls.__name__]}"]
+    assert beside_views(names_of(forward)) == forward_ops(layer)
+    assert {op.partition("::")[0] for op in beside_views(names_of(backward))} == {"conv2d_ext"}
     torch._dynamo.reset()
 
 

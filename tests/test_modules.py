@@ -73,6 +73,19 @@ def test_conv2d_equals_nn_conv2d(name):
     assert_computed_by_us(ours, make_input().double())
 
 
+@pytest.mark.parametrize(
+    "name", [n for n, (_, kwargs) in CONSTRUCTIONS.items() if "padding_mode" not in kwargs]
+)
+def test_conv2d_is_one_op(name):
+    """No copy, whatever the input's strides. Seen to fail: with a clone before the call."""
+    args, kwargs = CONSTRUCTIONS[name]
+    conv, input = conv2d_ext.Conv2d(*args, **kwargs), make_input()
+    for seen in (input, input[0], input.transpose(2, 3), torch.stack([input, input], -1)[..., 1]):
+        with Recorder() as recorder:
+            conv(seen)
+        assert recorder.names == ["conv2d_ext::conv2d"]
+
+
 def test_conv2d_refuses_what_nn_conv2d_refuses():
     for args, kwargs in (((4, 6, 3), {"groups": 3}), ((4, 6, 3), {"padding_mode": "wrap"})):
         for kind in (nn.Conv2d, conv2d_ext.Conv2d):

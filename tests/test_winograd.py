@@ -1,19 +1,24 @@
 """Winograd's F(2x2, 3x3), asked for by conv2d_ext.allow_winograd: accuracy, bits, infinities,
 what takes it and what does not, and the setting itself in threads, backward, torch.func and
 torch.compile.
-
-Seen to fail: SEEN
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import itertools
+import pathlib
+import re
+import subprocess
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from child import run_forked, run_python
+from child import run_forked
 from isa_bits import assert_same_bits, bits
 
 import conv2d_ext
@@ -189,66 +194,124 @@ def test_expanded_and_reversed_arguments():
     assert torch.equal(actual, expected.expand(3, -1, -1, -1))
 
 
+def print_bits() -> None:
+    """A digest of each problem's output and input gradient, of the types that all sets widen."""
+    for dtype in (torch.float32, torch.float16):
+        for problem in PROBLEMS:
+            found = hashlib.sha256()
+            for result in winograd_results(problem, make_tensors(problem, dtype))[:2]:
+                found.update(bits(result).numpy().tobytes())
+            print(found.hexdigest(), dtype, problem)
+
+
+def check_this_instruction_set() -> None:
+    """What is not finite, with bfloat16; of the portable code, which rounds otherwise than the
+    others, accuracy and bits too. float16 is widened as bfloat16 is, and left out."""
+    test_whole_numbers()
+    test_all_of_it_not_finite()
+    test_overflow_is_computed_again()
+    test_infinities_follow_no_tile()
+    dtypes = (torch.float32, torch.bfloat16)
+    for dtype, problem in itertools.product(dtypes, PROBLEMS):
+        for where, kind in itertools.product(("input", "weight"), KINDS):
+            test_infinities(problem, where, kind, dtype)
+    if conv2d_ext.build_config()["isa"] == "portable":
+        for dtype, problem in itertools.product(dtypes, PROBLEMS + LAYERS[:-1]):
+            test_accuracy(problem, dtype)
+        for problem in PROBLEMS:
+            test_place_in_the_batch(problem)
+
+
 PROGRAM = """
-import hashlib, sys
+import sys
 import torch, conv2d_ext
 sys.path.insert(0, sys.argv[1])
-from isa_bits import bits
-from test_winograd import DTYPES, PROBLEMS, winograd_results
-from conv2d_ext.testing import make_tensors
-print(conv2d_ext.build_config()["isa"])
-for dtype in DTYPES[::2]:
-    for problem in PROBLEMS:
-        found = hashlib.sha256()
-        for result in winograd_results(problem, make_tensors(problem, dtype))[:2]:
-            found.update(bits(result).numpy().tobytes())
-        print(found.hexdigest(), dtype, problem)
+import test_winograd
+torch.set_num_threads(1)
+torch.manual_seed(0)
+isa = conv2d_ext.build_config()["isa"]
+print(isa)
+if isa in test_winograd.VECTOR_ISAS:
+    test_winograd.print_bits()
+if sys.argv[2] == "checked":
+    test_winograd.check_this_instruction_set()
+    print("checked")
 """
+VECTOR_ISAS = ("avx2", "avx512", "avx512_bf16")
+# The one whose code the other tests run: the instruction sets of bfloat16 take another one's.
+IN_USE = conv2d_ext.build_config()["isa"]
+IN_USE = IN_USE if IN_USE in ("portable", "avx2") else "avx512"
+
+
+def machine_has(isa: str) -> bool:
+    """As csrc/cpu/isa/machine.cpp, by what Linux says of the CPU."""
+    flags = set(re.findall(r"\w+", pathlib.Path("/proc/cpuinfo").read_text()))
+    needed = {"avx2", "fma", "f16c"}
+    if isa != "avx2":
+        needed |= {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    if isa == "avx512_bf16":
+        needed |= {"avx512_bf16"}
+    return isa == "portable" or needed <= flags
+
+
+@pytest.fixture(scope="module")
+def finished_of() -> Callable[[str], subprocess.CompletedProcess]:
+    """PROGRAM under an instruction set, run once. Skips what is not compiled in or not there."""
+
+    @functools.cache
+    def run(isa: str) -> subprocess.CompletedProcess:
+        checked = isa in ("portable", "avx2", "avx512") and isa != IN_USE
+        here = str(pathlib.Path(__file__).parent)
+        return run_forked(
+            "-c", PROGRAM, here, "checked" if checked else "", env={"CONV2D_EXT_CPU_ISA": isa}
+        )
+
+    def finished(isa: str) -> subprocess.CompletedProcess:
+        if isa not in conv2d_ext.build_config()["compiled_isas"]:
+            pytest.skip(f"{isa} is not compiled in")
+        child = run(isa)
+        refusal = f"CONV2D_EXT_CPU_ISA={isa}: this CPU lacks that instruction set"
+        if child.returncode and refusal in child.stderr:
+            assert not machine_has(isa)
+            pytest.skip(f"this CPU has no {isa}")
+        return child
+
+    return finished
 
 
 @pytest.mark.slow
-def test_instruction_sets_agree():
+def test_instruction_sets_agree(finished_of):
     """Those with fused operations. Each is checked against the others and against F.conv2d."""
-    import pathlib
-
-    here = str(pathlib.Path(__file__).parent)
+    compiled = conv2d_ext.build_config()["compiled_isas"]
+    isas = [isa for isa in VECTOR_ISAS if isa in compiled and machine_has(isa)]
+    if len(isas) < 2:
+        pytest.skip("fewer than two of them are compiled in, and in this CPU")
     printed = {}
-    for isa in ("avx2", "avx512", "avx512_bf16"):
-        if isa not in conv2d_ext.build_config()["compiled_isas"]:
-            continue
-        child = run_forked("-c", PROGRAM, here, env={"CONV2D_EXT_CPU_ISA": isa})
-        if child.returncode and "this CPU lacks" in child.stderr:
-            continue
-        assert child.returncode == 0, child.stderr
-        printed[isa] = child.stdout.splitlines()
-        assert printed[isa].pop(0) == isa
-    for isa, lines in printed.items():
-        assert lines == next(iter(printed.values())), isa
+    for isa in isas:
+        child = finished_of(isa)
+        first, *digests = child.stdout.splitlines()[: 1 + 2 * len(PROBLEMS)] or [""]
+        assert first == isa, child.stderr
+        assert len(digests) == 2 * len(PROBLEMS), child.stderr
+        printed[isa] = digests
+    for isa, digests in printed.items():
+        assert digests == printed[isas[0]], isa
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
-def test_each_instruction_set(isa):
-    """Accuracy and what is not finite, with it. The portable code rounds otherwise than the others,
-    which agree to the bit (test_instruction_sets_agree). The instruction sets of bfloat16 take
-    another one's code. float16 is widened as bfloat16 is, and left out."""
-    in_use = conv2d_ext.build_config()["isa"]
-    if isa == (in_use if in_use in ("portable", "avx2") else "avx512"):
+def test_each_instruction_set(isa, finished_of):
+    """check_this_instruction_set, with those that the other tests do not run on. The vectors' bits
+    are the same (test_instruction_sets_agree), and so is their accuracy."""
+    if isa == IN_USE:
         pytest.skip("the one that the other tests run on")
-    tests = "whole or infinit or finite or again"
-    if isa == "portable":
-        tests += " or accuracy or place"
-    child = run_python(
-        "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", __file__,
-        "-k", f"({tests}) and (bfloat16 or not float16)",
-        env={"CONV2D_EXT_CPU_ISA": isa},
-    )  # fmt: skip
-    if "CONV2D_EXT_CPU_ISA" in child.stdout + child.stderr:
-        pytest.skip(f"this CPU has no {isa}")
-    assert child.returncode == 0, child.stdout[-3000:]
+    child = finished_of(isa)
+    assert child.returncode == 0, child.stderr[-3000:]
+    assert child.stdout.splitlines()[-1] == "checked"
 
 
 # ---- numbers that are not finite
+
+KINDS = ("inf", "nan", "both")
 
 
 def same_values(a, b) -> bool:
@@ -279,7 +342,7 @@ def poison(tensor, kind, count=5):
 
 
 @over_dtypes
-@pytest.mark.parametrize("kind", ["inf", "nan", "both"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["input", "weight"])
 @over_problems
 def test_infinities(problem, where, kind, dtype):
@@ -552,9 +615,12 @@ def test_modules(layer):
     module = torch.nn.Conv2d(32, 32, 3, padding=1)
     module = conv2d_ext.convert(module) if layer is None else layer(32, 32, 3, padding=1)
     input = tensors_of_base()[0]
+    direct = conv(input, module.weight, module.bias)
+    assert torch.equal(module(input), direct)
     with conv2d_ext.allow_winograd(True):
         assert torch.equal(module(input), conv(input, module.weight, module.bias))
-    assert not torch.equal(module(input), conv(input, module.weight, module.bias) + 1)
+        assert not torch.equal(module(input), direct)
+    assert torch.equal(module(input), direct)
 
 
 def test_the_posts_forward():

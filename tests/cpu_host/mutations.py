@@ -116,15 +116,33 @@ def _run(program: pathlib.Path, *arguments: str, sanitizer: str, most: float) ->
     return f"ends with {done.returncode}"
 
 
+def _build(mutation: Mutation, root: pathlib.Path) -> pathlib.Path:
+    """The harness for what the mutation is in, of these sources."""
+    return build(
+        mutation.sanitizer,
+        mutation.instruction_sets(),
+        dtypes=(mutation.dtype,),
+        root=root,
+        engine_level="-O1",
+    )
+
+
+def _replay(mutation: Mutation, program: pathlib.Path) -> str:
+    # What does not end is stopped long after what does.
+    return _run(program, "replay", *corpus_files(), sanitizer=mutation.sanitizer, most=240)
+
+
+def run_unaltered(mutation: Mutation) -> str:
+    """How the corpus fails without the mutation: "", or else nothing shows that it was caught."""
+    return _replay(mutation, _build(mutation, ROOT))
+
+
 def run_mutant(mutation: Mutation, seconds: float = SECONDS, seed: int = SEED) -> str:
     """How the fuzzer caught the mutant; "" where it survived."""
     with altered_sources(mutation) as root:
-        program = build(
-            mutation.sanitizer, mutation.instruction_sets(), dtypes=(mutation.dtype,), root=root
-        )
+        program = _build(mutation, root)
     try:
-        # What does not end is stopped long after what does.
-        how = _run(program, "replay", *corpus_files(), sanitizer=mutation.sanitizer, most=240)
+        how = _replay(mutation, program)
         if how:
             return f"corpus: {how}"
         how = _run(

@@ -14,7 +14,7 @@ import os
 import pathlib
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from child import run_python
 from fuzz.build import SANITIZERS
@@ -136,10 +136,21 @@ def link(name: str, objects: Sequence[pathlib.Path], *, sanitize: bool = False) 
     return result
 
 
-def build(name: str, units: Sequence[pathlib.Path], *, sanitize: bool = False) -> pathlib.Path:
-    """A shared library of the units and the shim."""
+def build(
+    name: str,
+    units: Sequence[pathlib.Path],
+    *,
+    sanitize: bool = False,
+    without: Collection[str] = (),
+) -> pathlib.Path:
+    """A shared library of the units and the shim. ``without``: names of units that are compiled
+    without sanitizers all the same."""
+    # Those with sanitizers first: their copies of what several units have are the ones linked.
+    units = sorted([*units, *SHIM], key=lambda unit: unit.name in without)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = pool.map(functools.partial(compile_unit, sanitize=sanitize), [*units, *SHIM])
+        objects = pool.map(
+            lambda unit: compile_unit(unit, sanitize=sanitize and unit.name not in without), units
+        )
         return link(name, list(objects), sanitize=sanitize)
 
 

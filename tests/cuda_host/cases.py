@@ -25,6 +25,12 @@ class Math:
     def __str__(self) -> str:
         return "tf32" if self.tf32 else str(self.dtype).removeprefix("torch.")
 
+    @property
+    def unit(self) -> str:
+        """The file in csrc/cuda that its implicit GEMMs are compiled in."""
+        name = str(self).replace("bfloat", "bf").replace("float", "f").replace("complex", "c")
+        return f"gemm_{name}.cu"
+
 
 MATHS = (
     Math(torch.float32),

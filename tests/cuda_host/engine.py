@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -279,8 +280,8 @@ def engine_units() -> list[pathlib.Path]:
     return [HERE / "host_api.cpp", *sorted(csrc.glob("*.cu")), *torch_free]
 
 
-def build_engine(*, sanitize: bool = False) -> pathlib.Path:
-    return build("conv2d_cuda_host", engine_units(), sanitize=sanitize)
+def build_engine(*, sanitize: bool = False, without: Collection[str] = ()) -> pathlib.Path:
+    return build("conv2d_cuda_host", engine_units(), sanitize=sanitize, without=without)
 
 
 @functools.cache

@@ -646,7 +646,8 @@ def build_altered(
             csrc / "cuda" / unit, csrc=csrc, sanitize=sanitize, warnings_are_errors=False
         )
     rest = [other for other in (*engine_units(), *SHIM) if other.name != unit]
-    objects = [compile_unit(other, sanitize=sanitize) for other in rest]
+    # Of the engine's other units the call runs nothing.
+    objects = [compile_unit(other, sanitize=sanitize and other in SHIM) for other in rest]
     return link("altered", [altered, *objects], sanitize=sanitize)
 
 
