@@ -257,7 +257,9 @@ def convert(
     for quantization, which is done to torch.nn's own; the logger "conv2d_ext" warns of each.
     A `torch.nn.MultiheadAttention`'s out_proj, a subclass of Linear that is never called, stays
     without a warning. report=True prints a table of what was converted and what was left, and why.
-    What torch.compile has made in this process, of any model, is compiled again at its next call.
+    torch.compile does not look at a layer's class: what it has compiled computes as before. Convert
+    first, or call `torch.compiler.reset()` while no thread runs compiled code; the logger
+    "conv2d_ext" warns where this process has compiled anything.
 
     Raises TypeError where `module` is not a `torch.nn.Module` or `classes` are not several,
     ValueError for other classes.
@@ -282,7 +284,7 @@ def convert(
             level = logging.INFO if kept == _NOT_CALLED else logging.WARNING
             _logger.log(level, "convert: left %s as it is: %s", _place(name), kept)
     if any(not kept for _, _, kept in rows):
-        _forget_compiled_code()
+        _warn_of_compiled_code("convert")
     if report:
         sys.stdout.write(_table(rows))
     return module
@@ -295,7 +297,7 @@ def revert(module: nn.Module) -> nn.Module:
     its parameters, parametrizations, buffers, hooks, mode and attributes; only its class changes.
     Layers that were built as this library's are reverted too. Subclasses of them stay as they are,
     and the logger "conv2d_ext" warns of each. Where there are none, nothing changes. What
-    torch.compile has made in this process, of any model, is compiled again at its next call.
+    torch.compile has compiled computes as before, as after `convert`.
 
     Raises TypeError where `module` is not a `torch.nn.Module`.
     """
@@ -308,16 +310,20 @@ def revert(module: nn.Module) -> nn.Module:
             if kept:
                 _logger.warning("revert: left %s as it is: %s", _place(name), kept)
     if turned:
-        _forget_compiled_code()
+        _warn_of_compiled_code("revert")
     return module
 
 
-def _forget_compiled_code() -> None:
-    """Lets torch.compile see that layers have other classes: no guard of its looks at a layer's
-    class, so what it has compiled would compute as before."""
-    if "torch._dynamo" in sys.modules:
-        # Of all models: it can't be told which functions a layer's call was compiled into.
-        sys.modules["torch._dynamo"].reset_code_caches()
+def _warn_of_compiled_code(function: str) -> None:
+    """No guard of torch.compile's looks at a layer's class. Which functions a layer's call has been
+    compiled into can't be told, and freeing them all would end threads that run one."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is not None and utils.counters["frames"]["total"] > 0:
+        _logger.warning(
+            "%s: torch.compile has compiled functions before, which call these layers as they "
+            "were: torch.compiler.reset() has them compiled again",
+            function,
+        )
 
 
 _ALREADY = "one of conv2d_ext's already"

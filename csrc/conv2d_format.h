@@ -44,11 +44,6 @@ inline bool output_is_channels_last(const at::Tensor& input, const at::Tensor& w
   return suggests_channels_last(weight) || suggests_channels_last(input);
 }
 
-// F.conv2d's grad_input has the output's format, but for complex types, whose gradients PyTorch assembles.
-inline bool grad_input_is_channels_last(const at::Tensor& input, const at::Tensor& weight) {
-  return !input.is_complex() && output_is_channels_last(input, weight);
-}
-
 // Of symbolic sizes: whether it is known.
 inline bool are_equal(int64_t a, int64_t b) { return a == b; }
 inline bool are_equal(const c10::SymInt& a, const c10::SymInt& b) {
@@ -58,6 +53,32 @@ inline bool are_equal(const c10::SymInt& a, const c10::SymInt& b) {
 template <class Int>
 bool is_one(const Int& value) {
   return are_equal(value, Int(1));
+}
+
+// Whether F.conv2d computes each group by itself on the CPU and joins the results, as it does with the types that
+// oneDNN has no convolution of.
+inline bool joins_groups(const at::Tensor& input) {
+  if (is_cuda_or_fake(input)) return false;
+  const auto has = [](const char* asks) {
+    const auto op = c10::Dispatcher::singleton().findOp({asks, ""});
+    return op.has_value() && op->typed<bool()>().call();
+  };
+  static const bool has_float16 = has("mkldnn::_is_mkldnn_fp16_supported");
+  static const bool has_bfloat16 = has("mkldnn::_is_mkldnn_bf16_supported");
+  const at::ScalarType dtype = input.scalar_type();
+  return dtype == at::kDouble || c10::isIntegralType(dtype, /*includeBool=*/false) ||
+         (dtype == at::kHalf && !has_float16) || (dtype == at::kBFloat16 && !has_bfloat16);
+}
+
+// F.conv2d's grad_input has the output's format, but for complex types, whose gradients PyTorch assembles, and for
+// groups of one element each that are joined: they have no format that PyTorch could keep.
+inline bool grad_input_is_channels_last(const at::Tensor& input, const at::Tensor& weight) {
+  if (input.is_complex() || !output_is_channels_last(input, weight)) return false;
+  const int64_t dims = input.dim();
+  const bool has_no_format = is_one(weight.sym_size(1)) && is_one(input.sym_size(dims - 1)) &&
+                             is_one(input.sym_size(dims - 2)) && !is_one(input.sym_size(dims - 3)) &&
+                             joins_groups(input);
+  return !has_no_format;
 }
 
 // (N, C, H, W), or (C, H, W) with the strides of a batch of one.
@@ -82,25 +103,10 @@ at::Tensor empty_activation(const Int& batch, const Int& channels, const Int& he
   }
 }
 
-// Whether F.conv2d computes each group by itself on the CPU and joins the results, as it does with the types that
-// oneDNN has no convolution of.
-inline bool joins_groups(const at::Tensor& input) {
-  if (is_cuda_or_fake(input)) return false;
-  const auto has = [](const char* asks) {
-    const auto op = c10::Dispatcher::singleton().findOp({asks, ""});
-    return op.has_value() && op->typed<bool()>().call();
-  };
-  static const bool has_float16 = has("mkldnn::_is_mkldnn_fp16_supported");
-  static const bool has_bfloat16 = has("mkldnn::_is_mkldnn_bf16_supported");
-  const at::ScalarType dtype = input.scalar_type();
-  return dtype == at::kDouble || c10::isIntegralType(dtype, /*includeBool=*/false) ||
-         (dtype == at::kHalf && !has_float16) || (dtype == at::kBFloat16 && !has_bfloat16);
-}
-
 // F.conv2d's output, without values.
 template <class Int>
 at::Tensor empty_output(const ProblemOf<Int>& problem, const at::Tensor& input, const at::Tensor& weight) {
-  // Groups that are joined are of one element each: they have no format that PyTorch could keep.
+  // As of a gradient.
   const bool has_no_format = !is_one(problem.groups) && are_equal(problem.groups, problem.out_channels) &&
                              is_one(problem.out_h) && is_one(problem.out_w) && joins_groups(input);
   return empty_activation<Int>(problem.batch, result_channels<Int>(problem), problem.out_h, problem.out_w,

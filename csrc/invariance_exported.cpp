@@ -133,14 +133,35 @@ at::SymInt product_of(c10::SymIntArrayRef sizes) {
   return product;
 }
 
-// A product of batches of matrices, of which either may be one matrix or vector. PyTorch's kernel asks for numbers
-// where sizes are symbols, and so fixes them or fails. Which products it is made of changes no bit.
+// Whether PyTorch's kernel multiplies a vector, or a matrix, by batches as one product of transposed factors, so that
+// the gradient of the former is one product too.
+bool folds_second(const at::Tensor& first, const at::Tensor& second) {
+  if (second.dim() <= 2 || first.dim() > 2) return false;
+  if (first.requires_grad()) return true;
+  if (first.dim() == 2) return false;
+  const at::Tensor rows = second.mT();
+  for (int64_t i = 0; i < rows.dim() - 2; ++i) {
+    if (rows.sym_stride(i) != rows.sym_stride(i + 1) * rows.sym_size(i + 1)) return false;
+  }
+  return true;
+}
+
+// A product of batches of matrices, of which either may be one matrix or vector, of the calls that PyTorch's kernel
+// makes: of others a gradient, or a complex product, would have other bits. That kernel asks for numbers where sizes
+// are symbols, and so fixes them or fails.
 at::Tensor multiply_batches(const at::Tensor& first, const at::Tensor& second) {
+  if (folds_second(first, second)) {
+    const at::Tensor folded = multiply_batches(second.mT(), first.dim() == 1 ? first : first.t());
+    return first.dim() == 1 ? folded : folded.mT().contiguous();
+  }
   const at::Tensor a = first.dim() == 1 ? first.unsqueeze(0) : first;
   const at::Tensor b = second.dim() == 1 ? second.unsqueeze(1) : second;
   const at::SymInt rows = a.sym_size(-2), inner = a.sym_size(-1), columns = b.sym_size(-1);
   const auto batch_of = [](const at::Tensor& matrices) { return matrices.sym_sizes().slice(0, matrices.dim() - 2); };
-  at::SymDimVector batch = at::infer_size_symdimvector(batch_of(a), batch_of(b));
+  // Of two, each size that is not known is compared.
+  at::SymDimVector batch = a.dim() == 2   ? at::SymDimVector(batch_of(b))
+                           : b.dim() == 2 ? at::SymDimVector(batch_of(a))
+                                          : at::infer_size_symdimvector(batch_of(a), batch_of(b));
   at::Tensor product;
   if (b.dim() == 2) {
     product = at::mm(a.reshape_symint({product_of(batch) * rows, inner}), b);
@@ -161,7 +182,8 @@ void take_matmul_apart_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySe
   const at::Tensor first = torch::jit::peek(*stack, 0, 2).toTensor(),
                    second = torch::jit::peek(*stack, 1, 2).toTensor();
   const bool has_batches = std::max(first.dim(), second.dim()) > 2 && std::min(first.dim(), second.dim()) > 0;
-  if (!has_batches || !invariance::is_taken_apart(keys)) return take_apart_or_pass(op, keys, stack);
+  const bool is_nested = first.is_nested() || second.is_nested();
+  if (!has_batches || is_nested || !invariance::is_taken_apart(keys)) return take_apart_or_pass(op, keys, stack);
   torch::jit::drop(*stack, 2);
   torch::jit::push(*stack, multiply_batches(first, second));
 }

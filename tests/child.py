@@ -40,12 +40,14 @@ def run_python(*arguments: str, env: dict[str, str] | None = None) -> subprocess
 
 
 @functools.cache
-def _forking() -> subprocess.Popen:
+def _forking(preload: tuple[str, ...]) -> subprocess.Popen:
     """Where programs are forked from. It ends with this process, whose end of its input closes."""
     program = pathlib.Path(__file__).with_name("forked.py")
+    # What it imports may ask for a GPU, of which a process that is forked could use none after it.
+    variables = {"CUDA_VISIBLE_DEVICES": ""} if preload else {}
     return subprocess.Popen(
-        [sys.executable, program],
-        env=environment(),
+        [sys.executable, program, *preload],
+        env=environment(**variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -61,7 +63,7 @@ def run_forked(
     """As run_python, of a file, of `-c` and a program or of `-m` and a module, two seconds sooner:
     torch is imported already, nothing of conv2d_ext is. Not for what starts or ends with the
     interpreter. `preload` names modules of torch that several such programs import, and that start
-    no thread."""
+    no thread; these are forked from a process of their own, and have no GPU."""
     with contextlib.ExitStack() as files:
         output = files.enter_context(tempfile.NamedTemporaryFile("r+", encoding="utf-8"))
         errors = files.enter_context(tempfile.NamedTemporaryFile("r+", encoding="utf-8"))
@@ -71,9 +73,8 @@ def run_forked(
             "cwd": os.fspath(cwd or os.getcwd()),
             "stdout": output.name,
             "stderr": errors.name,
-            "preload": preload,
         }
-        server = _forking()
+        server = _forking(preload)
         print(json.dumps(request), file=server.stdin, flush=True)
         status = int(server.stdout.readline())
         return subprocess.CompletedProcess(arguments, status, output.read(), errors.read())

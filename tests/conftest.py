@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "xdist_group(name): not at once, under pytest-xdist")
     config.addinivalue_line("markers", "slow: takes seconds; left out by -m 'not slow'")
     config.addinivalue_line(
-        "markers", "also_on_cuda: its case on CUDA was not made, for want of it"
+        "markers", "also_on_cuda: its case on CUDA was not made, for want of CUDA"
     )
 
 

@@ -1,8 +1,8 @@
 """Programs in processes of their own, forked from one that has imported torch: child.run_forked.
 
 Reads requests from standard input, a line of JSON each: the arguments that Python would get, the
-environment, its folder, files for what the program prints, and modules to import first, once for
-all that follow. Answers with its exit status.
+environment, its folder, and files for what the program prints. Answers with its exit status. Its
+own arguments are modules to import before it takes requests.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def child(arguments: list[str], env: dict[str, str], cwd: str, stdout: str, stde
 
 def main() -> None:
     sys.path.pop(0)  # this file's folder
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     for line in sys.stdin:
         request = json.loads(line)
-        for module in request.pop("preload"):
-            importlib.import_module(module)
         process = os.fork()
         if process == 0:
             child(**request)

@@ -77,7 +77,8 @@ def test_what_nobody_has_written_is_seen(device):
 
 @over_cases
 def test_runs(problem, dtype, device):
-    """At other addresses, and of memory that isn't zero, nor what a run before has left there."""
+    """At other addresses, with results in memory that isn't zero, nor what a run before has left
+    there. (Of the engine's own memory the fuzzer says so.)"""
     tensors = make_tensors(problem, dtype, device=device)
     results = [library_results(problem, tensors)]
     for run in range(2):

@@ -213,18 +213,20 @@ def test_compiled_calls_take_the_integers_that_eager_ones_take(integer):
     assert torch.equal(compiled(input, weight), conv2d_ext.conv2d(input, weight, stride=integer))
 
 
-def test_convert_after_compilation():
-    """torch.compile's guards don't see a layer's class: what it has made is compiled anew.
-
-    Seen to fail: without convert's, and revert's, call of reset_code_caches.
-    """
+def test_convert_after_compilation(caplog):
+    """torch.compile's guards don't see a layer's class. convert and revert say so, and what makes
+    them seen."""
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
     backend = EagerAndRecordGraphs()
     compiled = torch.compile(model, backend=backend)
     input = torch.randn(2, 3, 5, 5)
     for change, is_ours in ((None, False), (conv2d_ext.convert, True), (conv2d_ext.revert, False)):
         if change is not None:
+            caplog.clear()
             change(model)
+            assert [record.levelname for record in caplog.records] == ["WARNING"]
+            assert "torch.compiler.reset()" in caplog.text
+            torch.compiler.reset()
         compiled(input)
         called = {node.target for node in backend.graphs[-1].graph.nodes}
         assert (OPS.conv2d in called) == is_ours

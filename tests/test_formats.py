@@ -28,6 +28,7 @@ PROBLEMS = (
     Problem("one of everything", 1, 1, (1, 1), 1, (1, 1)),
     Problem("depthwise", 2, 4, (5, 6), 4, (3, 2), groups=4),
     Problem("depthwise, one pixel out", 2, 4, (3, 2), 4, (3, 2), groups=4),
+    Problem("depthwise, one pixel in", 2, 4, (1, 1), 4, (3, 2), padding=(1, 1), groups=4),
     Problem("groups", 2, 4, (5, 6), 6, (3, 2), groups=2),
     Problem("groups, one pixel out", 2, 4, (3, 2), 6, (3, 2), groups=2),
     Problem("groups of one output channel, one pixel out", 1, 8, (3, 2), 4, (3, 2), groups=4),

@@ -23,6 +23,23 @@ EAGER = {
 }
 
 
+def test_pytorch_composes_none_of_them():
+    """It would take the op apart where it is to be recorded: without end."""
+    for name in EAGER:
+        kinds = torch._C._dispatch_dump(f"aten::{name}")
+        assert "CompositeImplicitAutograd[alias]" not in kinds, name
+
+
+def test_packages_can_pass_their_arguments():
+    """AOTInductor's programs pass no dtype, and no list of tensors that may be undefined."""
+    for name in EAGER:
+        function, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.conv2d_ext, f"eager_{function}"), overload or "default")
+        types = str(op._schema)
+        assert "ScalarType" not in types
+        assert "Tensor?[]" not in types
+
+
 class _Collects(TorchDispatchMode):
     """The calls that a graph would record."""
 

@@ -439,3 +439,42 @@ def test_traces_of_converted_linear_layers():
     trace = torch.jit.trace(model, (torch.randn(1, 2, 2, 5),))
     x = torch.randn(3, 4, 2, 5)
     assert torch.equal(trace(x), model(x))
+
+
+_PRODUCTS = (
+    ((3, 4, 8), (8, 5)), ((3, 4, 8), (8,)), ((8,), (3, 8, 5)), ((4, 8), (3, 8, 5)),
+    ((3, 4, 8), (3, 8, 5)), ((2, 1, 4, 8), (3, 8, 5)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "dtype"),
+    [
+        *((*sizes, torch.float32) for sizes in _PRODUCTS),
+        *((*sizes, torch.complex64) for sizes in _PRODUCTS[2:4]),  # B^T A^T has other bits
+    ],
+    ids=str,
+)
+def test_traced_products_of_batches_have_the_bits_of_eager_ones(first, second, dtype):
+    """Values, and the gradients of the factors.
+
+    Seen to fail: with a matrix on the left expanded, whose gradient is then a sum over the batch.
+    """
+    for is_transposed, wanted in (
+        (False, (False, False)), (True, (False, False)), (False, (True, False)),
+        (False, (True, True)),
+    ):  # fmt: skip
+        torch._dynamo.reset()
+        compiled = torch.compile(torch.matmul, backend="aot_eager", dynamic=True)
+        factors = [torch.randn(sizes, dtype=dtype) for sizes in (first, second)]
+        if is_transposed:
+            factors[1] = factors[1].movedim(-1, 0).contiguous().movedim(0, -1)
+        leaves = [f.requires_grad_() for f, wants in zip(factors, wanted, strict=True) if wants]
+        with conv2d_ext.batch_invariant():
+            ours, theirs = compiled(*factors), torch.matmul(*factors)
+            results = [(ours, theirs)]
+            if leaves:
+                grad = torch.randn_like(theirs)
+                grads = (torch.autograd.grad(result, leaves, grad) for result in (ours, theirs))
+                results += zip(*grads, strict=True)
+        assert all(torch.equal(a, b) for a, b in results), (is_transposed, wanted)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import resource
 import shutil
@@ -29,6 +30,13 @@ from fuzz.main import command, corpus_files
 
 SECONDS = 60  # of random inputs, at most
 SEED = 1
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    with contextlib.suppress(OSError):
+        return frozenset(pathlib.Path("/proc/cpuinfo").read_text().split())
+    return frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +60,7 @@ class Mutation:
     def runs_here(self) -> bool:
         """Whether this machine has the instruction sets. (Those that have no portable code path
         aren't reached without AVX2.)"""
-        flags = set()
-        with contextlib.suppress(OSError):
-            flags = set(pathlib.Path("/proc/cpuinfo").read_text().split())
+        flags = _cpu_flags()
         needed = {
             "avx2": "avx2",
             "avx512": "avx512bw",

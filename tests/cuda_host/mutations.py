@@ -646,7 +646,7 @@ def build_altered(
             csrc / "cuda" / unit, csrc=csrc, sanitize=sanitize, warnings_are_errors=False
         )
     rest = [other for other in (*engine_units(), *SHIM) if other.name != unit]
-    # Of the engine's other units the call runs nothing.
+    # Of the engine's other units the call runs no kernel.
     objects = [compile_unit(other, sanitize=sanitize and other in SHIM) for other in rest]
     return link("altered", [altered, *objects], sanitize=sanitize)
 
