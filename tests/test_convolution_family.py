@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from accuracy import assert_as_accurate
+from accuracy import assert_as_accurate, over_draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from observing import Recorder, same_bits
@@ -138,16 +138,21 @@ def values_and_gradients(case, dtype, device) -> list[tuple[torch.Tensor, ...]]:
 def test_values_and_gradients(case, dtype, device):
     """Over several draws: of few sums, one lucky rounding of PyTorch's would be the bound."""
     torch.set_num_threads(1)  # many small calls
-    draws = [values_and_gradients(case, dtype, device) for _ in range(8)]
-    names = ("output", "grad_input", "grad_weight", "grad_bias")
-    for name, *found in zip(names, *draws, strict=True):
-        for ours, theirs, _, _ in found:
-            assert ours.shape == theirs.shape, name
-            assert ours.dtype == dtype, name
-        ours, theirs, value, magnitude = (
-            torch.cat([tensor.flatten() for tensor in same]) for same in zip(*found, strict=True)
-        )
-        assert_accurate(ours, theirs, Oracle(value, None, magnitude), dtype, name)
+
+    def check(count: int) -> None:
+        draws = [values_and_gradients(case, dtype, device) for _ in range(count)]
+        names = ("output", "grad_input", "grad_weight", "grad_bias")
+        for name, *found in zip(names, *draws, strict=True):
+            for ours, theirs, _, _ in found:
+                assert ours.shape == theirs.shape, name
+                assert ours.dtype == dtype, name
+            ours, theirs, value, magnitude = (
+                torch.cat([tensor.flatten() for tensor in each])
+                for each in zip(*found, strict=True)
+            )
+            assert_accurate(ours, theirs, Oracle(value, None, magnitude), dtype, name)
+
+    over_draws(check)
 
 
 @over_cases

@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
-from accuracy import times_pytorchs
+from accuracy import over_draws, times_pytorchs
 from observing import same_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -59,20 +59,25 @@ def operands(size: tuple[int, int, int], dtype: torch.dtype, seed: int = 0):
 def test_values(size, dtype, device):
     """As guarantee 3 has it, over several draws, since few results' errors are chance."""
     wide = torch.complex128 if dtype.is_complex else torch.float64
-    draws = []
-    for seed in range(8):
+
+    def draw(seed: int) -> tuple[torch.Tensor, ...]:
         args = [t.to(device) for t in operands(size, dtype, seed)]
         widened = [t.to(wide) for t in args]
         exact, magnitude = (a @ b + c for a, b, c in (widened, [t.abs() for t in widened]))
         mat1, mat2, bias = args
-        draws.append((matmul(*args), torch.addmm(bias, mat1, mat2), exact, magnitude))
-    ours, theirs, value, magnitude = (torch.stack(same) for same in zip(*draws, strict=True))
-    oracle = Oracle(value, None, magnitude)
-    times = max(times_pytorchs(device), 3 if size[1] < 16 else 2)
-    # For float64, whose oracle is of its own precision, the oracle's roundings as well.
-    slack = unit_roundoff(dtype) + size[2] ** 0.5 * torch.finfo(wide).eps
-    for measure in (oracle.relative_l2, oracle.max_scaled_error):
-        assert measure(ours) <= times * measure(theirs) + slack, measure.__name__
+        return matmul(*args), torch.addmm(bias, mat1, mat2), exact, magnitude
+
+    def check(count: int) -> None:
+        draws = [draw(seed) for seed in range(100 * count, 101 * count)]
+        ours, theirs, value, magnitude = (torch.stack(same) for same in zip(*draws, strict=True))
+        oracle = Oracle(value, None, magnitude)
+        times = max(times_pytorchs(device), 3 if size[1] < 16 else 2)
+        # For float64, whose oracle is of its own precision, the oracle's roundings as well.
+        slack = unit_roundoff(dtype) + size[2] ** 0.5 * torch.finfo(wide).eps
+        for measure in (oracle.relative_l2, oracle.max_scaled_error):
+            assert measure(ours) <= times * measure(theirs) + slack, measure.__name__
+
+    over_draws(check)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
