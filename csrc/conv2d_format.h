@@ -106,7 +106,7 @@ at::Tensor empty_activation(const Int& batch, const Int& channels, const Int& he
 // F.conv2d's output, without values.
 template <class Int>
 at::Tensor empty_output(const ProblemOf<Int>& problem, const at::Tensor& input, const at::Tensor& weight) {
-  // As of a gradient.
+  // As the gradient above.
   const bool has_no_format = !is_one(problem.groups) && are_equal(problem.groups, problem.out_channels) &&
                              is_one(problem.out_h) && is_one(problem.out_w) && joins_groups(input);
   return empty_activation<Int>(problem.batch, result_channels<Int>(problem), problem.out_h, problem.out_w,

@@ -182,8 +182,9 @@ void take_matmul_apart_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySe
   const at::Tensor first = torch::jit::peek(*stack, 0, 2).toTensor(),
                    second = torch::jit::peek(*stack, 1, 2).toTensor();
   const bool has_batches = std::max(first.dim(), second.dim()) > 2 && std::min(first.dim(), second.dim()) > 0;
-  const bool is_nested = first.is_nested() || second.is_nested();
-  if (!has_batches || is_nested || !invariance::is_taken_apart(keys)) return take_apart_or_pass(op, keys, stack);
+  // Which nested tensors multiply by themselves.
+  if (first.is_nested() || second.is_nested()) return op.redispatchBoxed(keys & invariance::kBelow, stack);
+  if (!has_batches || !invariance::is_taken_apart(keys)) return take_apart_or_pass(op, keys, stack);
   torch::jit::drop(*stack, 2);
   torch::jit::push(*stack, multiply_batches(first, second));
 }

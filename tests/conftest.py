@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import sys
 
 import hypothesis
 import pytest
@@ -104,6 +105,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     else:
         devices = [pytest.param("cpu", marks=pytest.mark.also_on_cuda)]
     metafunc.parametrize("device", devices)
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """pytest's, as in a process that has compiled nothing: convert warns where one has."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    return caplog
 
 
 @pytest.fixture(autouse=True)
