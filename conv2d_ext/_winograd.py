@@ -26,6 +26,8 @@ _FIRST = _environment_allows()
 # module reads it, too. (No class of our own: torch 2.15 loses what a compiled function writes to an
 # object of a class that is made from threading.local.)
 _setting = threading.local()
+# Else the first call that is not compiled would set it, and what was compiled before see a change.
+_setting.allowed = _FIRST
 _C.use_winograd_setting(_setting, _FIRST)
 
 

@@ -827,3 +827,21 @@ def test_the_mode_batch_invariant_computes_pytorchs_calls_directly():
     with conv2d_ext.batch_invariant(), conv2d_ext.allow_winograd(True):
         assert torch.equal(F.conv2d(*arguments, padding=1), direct)
         assert torch.equal(conv(*arguments), winograd)
+
+
+def test_the_first_call_outside_of_a_graph_recompiles_nothing():
+    """In a process of its own, whose first calls these are.
+
+    Seen to fail: where the setting is first stored by a call.
+    """
+    program = """
+import torch, conv2d_ext
+x, weight = torch.ones(1, 2, 3, 3), torch.ones(2, 2, 3, 3)
+compiled = torch.compile(conv2d_ext.conv2d, backend="eager")
+compiled(x, weight)
+conv2d_ext.conv2d(x, weight)
+with torch.compiler.set_stance("fail_on_recompile"):
+    compiled(x, weight)
+"""
+    done = run_forked("-c", program)
+    assert done.returncode == 0, done.stderr
