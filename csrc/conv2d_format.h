@@ -69,16 +69,20 @@ inline bool joins_groups(const at::Tensor& input) {
   return dtype == at::kDouble || c10::isIntegralType(dtype, /*includeBool=*/false) ||
          (dtype == at::kHalf && !has_float16) || (dtype == at::kBFloat16 && !has_bfloat16);
 }
+// Whether what it joins are single elements, one channel and one pixel a group: they have no format that it could keep.
+template <class Int>
+bool joins_elements(const at::Tensor& input, const Int& groups, const Int& channels, const Int& height,
+                    const Int& width) {
+  return !is_one(groups) && are_equal(groups, channels) && is_one(height) && is_one(width) && joins_groups(input);
+}
 
 // F.conv2d's grad_input has the output's format, but for complex types, whose gradients PyTorch assembles, and for
-// groups of one element each that are joined: they have no format that PyTorch could keep.
+// elements that it joins.
 inline bool grad_input_is_channels_last(const at::Tensor& input, const at::Tensor& weight) {
   if (input.is_complex() || !output_is_channels_last(input, weight)) return false;
-  const int64_t dims = input.dim();
-  const bool has_no_format = is_one(weight.sym_size(1)) && is_one(input.sym_size(dims - 1)) &&
-                             is_one(input.sym_size(dims - 2)) && !is_one(input.sym_size(dims - 3)) &&
-                             joins_groups(input);
-  return !has_no_format;
+  const c10::SymInt channels = input.sym_size(-3);
+  return !is_one(weight.sym_size(1)) ||
+         !joins_elements(input, /*groups=*/channels, channels, input.sym_size(-2), input.sym_size(-1));
 }
 
 // (N, C, H, W), or (C, H, W) with the strides of a batch of one.
@@ -106,12 +110,11 @@ at::Tensor empty_activation(const Int& batch, const Int& channels, const Int& he
 // F.conv2d's output, without values.
 template <class Int>
 at::Tensor empty_output(const ProblemOf<Int>& problem, const at::Tensor& input, const at::Tensor& weight) {
-  // As the gradient above.
-  const bool has_no_format = !is_one(problem.groups) && are_equal(problem.groups, problem.out_channels) &&
-                             is_one(problem.out_h) && is_one(problem.out_w) && joins_groups(input);
+  const bool channels_last =
+      output_is_channels_last(input, weight) &&
+      !joins_elements<Int>(input, problem.groups, problem.out_channels, problem.out_h, problem.out_w);
   return empty_activation<Int>(problem.batch, result_channels<Int>(problem), problem.out_h, problem.out_w,
-                               input.dim() == 3, !has_no_format && output_is_channels_last(input, weight),
-                               input.options());
+                               input.dim() == 3, channels_last, input.options());
 }
 
 // What the gradient of a weight should have: the weight's own strides where they are non-overlapping and dense,

@@ -6,7 +6,8 @@ AddressSanitizer and UBSan; no bit that depends on batch, formats, alignment, ma
 of threads; few bank conflicts, by number; and that the checks would notice a bug: seeded ones, in
 cuda_host/mutations.py, of which each state of csrc/cuda and cuda_host takes four or five
 (CONV2D_EXT_TEST_MUTANTS=all takes all). Of complex types, and of those whose kernels are another
-type's templates, each state takes every third case.
+type's templates, each state takes every third case; of the latter and complex128, one type under
+the sanitizers.
 """
 
 from __future__ import annotations
