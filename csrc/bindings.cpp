@@ -11,6 +11,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_arg_parser.h>
+#include <torch/csrc/utils/python_numbers.h>
 
 #include <algorithm>
 #include <optional>
@@ -111,10 +112,17 @@ torch::PythonArgParser& conv2d_parser() {
   return parser;
 }
 
+// As PythonArgs::toSymInt, whose conversion by pybind11 would take an int as long as it takes the parser.
+c10::SymInt sym_int(torch::PythonArgs& arguments, int index) {
+  PyObject* const value = arguments.args[index];
+  const bool is_int = value != nullptr && THPUtils_checkLongExact(value);
+  return is_int ? c10::SymInt(THPUtils_unpackLong(value)) : arguments.toSymInt(index);
+}
+
 SymConv2dParams conv2d_params(torch::PythonArgs& arguments) {
   const auto stride = arguments.symintlist(3);
   const auto dilation = arguments.symintlist(5);
-  const c10::SymInt groups = arguments.toSymInt(6);
+  const c10::SymInt groups = sym_int(arguments, 6);
   if (arguments.idx == 0) return params_from_pairs(stride, arguments.symintlist(4), dilation, groups);
   return is_same_padding(arguments.stringView(4))
              ? params_for_same_padding(arguments.tensor(1), stride, dilation, groups)
@@ -165,7 +173,7 @@ PyObject* python_conv1d(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
     const std::optional<Tensor> bias = arguments.optionalTensor(2);
     const auto stride = arguments.symintlist(3);
     const auto dilation = arguments.symintlist(5);
-    const c10::SymInt groups = arguments.toSymInt(6);
+    const c10::SymInt groups = sym_int(arguments, 6);
     c10::SmallVector<c10::SymInt, 2> padding{0, 0};
     if (arguments.idx == 0) {
       const auto both = arguments.symintlist(4);
@@ -186,7 +194,7 @@ Tensor call_conv_transpose(const c10::TypedOperatorHandle<ConvTransposeSignature
   const auto stride = arguments.symintlist(3);
   const auto padding = arguments.symintlist(4);
   const auto output_padding = arguments.symintlist(5);
-  const c10::SymInt groups = arguments.toSymInt(6);
+  const c10::SymInt groups = sym_int(arguments, 6);
   const auto dilation = arguments.symintlist(7);
   const py::gil_scoped_release no_gil;
   return op.call(input, weight, bias, stride, padding, output_padding, groups, dilation);

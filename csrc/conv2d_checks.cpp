@@ -434,9 +434,10 @@ void check_data(const char* name, const Tensor& tensor) {
   if (tensor.numel() == 0) {
     return;
   }
-  int64_t end = tensor.storage_offset() + 1;
-  bool fits = true;
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
+  const bool contiguous = tensor.is_contiguous();  // of which the last element is known without its steps
+  int64_t end = tensor.storage_offset();
+  bool fits = add(end, contiguous ? tensor.numel() : 1, &end);
+  for (int64_t i = 0; !contiguous && i < tensor.dim(); ++i) {
     int64_t step = 0;
     fits = fits && mul(tensor.size(i) - 1, tensor.stride(i), &step) && add(end, step, &end);
   }

@@ -59,7 +59,7 @@ struct DeviceOps {
                                    IntArrayRef dilation, int64_t groups) {
     const auto problem = check_conv2d_grad_weight<int64_t>(grad_output, input, weight_size,
                                                            make_params<int64_t>(stride, padding, dilation, groups));
-    const auto result = checked_weight_strides(at::empty_strided(weight_size, weight_stride, grad_output.options()));
+    const auto result = checked_weight_strides(empty_strided_here(weight_size, weight_stride, grad_output.options()));
     if (input.numel() == 0) {
       result.zero_();
     } else {
@@ -77,7 +77,7 @@ struct DeviceOps {
       return at::zeros({channels}, grad_output.options());
     }
     check_data("grad_output", grad_output);
-    const auto result = at::empty({channels}, grad_output.options());
+    const auto result = empty_here({channels}, grad_output.options());
     Device::grad_bias(grad_output, result);
     return result;
   }
@@ -85,8 +85,8 @@ struct DeviceOps {
   static Tensor matmul(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias) {
     check_matmul(mat1, mat2, bias);
     const int64_t columns = mat2.size(-1);
-    const Tensor result = mat1.dim() == 2 ? at::empty({mat1.size(0), columns}, mat1.options())
-                                          : at::empty({mat1.size(0), mat1.size(1), columns}, mat1.options());
+    const Tensor result = mat1.dim() == 2 ? empty_here({mat1.size(0), columns}, mat1.options())
+                                          : empty_here({mat1.size(0), mat1.size(1), columns}, mat1.options());
     const bool has_bias = bias.has_value() && bias->defined();
     if (mat1.size(-1) == 0) {
       has_bias ? result.copy_(bias->expand(result.sizes())) : result.zero_();

@@ -1,6 +1,7 @@
 // Which strides the results have: the same decisions for the kernels of every device and for tracing.
 #pragma once
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -85,6 +86,15 @@ inline bool grad_input_is_channels_last(const at::Tensor& input, const at::Tenso
          !joins_elements(input, /*groups=*/channels, channels, input.sym_size(-2), input.sym_size(-1));
 }
 
+// at::empty and at::empty_strided for kernels: on the CPU past the dispatcher, which takes a fortieth of a tiny call.
+inline at::Tensor empty_here(c10::IntArrayRef size, const at::TensorOptions& options) {
+  return options.device().is_cpu() ? at::Tensor(at::detail::empty_cpu(size, options)) : at::empty(size, options);
+}
+inline at::Tensor empty_strided_here(c10::IntArrayRef size, c10::IntArrayRef stride, const at::TensorOptions& options) {
+  return options.device().is_cpu() ? at::Tensor(at::detail::empty_strided_cpu(size, stride, options))
+                                   : at::empty_strided(size, stride, options);
+}
+
 // (N, C, H, W), or (C, H, W) with the strides of a batch of one.
 template <class Int>
 at::Tensor empty_activation(const Int& batch, const Int& channels, const Int& height, const Int& width, bool unbatched,
@@ -97,10 +107,10 @@ at::Tensor empty_activation(const Int& batch, const Int& channels, const Int& he
   const Int size[] = {batch, channels, height, width};
   if constexpr (std::is_same_v<Int, int64_t>) {
     if (!unbatched) {
-      return at::empty(size, options.memory_format(format));
+      return empty_here(size, options.memory_format(format));
     }
-    return channels_last ? at::empty_strided({channels, height, width}, {1, width * channels, channels}, options)
-                         : at::empty({channels, height, width}, options);
+    return channels_last ? empty_strided_here({channels, height, width}, {1, width * channels, channels}, options)
+                         : empty_here({channels, height, width}, options);
   } else {
     const at::Tensor result = at::empty_symint(size, options.memory_format(format));
     return unbatched ? result.squeeze(0) : result;

@@ -1,5 +1,7 @@
 #include "padding_classes.h"
 
+#include "patch_axis.h"
+
 namespace conv2d_ext::cpu {
 
 namespace {
@@ -45,6 +47,7 @@ struct Cut {
 
 // Of results that are the axes' positions, `times` of each, and steps that are their taps.
 PaddingClasses padding_classes(const GatheredAxis& h, const GatheredAxis& w, int64_t times, const PaddingRule& rule) {
+  if (are_inside(h.axis, h.taps, h.positions, h.size) && are_inside(w.axis, w.taps, w.positions, w.size)) return {};
   const AxisBands rows(h), cols(w);
   if (rows.too_many || cols.too_many) return {};
   const bool has_whole = rows.whole >= 0 && cols.whole >= 0;
