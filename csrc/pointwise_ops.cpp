@@ -8,10 +8,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cfenv>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "conv2d_checks.h"
 #include "conv2d_tensors.h"
@@ -162,15 +160,12 @@ at::TensorIterator loop_over(const Tensor& first, const Others&... others) {
 
 template <int operands, class Compute>
 void run_rows(at::TensorIterator& iterator, const Compute& compute) {
-  std::fenv_t environment;
-  std::fegetenv(&environment);
-  const std::thread::id caller = std::this_thread::get_id();
+  const cpu::FloatEnvironment environment;
   const auto size = iterator.element_size(0);
   const Tensor& result = iterator.output();
   cpu::ask_for_huge_pages(result.mutable_data_ptr(), result.nbytes());
   iterator.for_each([&](char** data, const int64_t* strides, int64_t n, int64_t rows) {
-    std::optional<cpu::FloatEnvironmentScope> scope;
-    if (std::this_thread::get_id() != caller) scope.emplace(environment);
+    const cpu::FloatEnvironmentScope scope(environment);
     char* row[operands + 1];
     std::copy_n(data, operands + 1, row);
     for (int64_t i = 0; i < rows; ++i) {

@@ -41,6 +41,7 @@ constexpr int64_t size_of(DType dtype) {
 
 // Whether a dtype is a real floating-point type; its numbers are summed in float32 or float64.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::kFloat16; }
+constexpr int kFloatingDTypes = int(DType::kFloat16) + 1;
 constexpr bool is_integer(DType dtype) { return dtype >= DType::kInt8; }
 
 // A 4-D tensor: data points at element (0, 0, 0, 0); strides are in elements, in the order of the

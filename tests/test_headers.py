@@ -13,6 +13,7 @@ import shlex
 import subprocess
 
 import pytest
+from torch.utils import cpp_extension
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "csrc" / "cpu"
@@ -45,6 +46,8 @@ _ISA = {
         for header in ("pack/pairs.h", "pack/pixel_rows.h")
     },
 }  # fmt: skip
+# The one that knows PyTorch: the engine does not.
+_TORCH = {"torch_executor.h"}
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=lambda file: str(file.relative_to(FOLDER)))
@@ -56,6 +59,8 @@ def test_compiles_alone(header, tmp_path):
     unit.write_text(f'#include "{header}"\n')
     compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     flags = ["-std=c++17", "-Wall", "-Wextra", "-fopenmp", "-fsyntax-only", *_ISA.get(name, [])]
+    if name in _TORCH:
+        flags += [flag for folder in cpp_extension.include_paths() for flag in ("-isystem", folder)]
     done = subprocess.run([*compiler, *flags, unit], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

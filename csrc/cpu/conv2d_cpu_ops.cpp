@@ -1,84 +1,16 @@
-// The dispatcher's CPU kernels: tensors become raw pointers and strides, PyTorch's threads the engines' workers.
-#include <ATen/Parallel.h>
+// The dispatcher's CPU kernels: tensors become raw pointers and strides.
 #include <torch/library.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cfenv>
-#include <optional>
-#include <thread>
-#include <new>
 
 #include "../conv2d_device_ops.h"
 #include "../conv2d_tensors.h"
 #include "base/huge_pages.h"
 #include "conv2d_cpu.h"
-#include "float_environment.h"
+#include "torch_executor.h"
 
 namespace conv2d_ext::cpu {
 namespace {
 
 using at::Tensor;
-
-// ---- threads
-
-int available_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
-
-// Neighbouring items, which a worker takes one by one.
-struct alignas(64) ItemRange {
-  std::atomic<int64_t> next;
-  int64_t end;
-};
-
-// Each worker has a range of items: a repeated call finds their data in that core's caches, and neighbours share
-// operands. Items may be uneven: a worker that is done takes items from other ranges.
-// at::parallel_for carries a worker's exception to the caller.
-void run_items(int64_t items, void* context, void (*body)(void* context, int64_t item)) {
-  const int64_t workers = std::min<int64_t>(items, available_threads());
-  if (workers <= 1) {
-    for (int64_t item = 0; item < items; ++item) {
-      body(context, item);
-    }
-    return;
-  }
-  std::fenv_t environment;
-  std::fegetenv(&environment);
-  constexpr int64_t kMostRanges = 64;  // more workers share them
-  ItemRange ranges[kMostRanges];
-  const int64_t count = std::min(workers, kMostRanges);
-  for (int64_t r = 0; r < count; ++r) {
-    ranges[r].next.store(r * items / count, std::memory_order_relaxed);
-    ranges[r].end = (r + 1) * items / count;
-  }
-  const std::thread::id caller = std::this_thread::get_id();
-  at::parallel_for(0, workers, 1, [&](int64_t worker, int64_t) {
-    // The caller, which works as well, keeps the exceptions that it raises.
-    std::optional<FloatEnvironmentScope> scope;
-    if (std::this_thread::get_id() != caller) scope.emplace(environment);
-    for (int64_t r = 0; r < count; ++r) {
-      ItemRange& range = ranges[(worker + r) % count];
-      for (int64_t item = range.next++; item < range.end; item = range.next++) {
-        body(context, item);
-      }
-    }
-  });
-}
-
-Executor executor() { return {available_threads(), run_items}; }
-
-// ---- the ops
-
-// Lack of memory is the same exception as PyTorch's, whichever way an op was called: pybind11 would make a MemoryError
-// of std::bad_alloc, PyTorch a RuntimeError that names nothing.
-template <class Call>
-void with_memory_errors(const Call& call) {
-  try {
-    call();
-  } catch (const std::bad_alloc&) {
-    TORCH_CHECK_WITH(OutOfMemoryError, false,
-                     "conv2d_ext: not enough memory: beside its result a call needs up to 4 MiB a thread");
-  }
-}
 
 struct Cpu {
   static void forward(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight, const Tensor& bias,

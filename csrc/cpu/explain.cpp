@@ -89,8 +89,8 @@ class TaskExplainer {
       : task_(task),
         problem_(task.call->problem),
         dtype_(task.call->dtype),
-        amx_(task.driver == Driver::kAmx || task.driver == Driver::kWeightAmx),
-        native_(amx_ || task.driver == Driver::kWeightPairs || (task.gemm != nullptr && task.gemm->per_step > 1)),
+        amx_(step_of(task) == kBlockChannels),
+        native_(step_of(task) > 1),
         engine_(engine_for(dtype_, task)),
         vector_(amx_      ? isa.amx
                 : native_ ? isa.pairs

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cfenv>
+#include <thread>
 
 namespace conv2d_ext::cpu {
 
@@ -9,17 +10,33 @@ namespace conv2d_ext::cpu {
 // works, so that the bits of a result don't depend on which thread computed it. The C library's environment holds them
 // all, on every architecture: x86-64's MXCSR, aarch64's FPCR. (Instructions on bfloat16 read none of it: VDPBF16PS and
 // AMX's TDPBF16PS round to nearest even and take denormal numbers as zeros, whatever the setting.)
+class FloatEnvironment {  // of the thread that makes it, the caller
+ public:
+  FloatEnvironment() { std::fegetenv(&environment_); }
+
+ private:
+  friend class FloatEnvironmentScope;
+  const std::thread::id thread_ = std::this_thread::get_id();
+  std::fenv_t environment_;
+};
+
+// A thread's work for the caller. The caller, which works as well, keeps the exceptions that it raises.
 class FloatEnvironmentScope {
  public:
-  explicit FloatEnvironmentScope(const std::fenv_t& wanted) {
+  explicit FloatEnvironmentScope(const FloatEnvironment& caller)
+      : is_worker_(std::this_thread::get_id() != caller.thread_) {
+    if (!is_worker_) return;
     std::fegetenv(&before_);
-    std::fesetenv(&wanted);
+    std::fesetenv(&caller.environment_);
   }
-  ~FloatEnvironmentScope() { std::fesetenv(&before_); }
+  ~FloatEnvironmentScope() {
+    if (is_worker_) std::fesetenv(&before_);
+  }
   FloatEnvironmentScope(const FloatEnvironmentScope&) = delete;
   FloatEnvironmentScope& operator=(const FloatEnvironmentScope&) = delete;
 
  private:
+  const bool is_worker_;
   std::fenv_t before_;
 };
 

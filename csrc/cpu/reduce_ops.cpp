@@ -11,6 +11,7 @@
 #include "../reductions.h"
 #include "base/huge_pages.h"
 #include "reduce/reduce.h"
+#include "torch_executor.h"
 
 namespace conv2d_ext::cpu {
 namespace {

@@ -1647,20 +1647,20 @@ MUTATIONS = (
     M(
         "drivers/weight_chunks.h",
         "the first chunk is lost",
-        "add_chunk(total, lost, tile, call.used_size(t), chunk == 0);",
-        "add_chunk(total, lost, tile, call.used_size(t), chunk <= 1);",
+        "add_chunk(total, lost, tile, driver.used_size(t), chunk == 0);",
+        "add_chunk(total, lost, tile, driver.used_size(t), chunk <= 1);",
     ),
     M(
         "drivers/weight_chunks.h",
         "partials are taken from other items' slots",
-        "call.partials + (slot * call.items() + item) * call.tile_size();",
-        "call.partials + (item * call.chunks_in_flight + slot) * call.tile_size();",
+        "partials + (slot * items() + item) * tile_size();",
+        "partials + (item * chunks_in_flight + slot) * tile_size();",
     ),
     M(
         "drivers/weight_chunks.h",
         "what a total loses lies on the next item's total",
-        "T* const lost = total + call.items() * call.tile_size();",
-        "T* const lost = total + call.tile_size();",
+        "T* const lost = total + items() * tile_size();",
+        "T* const lost = total + tile_size();",
     ),
     M(
         "drivers/depthwise_weight.h",
@@ -1911,8 +1911,8 @@ MUTATIONS = (
     M(
         "plan/conv_gemm.cpp",
         "the last tap inside is left out",
-        "indices_inside(p.rows().origin, p.dilation_h, p.kernel_h, p.in_h)",
-        "indices_inside(p.rows().origin, p.dilation_h, p.kernel_h, p.in_h - 1)",
+        "taps_inside(p.rows(), p.kernel_h, p.in_h)",
+        "taps_inside(p.rows(), p.kernel_h, p.in_h - 1)",
     ),
     M(
         "plan/conv_gemm.cpp",

@@ -52,4 +52,9 @@ using ComputeType = typename ComputeTypeOf<S>::type;
 template <class S>
 constexpr bool kIsFloating = std::is_floating_point_v<ComputeType<S>>;
 
+template <class... S>
+struct Types {};
+// In the order of DType.
+using FloatingTypes = Types<float, double, BFloat16, Float16>;
+
 }  // namespace conv2d_ext::cpu

@@ -15,19 +15,12 @@
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 template <class S, class T>
-struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
-  using Chunks = WeightChunks<DepthwiseWeightCall, T>;
-  using Chunks::grad_output;
-  using Chunks::grad_weight;
-  using Chunks::input;
-  using Chunks::L;
-  using Chunks::layout;
-  using Chunks::pixels;
-  using Chunks::problem;
-  using Chunks::tiling;
+struct DepthwiseWeightCall : WeightCall {
+  static constexpr int L = Vec<T>::kLanes;
   static_assert(sizeof(WeightRun<S>) == kWeightRunBytes);
 
-  DepthwiseWeightCall(const Call& call, int num_threads) : Chunks(call, WeightLanes::kInnerGroups, num_threads) {}
+  DepthwiseWeightCall(const Call& call, int num_threads)
+      : WeightCall(call, WeightLanes::kInnerGroups, vector_shape<T>(), num_threads) {}
 
   // The weights that an item owns.
   struct WeightTile {
@@ -75,11 +68,11 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
 
   // c[vector][tap][lane] = the sum over one chunk of pixels.
   void sum_chunk(const WeightTile& t, int64_t chunk, char* memory, T* c_tile) const {
-    const Interval segments = this->segments_of(chunk);
+    const Interval segments = segments_of(chunk);
     Block block{};
     block.end = segments.begin;
     for (int64_t number = segments.begin; number < segments.end; ++number) {
-      const Tile segment = this->segment_at(number);
+      const Tile segment = segment_at(number);
       if (number == block.end) block = make_block(t, number, segments.end, part<S>(memory, layout.patch));
       multiply(t, segment, block, memory, number != segments.begin, c_tile);
     }
@@ -186,7 +179,7 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
 
   // The block that begins with segment `number`.
   Block make_block(const WeightTile& t, int64_t number, int64_t last, S* memory) const {
-    const Tile segment = this->segment_at(number);
+    const Tile segment = segment_at(number);
     const int64_t segments = min64(min64(tiling.patch_segments, last - number),
                                    pixels.blocks_h - number / pixels.blocks_w % pixels.blocks_h);
     const int64_t end_row = min64(segment.row + segments * pixels.rows, problem.out_h);
@@ -248,7 +241,7 @@ struct DepthwiseWeightCall : WeightChunks<DepthwiseWeightCall<S, T>, T> {
                                       make_patch_axis(problem.cols(), cols.begin, cols.count(), t.j0, t.tap_cols),
                                       segment.images, t.groups, L, sizeof(S));
     packed = {rows.begin, cols.begin, cols.end, patch, memory};
-    pack_patch(patch, this->source_from(input_at(t, segment.image)), false, memory);
+    pack_patch(patch, source_from(input_at(t, segment.image)), false, memory);
     return memory + patch.rows.size * patch.row_pitch;
   }
 };

@@ -552,15 +552,13 @@ struct ConvCall {
     const Tile& tile = piece.tile;
     const S* const channel = piece.template first_pixel<S>(gemm, m);
     const int64_t lanes = min64(vectors * L, gemm.m - m);
-    for (int64_t x = first, end = first + count; x < end;) {
-      const int64_t row = x / tile.cols, col = x - row * tile.cols, run = min64(tile.cols - col, end - x);
-      const S* pixel = channel + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row +
-                       col * gemm.destination_col;
-      for (const S* const last = pixel + run * gemm.destination_col; pixel != last; pixel += gemm.destination_col) {
+    const auto ask = [&](int64_t, int64_t pixels, int64_t offset) CONV2D_INLINE_LAMBDA {
+      const S* pixel = channel + offset;
+      for (int64_t x = 0; x < pixels; ++x, pixel += gemm.destination_col) {
         for (int64_t i = 0; i < lanes; i += kLine) __builtin_prefetch(pixel + i, 1);
       }
-      x += run;
-    }
+    };
+    for_each_run(gemm, tile, {tile.cols, tile.rows * tile.cols}, first, count, ask);
   }
 
   // Lane l of the panel is (channel, tap) number m + l; the taps of a row of the kernel lie side by side.

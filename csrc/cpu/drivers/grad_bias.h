@@ -19,15 +19,7 @@ template <class T>
 CONV2D_INLINE typename Vec<T>::reg load_wide(const T* p) {
   return Vec<T>::load(p);
 }
-CONV2D_INLINE Vec<double>::reg load_wide(const float* p) {
-#if defined(CONV2D_NATIVE_VEC)
-  return widen(p);
-#else
-  Vec<double>::reg v;
-  for (int i = 0; i < Vec<double>::kLanes; ++i) v[i] = double(p[i]);
-  return v;
-#endif
-}
+CONV2D_INLINE Vec<double>::reg load_wide(const float* p) { return widen(p); }
 
 // to[i] = a[i] + to[i]
 template <class W>

@@ -24,16 +24,8 @@
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
 template <class S, class T, WeightLanes kLanes>
-struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
-  using Chunks = WeightChunks<GradWeightCall, T>;
-  using Chunks::grad_output;
-  using Chunks::grad_weight;
-  using Chunks::input;
-  using Chunks::L;
-  using Chunks::layout;
-  using Chunks::pixels;
-  using Chunks::problem;
-  using Chunks::tiling;
+struct GradWeightCall : WeightCall {
+  static constexpr int L = Vec<T>::kLanes;
   static constexpr bool G = kLanes == WeightLanes::kGroups;
   static_assert(kLanes != WeightLanes::kInnerGroups);
   static constexpr bool kListsSteps = !G && ListedSteps<T>::kExists;
@@ -43,7 +35,9 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   const bool asks_ahead;  // while a segment multiplies, what the next one reads is prefetched
 
   GradWeightCall(const Call& call, int num_threads)
-      : Chunks(call, kLanes, num_threads), in_place(input_is_patch()), asks_ahead(waits_for_memory(num_threads)) {}
+      : WeightCall(call, kLanes, vector_shape<T>(), num_threads),
+        in_place(input_is_patch()),
+        asks_ahead(waits_for_memory(num_threads)) {}
 
   // One tap that never lies in the padding: the input itself is the patch, whatever its strides.
   bool input_is_patch() const {
@@ -162,7 +156,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
   SegmentAhead ahead_of(const WeightTile& t, const Interval& segments, int64_t number, int64_t passes) const {
     SegmentAhead ahead;
     if (!asks_ahead || number + 1 >= segments.end) return ahead;
-    const Tile next = this->segment_at(number + 1);
+    const Tile next = segment_at(number + 1);
     const int64_t shares = panels_of(t).count * t.elements() * passes;
     if (pixels_join(next, grad_output_steps())) {
       ahead.grad_output =
@@ -186,11 +180,11 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
     }
   }
   void sum_chunk_in_vectors(const WeightTile& t, int64_t chunk, char* memory, T* c_tile) const {
-    const Interval segments = this->segments_of(chunk);
+    const Interval segments = segments_of(chunk);
     const Scratch scratch = scratch_in(memory);
     fill_zero(scratch.zeros, Vec<T>::kMaxVectors * L);
     for (int64_t number = segments.begin; number < segments.end; ++number) {
-      const Tile segment = this->segment_at(number);
+      const Tile segment = segment_at(number);
       ListedSteps<T> listed;
       for (int64_t turn = 0; turn < turns_of(t); ++turn) {
         const WeightTile of = in_turn(t, turn);
@@ -260,7 +254,7 @@ struct GradWeightCall : WeightChunks<GradWeightCall<S, T, kLanes>, T> {
         lay_out_patch(order, make_patch_axis(problem.rows(), segment.row, segment.rows, t.i0, t.tap_rows),
                       make_patch_axis(problem.cols(), segment.col, segment.cols, t.j0, t.tap_cols), segment.images,
                       t.channels, L, sizeof(T));
-    Source<S> source = this->source_from(input_at(t, segment));
+    Source<S> source = source_from(input_at(t, segment));
     source.group = problem.in_channels_per_group() * in[1];
     source.lanes = t.groups;
     source.of_group = problem.in_channels_per_group();

@@ -9,22 +9,23 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// `Derived` has tile_of(item), sum_chunk(tile, chunk, memory, c_tile), used_size(tile) and store(tile, c_tile).
-template <class Derived, class T>
-struct WeightChunks {
-  static constexpr int L = Vec<T>::kLanes;
+// What such a driver computes.
+struct WeightCall {
   const Conv2dProblem& problem;
-  ConstTensorView grad_output, input;
-  TensorView grad_weight;
-  PixelBlocking pixels;
-  WeightTiling tiling;
-  WeightScratch layout;
-  T* partials = nullptr;  // [slot][item][tile], when tiling.slots > 1
-  T* totals = nullptr;    // [item][tile], and what they lost behind them
-  int64_t first_chunk = 0, chunks_in_flight = 0;
+  const ConstTensorView grad_output, input;
+  const TensorView grad_weight;
+  const PixelBlocking pixels;
+  const WeightTiling tiling;
+  const WeightScratch layout;
 
-  int64_t tile_size() const { return tiling.tile_size(L); }
-  int64_t items() const { return tiling.items(); }
+  WeightCall(const Call& call, WeightLanes lanes, const VectorShape& vector, int num_threads)
+      : problem(call.problem),
+        grad_output(call.a),
+        input(call.b),
+        grad_weight(call.result),
+        pixels(block_pixels(problem.batch, problem.out_h, problem.out_w, vector.limits)),
+        tiling(tile_grad_weight(call, pixels, vector, lanes, num_threads)),
+        layout(lay_out_scratch(tiling, pixels, vector)) {}
 
   // The segments of a chunk, and the pixels of a segment.
   Interval segments_of(int64_t chunk) const {
@@ -52,72 +53,79 @@ struct WeightChunks {
     source.width = problem.in_w;
     return source;
   }
+};
+
+// Runs a WeightCall that has tile_of(item), sum_chunk(tile, chunk, memory, c_tile), used_size(tile) and
+// store(tile, c_tile).
+template <class T, class Driver>
+struct WeightChunks {
+  const Driver& driver;
+  T* partials = nullptr;  // [slot][item][tile], when tiling.slots > 1
+  T* totals = nullptr;    // [item][tile], and what they lost behind them
+  int64_t first_chunk = 0, chunks_in_flight = 0;
+
+  int64_t chunks() const { return driver.pixels.chunks(); }
+  int64_t items() const { return driver.tiling.items(); }
+  int64_t tile_size() const { return driver.tiling.tile_size(Vec<T>::kLanes); }
+  char* scratch() const { return static_cast<char*>(thread_scratch(driver.layout.bytes)); }
 
   // All chunks one after the other.
-  static void whole_item(void* context, int64_t item) {
-    const Derived& call = *static_cast<const Derived*>(context);
-    const auto t = call.tile_of(item);
-    char* const memory = static_cast<char*>(thread_scratch(call.layout.bytes));
-    T* const total = reinterpret_cast<T*>(memory + call.layout.total);
-    T* const tile = reinterpret_cast<T*>(memory + call.layout.tile);
-    T* const lost = reinterpret_cast<T*>(memory + call.layout.lost);
-    const int64_t chunks = call.pixels.chunks();
-    if (chunks == 0) fill_zero(tile, call.used_size(t));
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      call.sum_chunk(t, chunk, memory, tile);
-      if (chunks > 1) add_chunk(total, lost, tile, call.used_size(t), chunk == 0);
+  void sum_item(int64_t item) const {
+    const auto t = driver.tile_of(item);
+    char* const memory = scratch();
+    T* const total = part<T>(memory, driver.layout.total);
+    T* const tile = part<T>(memory, driver.layout.tile);
+    T* const lost = part<T>(memory, driver.layout.lost);
+    if (chunks() == 0) fill_zero(tile, driver.used_size(t));
+    for (int64_t chunk = 0; chunk < chunks(); ++chunk) {
+      driver.sum_chunk(t, chunk, memory, tile);
+      if (chunks() > 1) add_chunk(total, lost, tile, driver.used_size(t), chunk == 0);
     }
-    if (chunks > 1) finish_chunks(tile, total, lost, call.used_size(t));
-    call.store(t, tile);
+    if (chunks() > 1) finish_chunks(tile, total, lost, driver.used_size(t));
+    driver.store(t, tile);
   }
 
   // One chunk of one tile, into its slot; then, item by item, the slots in order.
-  static void chunk_item(void* context, int64_t index) {
-    const Derived& call = *static_cast<const Derived*>(context);
-    call.sum_chunk(call.tile_of(index % call.items()), call.first_chunk + index / call.items(),
-                   static_cast<char*>(thread_scratch(call.layout.bytes)), call.partials + index * call.tile_size());
+  void sum_slot(int64_t index) const {
+    driver.sum_chunk(driver.tile_of(index % items()), first_chunk + index / items(), scratch(),
+                     partials + index * tile_size());
   }
-  static void reduce_item(void* context, int64_t item) {
-    const Derived& call = *static_cast<const Derived*>(context);
-    const auto t = call.tile_of(item);
-    T* const total = call.totals + item * call.tile_size();
-    T* const lost = total + call.items() * call.tile_size();
-    for (int64_t slot = 0; slot < call.chunks_in_flight; ++slot) {
-      const T* const partial = call.partials + (slot * call.items() + item) * call.tile_size();
-      add_chunk(total, lost, partial, call.used_size(t), call.first_chunk + slot == 0);
+  void add_slots(int64_t item) const {
+    const auto t = driver.tile_of(item);
+    T* const total = totals + item * tile_size();
+    T* const lost = total + items() * tile_size();
+    for (int64_t slot = 0; slot < chunks_in_flight; ++slot) {
+      const T* const partial = partials + (slot * items() + item) * tile_size();
+      add_chunk(total, lost, partial, driver.used_size(t), first_chunk + slot == 0);
     }
-    if (call.first_chunk + call.chunks_in_flight == call.pixels.chunks()) {
-      finish_chunks(total, total, lost, call.used_size(t));
-      call.store(t, total);
+    if (first_chunk + chunks_in_flight == chunks()) {
+      finish_chunks(total, total, lost, driver.used_size(t));
+      driver.store(t, total);
     }
+  }
+
+  template <void (WeightChunks::*kWork)(int64_t) const>
+  static void work(void* run, int64_t item) {
+    (static_cast<const WeightChunks*>(run)->*kWork)(item);
   }
 
   void run(const Executor& executor) {
-    auto* const call = static_cast<Derived*>(this);
-    if (tiling.slots == 1) {
-      run_items(executor, items(), call, &whole_item);
-      return;
-    }
-    const CallWorkspace workspace(partial_bytes(tiling, vector_shape<T>()));
+    const int64_t slots = driver.tiling.slots;
+    if (slots == 1) return run_items(executor, items(), this, &work<&WeightChunks::sum_item>);
+    const CallWorkspace workspace(partial_bytes(driver.tiling, vector_shape<T>()));
     partials = static_cast<T*>(workspace.data());
-    totals = partials + tiling.slots * items() * tile_size();
-    for (first_chunk = 0; first_chunk < pixels.chunks(); first_chunk += chunks_in_flight) {
-      chunks_in_flight = min64(tiling.slots, pixels.chunks() - first_chunk);
-      run_items(executor, chunks_in_flight * items(), call, &chunk_item);
-      run_items(executor, items(), call, &reduce_item);
+    totals = partials + slots * items() * tile_size();
+    for (first_chunk = 0; first_chunk < chunks(); first_chunk += chunks_in_flight) {
+      chunks_in_flight = min64(slots, chunks() - first_chunk);
+      run_items(executor, chunks_in_flight * items(), this, &work<&WeightChunks::sum_slot>);
+      run_items(executor, items(), this, &work<&WeightChunks::add_slots>);
     }
   }
-
- private:
-  friend Derived;
-  WeightChunks(const Call& call, WeightLanes lanes, int num_threads)
-      : problem(call.problem),
-        grad_output(call.a),
-        input(call.b),
-        grad_weight(call.result),
-        pixels(block_pixels(problem.batch, problem.out_h, problem.out_w, vector_shape<T>().limits)),
-        tiling(tile_grad_weight(call, pixels, vector_shape<T>(), lanes, num_threads)),
-        layout(lay_out_scratch(tiling, pixels, vector_shape<T>())) {}
 };
+
+template <class T, class Driver>
+void run_chunks(const Driver& driver, const Executor& executor) {
+  WeightChunks<T, Driver>{driver}.run(executor);
+}
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -121,7 +121,36 @@ template <>
 inline constexpr bool kHasTranspose<double> = true;
 #endif
 
-// A vector of the compute type from any storage type.
+#if !defined(CONV2D_NATIVE_VEC)
+// What native vectors have of their own.
+template <class S>
+CONV2D_INLINE Vec<float>::reg widen_partial(const S* p, int n) {
+  float values[Vec<float>::kLanes] = {};
+  for (int i = 0; i < n; ++i) values[i] = widen_scalar(p[i]);
+  return Vec<float>::load(values);
+}
+template <class S>
+CONV2D_INLINE Vec<float>::reg widen(const S* p) {
+  return widen_partial(p, Vec<float>::kLanes);
+}
+CONV2D_INLINE Vec<double>::reg widen(const float* p) {
+  Vec<double>::reg v;
+  for (int i = 0; i < Vec<double>::kLanes; ++i) v[i] = double(p[i]);
+  return v;
+}
+template <class S>
+CONV2D_INLINE void narrow_partial(S* p, Vec<float>::reg v, int n) {
+  float values[Vec<float>::kLanes];
+  Vec<float>::store(values, v);
+  for (int i = 0; i < n; ++i) p[i] = Narrow<S>::from(values[i]);
+}
+template <class S>
+CONV2D_INLINE void narrow(S* p, Vec<float>::reg v) {
+  narrow_partial(p, v, Vec<float>::kLanes);
+}
+#endif
+
+// A vector of the compute type from any storage type, and back.
 template <class T>
 CONV2D_INLINE typename Vec<T>::reg load_as(const T* p) {
   return Vec<T>::load(p);
@@ -130,23 +159,22 @@ template <class T>
 CONV2D_INLINE typename Vec<T>::reg load_as_partial(const T* p, int n) {
   return Vec<T>::load_partial(p, n);
 }
-#if defined(CONV2D_NATIVE_VEC)
+template <class T>
+CONV2D_INLINE void store_as(T* p, typename Vec<T>::reg v) {
+  Vec<T>::store(p, v);
+}
+template <class T>
+CONV2D_INLINE void store_as_partial(T* p, typename Vec<T>::reg v, int n) {
+  Vec<T>::store_partial(p, v, n);
+}
 CONV2D_INLINE Vec<float>::reg load_as(const BFloat16* p) { return widen(p); }
 CONV2D_INLINE Vec<float>::reg load_as(const Float16* p) { return widen(p); }
 CONV2D_INLINE Vec<float>::reg load_as_partial(const BFloat16* p, int n) { return widen_partial(p, n); }
 CONV2D_INLINE Vec<float>::reg load_as_partial(const Float16* p, int n) { return widen_partial(p, n); }
-#else
-template <class S>
-CONV2D_INLINE Vec<float>::reg load_widened(const S* p, int n) {
-  float values[Vec<float>::kLanes] = {};
-  for (int i = 0; i < n; ++i) values[i] = widen_scalar(p[i]);
-  return Vec<float>::load(values);
-}
-CONV2D_INLINE Vec<float>::reg load_as(const BFloat16* p) { return load_widened(p, Vec<float>::kLanes); }
-CONV2D_INLINE Vec<float>::reg load_as(const Float16* p) { return load_widened(p, Vec<float>::kLanes); }
-CONV2D_INLINE Vec<float>::reg load_as_partial(const BFloat16* p, int n) { return load_widened(p, n); }
-CONV2D_INLINE Vec<float>::reg load_as_partial(const Float16* p, int n) { return load_widened(p, n); }
-#endif
+CONV2D_INLINE void store_as(BFloat16* p, Vec<float>::reg v) { narrow(p, v); }
+CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { narrow(p, v); }
+CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
+CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
 
 // Whether some lanes of a vector are loaded and stored as fast as all of them: by masks.
 #if defined(CONV2D_NATIVE_VEC)
@@ -204,32 +232,6 @@ CONV2D_INLINE const T* if_bit(uint32_t bits, int bit, const T* p, const T* other
   return bits >> bit & 1 ? p : other;
 #endif
 }
-
-template <class T>
-CONV2D_INLINE void store_as(T* p, typename Vec<T>::reg v) {
-  Vec<T>::store(p, v);
-}
-template <class T>
-CONV2D_INLINE void store_as_partial(T* p, typename Vec<T>::reg v, int n) {
-  Vec<T>::store_partial(p, v, n);
-}
-#if defined(CONV2D_NATIVE_VEC)
-CONV2D_INLINE void store_as(BFloat16* p, Vec<float>::reg v) { narrow(p, v); }
-CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { narrow(p, v); }
-CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
-CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
-#else
-template <class S>
-CONV2D_INLINE void store_narrowed(S* p, Vec<float>::reg v, int n) {
-  float values[Vec<float>::kLanes];
-  Vec<float>::store(values, v);
-  for (int i = 0; i < n; ++i) p[i] = Narrow<S>::from(values[i]);
-}
-CONV2D_INLINE void store_as(BFloat16* p, Vec<float>::reg v) { store_narrowed(p, v, Vec<float>::kLanes); }
-CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { store_narrowed(p, v, Vec<float>::kLanes); }
-CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
-CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { store_narrowed(p, v, n); }
-#endif
 
 // call(std::integral_constant<int, n>) for an n of those listed; the last one stands for every other.
 template <int N, int... kMore, class Call>

@@ -73,7 +73,7 @@ bool halves_wide_vectors() {
 IsaShape shape_for(DType dtype) {
   const Engine& taken = engine_for(dtype);
   IsaShape shape = taken.shape(dtype);
-  shape.vector.halves_pay = halves_wide_vectors() && shape.vector.lanes * shape.vector.element_size == 64;
+  shape.vector.halves_pay = halves_wide_vectors() && shape.vector.is_wide();
   shape.has_pairs = dtype == DType::kBFloat16 && taken.pairs != nullptr;
   if (shape.has_pairs) shape.pairs = taken.pairs->shape(dtype).vector;
   shape.has_amx = dtype == DType::kBFloat16 && taken.amx != nullptr;
@@ -85,9 +85,8 @@ IsaShape shape_for(DType dtype) {
 
 const Engine& engine_for(DType dtype, const Task& task) {
   const Engine& taken = engine_for(dtype);
-  if (task.driver == Driver::kAmx || task.driver == Driver::kWeightAmx) return *taken.amx;
-  const bool in_pairs = task.driver == Driver::kWeightPairs || (task.gemm != nullptr && task.gemm->per_step == 2);
-  return in_pairs ? *taken.pairs : taken;
+  const int64_t step = step_of(task);
+  return step == 1 ? taken : step == 2 ? *taken.pairs : *taken.amx;
 }
 
 }  // namespace conv2d_ext::cpu

@@ -81,7 +81,7 @@ template <class S>
 void run_task_of(const Task& task, const Executor& executor) {
   using T = ComputeType<S>;
   const int threads = executor.num_threads;
-  // Drivers that the portable engine, and other types, lack: planning gives them none (VectorShape::interleaves).
+  // Drivers that the portable engine, and other types, lack: planning gives them none (VectorShape::is_native).
   constexpr bool kNative = kHasTranspose<T>;
   switch (task.driver) {
     case Driver::kDot:
@@ -124,19 +124,19 @@ void run_task_of(const Task& task, const Executor& executor) {
       run_all(ConvCall<S, T, false>(*task.gemm, threads), executor);
       return;
     case Driver::kWeightDepthwise:
-      if constexpr (kNative) DepthwiseWeightCall<S, T>(*task.call, threads).run(executor);
+      if constexpr (kNative) run_chunks<T>(DepthwiseWeightCall<S, T>(*task.call, threads), executor);
       return;
     case Driver::kWeightGroups:
-      GradWeightCall<S, T, WeightLanes::kGroups>(*task.call, threads).run(executor);
+      run_chunks<T>(GradWeightCall<S, T, WeightLanes::kGroups>(*task.call, threads), executor);
       return;
     case Driver::kWeightTransposed:
     case Driver::kWeightGemm:
-      GradWeightCall<S, T, WeightLanes::kChannels>(*task.call, threads).run(executor);
+      run_chunks<T>(GradWeightCall<S, T, WeightLanes::kChannels>(*task.call, threads), executor);
       return;
-    case Driver::kAmx:  // Engine::amx runs it
+    case Driver::kAmx:  // Engine::amx runs them
     case Driver::kWeightAmx:
-    case Driver::kPairsOfGroups:
-    case Driver::kPairs:  // Engine::pairs runs it
+    case Driver::kPairsOfGroups:  // Engine::pairs
+    case Driver::kPairs:
     case Driver::kWeightPairs:
     case Driver::kPadding:  // no instruction set's
       return;

@@ -20,7 +20,8 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 inline void run_task(DType, const Task& task, const Executor& executor) {
   const int threads = executor.num_threads;
   if (task.driver == Driver::kWeightAmx) {
-    return GradWeightCall<BFloat16, float, WeightLanes::kChannels>(*task.call, threads).run(executor);
+    using Driver = GradWeightCall<BFloat16, float, WeightLanes::kChannels>;
+    return run_chunks<float>(Driver(*task.call, threads), executor);
   }
   AmxCall call(*task.gemm, threads);
   if (call.shares() == 0) return run_all(call, executor);
@@ -36,7 +37,7 @@ inline void run_task(DType, const Task& task, const Executor& executor) {
   if (task.driver == Driver::kColumns) {
     run_all(RowCall<BFloat16, float, Along::kK>(*task.rows, threads), executor);
   } else if (task.driver == Driver::kWeightPairs) {
-    GradWeightCall<BFloat16, float, WeightLanes::kChannels>(*task.call, threads).run(executor);
+    run_chunks<float>(GradWeightCall<BFloat16, float, WeightLanes::kChannels>(*task.call, threads), executor);
   } else if (task.driver == Driver::kPairsOfGroups) {
     run_all(ConvCall<BFloat16, float, true>(*task.gemm, threads), executor);
   } else {

@@ -7,6 +7,6 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-constexpr Tables make_tables() { return {make_rows(), make_kernels()}; }
+constexpr Tables make_tables() { return {make_rows(FloatingTypes()), make_kernels(FloatingTypes())}; }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -18,12 +18,11 @@ const Tables* portable_tables();
 const Tables* avx2_tables();
 const Tables* avx512_tables();
 
-// AVX512_BF16 and AMX have none of their own.
+// (AVX512_BF16 and AMX have AVX-512's kernels.)
 inline const Tables& tables_in_use() {
   static const Tables& chosen = []() -> const Tables& {
-    const std::string_view isa = engine().isa;
-    const bool wide = isa.substr(0, 6) == "avx512" || isa.substr(0, 3) == "amx";
-    return *(wide ? avx512_tables() : isa == "avx2" ? avx2_tables() : portable_tables());
+    const std::string_view kernels = engine().kernels;
+    return *(kernels == "avx512" ? avx512_tables() : kernels == "avx2" ? avx2_tables() : portable_tables());
   }();
   return chosen;
 }

@@ -273,11 +273,9 @@ CONV2D_INLINE __m512 widened(__m256i bits) {
   if constexpr (std::is_same_v<S, Float16>) return _mm512_cvtph_ps(bits);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
-CONV2D_INLINE __m512 widen(const BFloat16* p) {
-  return widened<BFloat16>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-CONV2D_INLINE __m512 widen(const Float16* p) {
-  return widened<Float16>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+template <class S>
+CONV2D_INLINE __m512 widen(const S* p) {
+  return widened<S>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 // The first n lanes, and zeros.
 template <class S>

@@ -155,11 +155,9 @@ void depthwise_weight_panel(int64_t tap_rows, int64_t tap_cols, int64_t step, De
     const int64_t cols = depthwise_weight_cols(tap_cols - operands.col);
     for (operands.row = 0; operands.row < tap_rows;) {
       const int64_t rows = tap_rows - operands.row;
-      operands.row += cols == 7   ? take_weight_cols<S, T, 7>(step, rows, operands)
-                      : cols == 5 ? take_weight_cols<S, T, 5>(step, rows, operands)
-                      : cols == 3 ? take_weight_cols<S, T, 3>(step, rows, operands)
-                      : cols == 2 ? take_weight_cols<S, T, 2>(step, rows, operands)
-                                  : take_weight_cols<S, T, 1>(step, rows, operands);
+      operands.row += with_constant<7, 5, 3, 2, 1>(cols, [&](auto tj) CONV2D_INLINE_LAMBDA {
+        return take_weight_cols<S, T, decltype(tj)::value>(step, rows, operands);
+      });
     }
     operands.col += cols;
   }

@@ -53,11 +53,9 @@ class BlockPatchPacker {
       for (int64_t image = 0; image < patch_.images; ++image) {
         const BFloat16* const from = source_.data + image * source_.image + block * source_.channel;
         BFloat16Block* to = dst + image * patch_.image_pitch + block * patch_.channel_pitch;
-        for (int64_t run = 0; run < rows.runs; ++run) {
-          for (int64_t r = 0; r < rows.run_length; ++r, to += patch_.row_pitch) {
-            const int64_t y = rows.first + run * rows.run_shift + r * rows.run_step;
-            pack_row(y < 0 || y >= source_.height ? nullptr : from + y * source_.row, channels, to);
-          }
+        for (int64_t row = 0; row < rows.size; ++row, to += patch_.row_pitch) {
+          const int64_t y = source_coordinate(rows, row);
+          pack_row(y < 0 || y >= source_.height ? nullptr : from + y * source_.row, channels, to);
         }
       }
     }
@@ -159,8 +157,7 @@ class BlockWeightPacker {
     const SpacedWords<kStep> lanes(from_.lanes);
     const int64_t step = gemm_.weight_c / gemm_.per_step, taps = from_.taps();
     for (int64_t t = 0; t < taps; ++t) {
-      const BFloat16* const tap =
-          from_.data + t / from_.tap_cols * gemm_.weight_i + t % from_.tap_cols * gemm_.weight_j;
+      const BFloat16* const tap = from_.data + from_.tap_offset(gemm_, t);
       for (int64_t c = 0; c < from_.channels * kBlockChannels; c += 2) {
         // A channel that is not there has no address either.
         const BFloat16* const first = tap + min64(c, channels_ - 1) * step;

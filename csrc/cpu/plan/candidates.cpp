@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../base/limits.h"
+#include "patch_axis.h"
 #include "tile_depthwise.h"
 #include "tile_pixels.h"
 #include "tile_planes.h"
@@ -12,20 +13,9 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-using limits::few_planes::kLeastPlaneBytes;
-using limits::few_planes::kLeastSourceBytes;
-using limits::few_planes::kLeastStreamedBytes;
-using limits::few_planes::kLeastWidenedPlaneBytes;
-using limits::one_pixel::kFarWeights;
-using limits::one_pixel::kLeastPlacedLanes;
-using limits::one_pixel::kMaxPlacedImages;
-using limits::one_pixel::kMaxRowImages;
-using limits::one_pixel::kMaxRowImagesFar;
-using limits::one_pixel::kMostColumnRows;
-using limits::one_pixel::kMostPlacedTaps;
-using limits::one_pixel::kMostProductRows;
+namespace few_planes = limits::few_planes;
+namespace one_pixel = limits::one_pixel;
 
-const char* const kNotCompiled = "these kernels are not compiled for this dtype and instruction set";
 const char* const kRowsApart = "the weight's rows don't lie as the result's";
 const char* const kFewerLanesAtWork = "vectors over a group's channels have more lanes at work";
 const char* const kFewItems = "threads would idle: a group's channels make more work items";
@@ -38,23 +28,23 @@ constexpr int64_t kShortSum = 64;
 // Each returns nullptr where it accepts, else why not.
 
 // The rows of a product of matrices, for kRows and kColumns.
-const char* refuse_few_rows(const ConvGemm& g, DType dtype, const VectorShape& vector, int64_t most) {
-  if (!vector.interleaves || !is_floating(dtype)) return kNotCompiled;
+const char* refuse_few_rows(const ConvGemm& g, const VectorShape& vector, int64_t most) {
+  if (!vector.is_native) return kNotCompiled;
   if ((g.batch != 1 && g.cols != 1) || g.destination_m != 1) return "rows that follow no single stride, or lie apart";
   if (g.starts_from_bias()) return "a sum that starts from its bias";
   return g.batch * g.cols <= most ? nullptr : "from so many rows on packing the other factor pays";
 }
 
-const char* refuse_columns(const ConvGemm& g, DType dtype, const VectorShape& vector) {
-  if (const char* const reason = refuse_few_rows(g, dtype, vector, kMostColumnRows)) return reason;
+const char* refuse_columns(const ConvGemm& g, const VectorShape& vector) {
+  if (const char* const reason = refuse_few_rows(g, vector, one_pixel::kMostColumnRows)) return reason;
   if (g.missing != 0) return "an odd number of products, which are taken in pairs";
   return g.weight_c == g.per_step ? nullptr : "the other factor doesn't lie along k";
 }
 
-const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vector) {
-  if (!vector.interleaves || !is_floating(dtype)) return kNotCompiled;
+const char* refuse_rows(const ConvGemm& g, const VectorShape& vector) {
+  if (!vector.is_native) return kNotCompiled;
   if (g.is_matmul) {
-    if (const char* const reason = refuse_few_rows(g, dtype, vector, kMostProductRows)) return reason;
+    if (const char* const reason = refuse_few_rows(g, vector, one_pixel::kMostProductRows)) return reason;
     return g.weight_m == 1 ? nullptr : kRowsApart;
   }
   if (!g.is_gradient || g.taps() != 1 || g.rows != 1 || g.cols != 1 || g.source_h != 1 || g.source_w != 1) {
@@ -62,12 +52,14 @@ const char* refuse_rows(const ConvGemm& g, DType dtype, const VectorShape& vecto
   }
   if (g.m == 1 && g.channels == 1 && g.groups > 1) return "one product a result: vectors over groups";
   if (g.weight_m != 1 || g.destination_m != 1 || g.channels == 0) return kRowsApart;
-  const bool far = g.channels * g.m >= kFarWeights;
-  return g.batch <= (far ? kMaxRowImagesFar : kMaxRowImages) ? nullptr : "from this batch on packing the weight pays";
+  const bool far = g.channels * g.m >= one_pixel::kFarWeights;
+  return g.batch <= (far ? one_pixel::kMaxRowImagesFar : one_pixel::kMaxRowImages)
+             ? nullptr
+             : "from this batch on packing the weight pays";
 }
 
 const char* refuse_depthwise(const ConvGemm& g, const VectorShape& vector) {
-  if (!vector.interleaves) return kNotCompiled;
+  if (!vector.is_native) return kNotCompiled;
   if (g.m != 1 || g.channels != 1) return "a group has several channels";
   if (g.groups < vector.lanes) return "fewer groups than a vector has lanes";
   if (g.source_c != 1 || g.destination_m != 1) return "groups don't lie side by side";
@@ -98,42 +90,41 @@ const char* refuse_groups_of_pairs(const ConvGemm& g, const VectorShape& vector,
 }
 
 const char* refuse_planes(const ConvGemm& g, DType dtype, const VectorShape& vector) {
-  if (!vector.interleaves) return kNotCompiled;
+  if (!vector.is_native) return kNotCompiled;
   if (g.m > kMostFewPlanes || g.channels < 2) return "more than four result channels, or one source channel";
   if (!reads_whole_planes(g) || g.destination_col != 1 || g.result_taps() != 1) {
     return "not a 1x1 kernel on whole planes";
   }
   const int64_t storage_size = size_of(dtype), plane_bytes = g.cols * storage_size;
   const char* const kSmall = "small planes do as well with panels of pixels";
-  if (storage_size != vector.element_size) return plane_bytes >= kLeastWidenedPlaneBytes ? nullptr : kSmall;
+  if (storage_size != vector.element_size) return plane_bytes >= few_planes::kLeastWidenedPlaneBytes ? nullptr : kSmall;
   const int64_t source_bytes = saturating_mul(g.channels, plane_bytes);
-  if (plane_bytes < kLeastPlaneBytes || source_bytes < kLeastSourceBytes) return kSmall;
+  if (plane_bytes < few_planes::kLeastPlaneBytes || source_bytes < few_planes::kLeastSourceBytes) return kSmall;
   // With vectors of 64 bytes panels are fast enough for what caches deliver, unless there is one result channel.
-  const bool panels_keep_up = vector.lanes * vector.element_size == 64 && g.m > 1;
-  const bool in_caches = saturating_mul(g.batch, g.groups, source_bytes) < kLeastStreamedBytes;
+  const bool panels_keep_up = vector.is_wide() && g.m > 1;
+  const bool in_caches = saturating_mul(g.batch, g.groups, source_bytes) < few_planes::kLeastStreamedBytes;
   return panels_keep_up && in_caches ? "panels of pixels are faster where the source lies in caches" : nullptr;
 }
 
 const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vector) {
-  if (!vector.interleaves) return kNotCompiled;
+  if (!vector.is_native) return kNotCompiled;
   // Along a row the pixels of a patch are neighbours unless there are taps that a stride skips between.
   const bool neighbours = g.axis_w.step == 1 || g.taps_w == 1;
   const int64_t depth = g.channels * g.taps();
   if (!neighbours) return "pixels of a row are not neighbours in the patch";
   if (depth == 0 || g.result_taps() != 1) return "no products, or the result is taps";
   if (goes_by_columns(g, block_k(g, vector.limits), vector, size_of(dtype))) return nullptr;
-  const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
   const bool pointwise = g.taps() == 1;
   const int64_t run = pointwise ? g.rows * g.cols : g.cols, rows = cut_panels(g.m, pixel_rows(vector)).size(0);
   const int64_t sums = rows * min64(pixel_panel_vectors(rows, vector), div_up(run, vector.lanes));
-  const double over_pixels = filled(run) * std::min(1.0, double(sums) / double(kSumsInFlight));
+  const double over_pixels = vector.filled(run) * std::min(1.0, double(sums) / double(kSumsInFlight));
   const int64_t parts = vector.halves_pay && !pointwise ? 2 : 1;
-  const double over_channels = double(parts * g.m) / double(round_up(parts * g.m, vector.lanes));
+  const double over_channels = vector.filled(parts * g.m);
   const char* const kDearer = "vectors over result channels are estimated to be faster";
   if (g.source_c == 1 && g.channels > 1 && g.source_col != 1) {
     // Where a pixel's channels lie together, as in channels_last, a planar patch is a transposition: it takes the time
     // of one product for about 8 bytes of a vector, and all taps share it. Measured for 1x1 and 3x3 kernels.
-    const double transposition = double(vector.lanes * vector.element_size) / 8.0 / filled(g.channels);
+    const double transposition = double(vector.bytes()) / 8.0 / vector.filled(g.channels);
     const double here = double(g.m) / (over_pixels * 0.85) + transposition / double(g.taps());
     return here < double(g.m) / over_channels ? nullptr : kDearer;
   }
@@ -211,12 +202,12 @@ struct Tasks {
   void give(const ConvGemm& gemm) const {
     const bool pairs = in_pairs(gemm, isa), amx = in_tiles(gemm, isa);
     const bool has_rows = !pairs && !amx && (gemm.is_gradient || gemm.is_matmul);
-    if (has_rows && takes(Driver::kRows, refuse_rows(gemm, call.dtype, isa.vector))) {
+    if (has_rows && takes(Driver::kRows, refuse_rows(gemm, isa.vector))) {
       return visit_rows(&gemm, row_products(gemm, isa.vector.limits, Along::kLanes));
     }
     if (gemm.is_matmul && !amx) {
       const ConvGemm operands = pairs ? in_steps(gemm, 2) : gemm;
-      if (takes(Driver::kColumns, refuse_columns(operands, call.dtype, isa.vector))) {
+      if (takes(Driver::kColumns, refuse_columns(operands, isa.vector))) {
         const ChainLimits& limits = pairs ? isa.pairs.limits : isa.vector.limits;
         return visit_rows(&operands, row_products(operands, limits, Along::kK));
       }
@@ -255,7 +246,7 @@ void visit_forward(const Tasks& tasks) {
 }
 
 const char* refuse_strided(const Conv2dProblem& p, const int64_t* result, const VectorShape& vector) {
-  if (!vector.interleaves) return kNotCompiled;
+  if (!vector.is_native) return kNotCompiled;
   if (p.in_channels_per_group() != 1 || p.out_channels_per_group() != 1) return "not depthwise";
   if (p.stride_w != 2 || result[3] != 1 || p.kernel_w < 2 || p.dilation_w % 2 == 0) {
     return "the stride along the row is not 2, or pixels are not neighbours";
@@ -285,22 +276,18 @@ const char* refuse_strided(const Conv2dProblem& p, const int64_t* result, const 
 
 // Whether groups fill more lanes of their vectors than the pairs of columns of short rows do.
 bool groups_fill_more(const Conv2dProblem& p, const VectorShape& vector) {
-  const auto filled = [&](int64_t n) { return double(n) / double(round_up(n, vector.lanes)); };
-  return p.in_w < div_up(3 * vector.lanes, 2) && filled(p.groups) > filled(div_up(p.in_w, 2));
+  return p.in_w < div_up(3 * vector.lanes, 2) && vector.filled(p.groups) > vector.filled(div_up(p.in_w, 2));
 }
 
 // Lanes that are gathered, or scattered.
 const char* refuse_placed_lanes(const Conv2dProblem& p, const int64_t* weight) {
-  if (p.batch > kMaxPlacedImages) return "from this batch on packing pays more than placing the patches' lanes";
+  if (p.batch > one_pixel::kMaxPlacedImages)
+    return "from this batch on packing pays more than placing the patches' lanes";
   if (!has_dense_rows(p, weight)) return "a row of the weight is not one run";
   // Each item looks at all taps; and groups of one channel are better lanes themselves.
-  if (p.taps() > kMostPlacedTaps || (p.groups > 1 && p.in_channels_per_group() == 1)) return "many taps, or depthwise";
-  return p.gemm_k() >= kLeastPlacedLanes ? nullptr : "few lanes in a row of the weight";
-}
-
-// Of one position.
-int64_t taps_inside(const GatherAxis& axis, int64_t taps, int64_t size) {
-  return indices_inside(axis.origin, axis.tap, taps, size).count();
+  if (p.taps() > one_pixel::kMostPlacedTaps || (p.groups > 1 && p.in_channels_per_group() == 1))
+    return "many taps, or depthwise";
+  return p.gemm_k() >= one_pixel::kLeastPlacedLanes ? nullptr : "few lanes in a row of the weight";
 }
 
 // Whether the input gradient of one output pixel scatters patches. Each tap would else be a GEMM of its own, which
@@ -308,10 +295,11 @@ int64_t taps_inside(const GatherAxis& axis, int64_t taps, int64_t size) {
 bool scatters_patch(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
   const int64_t *const weight = call.b.stride, *const grad_input = call.result.stride;
-  if (p.out_pixels() != 1 || p.out_channels == 0 || !vector.interleaves || !is_floating(call.dtype)) return false;
+  if (p.out_pixels() != 1 || p.out_channels == 0 || !vector.is_native) return false;
   if (lies_as_a_row(p, grad_input, weight) || (weight[1] == 1 && grad_input[1] == 1)) return false;
   // Every input pixel meets a tap, and not too many taps lie in the padding.
-  const int64_t met = taps_inside(p.rows(), p.kernel_h, p.in_h) * taps_inside(p.cols(), p.kernel_w, p.in_w);
+  const int64_t met =
+      taps_inside(p.rows(), p.kernel_h, p.in_h).count() * taps_inside(p.cols(), p.kernel_w, p.in_w).count();
   return met >= p.in_h * p.in_w && saturating_mul(3, met) >= p.taps() && refuse_placed_lanes(p, weight) == nullptr;
 }
 
@@ -328,7 +316,7 @@ const char* refuse_phases_of_steps(const JoinedPhases& phases, const IsaShape& i
 void visit_grad_input(const Tasks& tasks) {
   const Call& call = tasks.call;
   const VectorShape& vector = tasks.isa.vector;
-  // (If not, GEMMs of taps may be rows, too: no refusal.)
+  // No refusal where it doesn't: kRows may yet take the GEMMs of single taps, and explain would contradict itself.
   if (scatters_patch(call, vector)) {
     const ConvGemm patches = patch_gemm(call);
     return tasks.visit_rows(&patches, input_row_products(call, patches, vector.limits));
@@ -353,16 +341,16 @@ void visit_grad_input(const Tasks& tasks) {
 
 const char* refuse_weight_rows(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
-  if (!vector.interleaves || !is_floating(call.dtype)) return kNotCompiled;
+  if (!vector.is_native) return kNotCompiled;
   if (p.out_h != 1 || p.out_w != 1 || p.batch == 0) return "not the gradient of one output pixel";
-  if (p.batch > kMaxRowImages) return "from this batch on packing pays";
+  if (p.batch > one_pixel::kMaxRowImages) return "from this batch on packing pays";
   if (lies_as_a_row(p, call.b.stride, call.result.stride)) return nullptr;
   return refuse_placed_lanes(p, call.result.stride);
 }
 
 const char* refuse_weight_depthwise(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
-  if (!vector.interleaves) return kNotCompiled;
+  if (!vector.is_native) return kNotCompiled;
   if (p.out_channels_per_group() != 1 || p.in_channels_per_group() != 1) return "a group has several channels";
   if (p.groups < vector.lanes) return "fewer groups than a vector has lanes";
   if (!channels_are_neighbours(call)) return "groups don't lie side by side";
@@ -379,7 +367,7 @@ const char* refuse_weight_groups(const Call& call, const VectorShape& vector) {
 const char* refuse_weight_transposed(const Call& call, const VectorShape& vector) {
   const Conv2dProblem& p = call.problem;
   const int64_t m = p.out_channels_per_group(), channels = p.in_channels_per_group();
-  if (!vector.interleaves || !is_floating(call.dtype)) return kNotCompiled;
+  if (!vector.is_native) return kNotCompiled;
   if (p.groups != 1 || p.taps() != 1 || p.pad_top != 0 || p.pad_bottom != 0 || p.pad_left != 0 || p.pad_right != 0) {
     return "several groups or taps, or padding";
   }

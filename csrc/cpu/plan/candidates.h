@@ -63,6 +63,13 @@ struct Task {
   const JoinedPhases* phases = nullptr;  // kPhases
 };
 
+// Products that a step of a task's sums takes: several of bfloat16, by the kernels of pairs or of AMX tiles, else one.
+inline int64_t step_of(const Task& task) {
+  if (task.driver == Driver::kWeightAmx) return kBlockChannels;
+  if (task.driver == Driver::kWeightPairs) return 2;
+  return task.gemm != nullptr ? task.gemm->per_step : 1;
+}
+
 struct Refusal {
   Driver driver;
   const char* reason;

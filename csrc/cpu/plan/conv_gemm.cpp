@@ -312,8 +312,7 @@ void visit_zeros(const Call& call, const GemmVisitor& visit) {
 void visit_one_pixel_gemms(const Call& call, const GemmVisitor& visit) {
   const Conv2dProblem& p = call.problem;
   const int64_t *const w = call.b.stride, *const gi = call.result.stride;
-  const Interval taps_h = indices_inside(p.rows().origin, p.dilation_h, p.kernel_h, p.in_h);
-  const Interval taps_w = indices_inside(p.cols().origin, p.dilation_w, p.kernel_w, p.in_w);
+  const Interval taps_h = taps_inside(p.rows(), p.kernel_h, p.in_h), taps_w = taps_inside(p.cols(), p.kernel_w, p.in_w);
   const int64_t taps = taps_h.count() * taps_w.count();
   if (taps < p.in_h * p.in_w) visit_zeros(call, visit);
   if (taps == 0) return;
@@ -443,16 +442,13 @@ void for_each_grad_input_gemm(const Call& call, const GemmVisitor& visit) {
 bool lanes_are_groups(int64_t groups, int64_t m, int64_t channels, const VectorShape& vector) {
   // Share of the lanes at work. A single vector of result channels leaves the micro-kernel six chains of additions
   // where the FMA units want eight.
-  const int64_t lanes = vector.lanes;
   if (groups < 2 || channels > 16) return false;
-  double over_m = double(m) / double(round_up(m, lanes));
-  if (m <= lanes && vector.max_vectors > 1) over_m *= 0.75;
-  return double(groups) / double(round_up(groups, lanes)) > over_m;
+  const double lone = m <= vector.lanes && vector.max_vectors > 1 ? 0.75 : 1.0;
+  return vector.filled(groups) > vector.filled(m) * lone;
 }
 
 bool fills_wide_vectors(int64_t groups, int64_t m, int64_t taps, bool side_by_side, const VectorShape& vector) {
-  const bool wide = vector.lanes * vector.element_size == 64;
-  if (!wide || m % vector.lanes != 0) return false;
+  if (!vector.is_wide() || m % vector.lanes != 0) return false;
   const int64_t lanes = round_up(groups, vector.lanes), idle = lanes - groups;
   return side_by_side ? taps <= 1 || !can_interleave(m) || idle > lanes / 8 : idle > 0;
 }

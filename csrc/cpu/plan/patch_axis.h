@@ -53,6 +53,11 @@ inline Interval coordinates_inside(int64_t first, int64_t step, int64_t count, i
   return step < 0 ? indices_inside(size - 1 - first, -step, count, size) : indices_inside(first, step, count, size);
 }
 
+// Of the first position those taps that lie in a source of `size` coordinates; they ascend.
+inline Interval taps_inside(const GatherAxis& axis, int64_t taps, int64_t size) {
+  return indices_inside(axis.origin, axis.tap, taps, size);
+}
+
 // Elements along one axis of the patch of the first `positions` and `taps`.
 inline int64_t patch_size(const GatherAxis& axis, int64_t positions, int64_t taps) {
   return make_patch_axis(axis, 0, positions, 0, taps).size;

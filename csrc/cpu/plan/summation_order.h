@@ -90,13 +90,20 @@ struct VectorShape {
   int64_t lanes;         // result channels in a vector
   int64_t max_vectors;   // vectors in the widest panel
   int64_t element_size;  // bytes of the compute type
-  bool interleaves;      // has interleave.h's stores
+  bool is_native;        // has kernels that transpose vectors in registers: real floating-point types, not portable
   ChainLimits limits;
   int64_t step = 1;           // products that a step of a sum takes
   int64_t operand_bytes = 0;  // of an element of a patch or panel, where it is not one of the compute type
   bool halves_pay = false;    // half a vector takes half the time; for the choice of a candidate, which changes no bit
   int64_t operand_size() const { return operand_bytes != 0 ? operand_bytes : element_size; }
+  int64_t bytes() const { return lanes * element_size; }
+  bool is_wide() const { return bytes() == 64; }
+  // The share of the lanes at work on n elements.
+  double filled(int64_t n) const { return double(n) / double(round_up(n, lanes)); }
 };
+
+// Why a driver is refused whose kernels need is_native.
+inline constexpr const char* kNotCompiled = "these kernels are not compiled for this dtype and instruction set";
 
 // Whether a bfloat16 problem goes to the kernels that take products in pairs, on a CPU that has them.
 bool takes_pairs(const ImageGemm& gemm);

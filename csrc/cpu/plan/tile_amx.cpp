@@ -45,8 +45,7 @@ struct AmxTiler {
   int64_t least_chunks(const AmxTiling& t, int64_t sums) const {
     // Of several chunks of K there are three tiles: a chunk's sum, the total, and what that lost.
     const int64_t tile_bytes = k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes;
-    const int64_t vector_bytes = vector.lanes * vector.element_size;
-    const int64_t most = t.one_block ? limit::kBiasBytes / vector_bytes : tile_bytes / (sums * vector_bytes);
+    const int64_t most = t.one_block ? limit::kBiasBytes / vector.bytes() : tile_bytes / (sums * vector.bytes());
     return div_up(vectors(), max64(vector.max_vectors, most));
   }
 

@@ -37,10 +37,10 @@ bool skips(const ConvGemm& gemm) { return gemm.axis_h.step > 1 || gemm.axis_w.st
 // read once for most of its rows of results, if a vector of sums is as wide: a copy costs more.)
 bool crowds_sets(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size) {
   constexpr int64_t kWays = 8;
-  if (skips(gemm) && vector.lanes * vector.element_size == kLine) return false;
+  if (skips(gemm) && vector.is_wide()) return false;
   const int64_t pixel_bytes = saturating_mul(gemm.source_col, storage_size);
   // Each vector of a line asks for it anew.
-  const int64_t lines = gemm.taps() * kLine / (vector.lanes * vector.element_size);
+  const int64_t lines = gemm.taps() * kLine / vector.bytes();
   if (pixel_bytes % (2 * limit::kTwoSetsBytes) == 0) return lines > kWays;
   const int64_t bytes = saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, gemm.groups * storage_size);
   return pixel_bytes % limit::kTwoSetsBytes == 0 && lines > 2 * kWays && bytes < limit::kCopiedBytes;
@@ -57,7 +57,6 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   t.streams = t.in_place && exceeds_l3(moved_bytes(gemm, pixel_size, storage_size)) &&
               source_streams(gemm, pixel_size, num_threads, limits::tiling::kStreamedBytes);
   const int64_t vectors = gemm.groups / vector.lanes;  // the rest overlaps the last of them
-  const int64_t block_bytes = vector.lanes * vector.element_size;
   int64_t most_bytes =
       min64(limit::kBlockBytes, max64(limit::kLeastBlockBytes, limit::kBlockWeightBytes / max64(gemm.taps(), 1)));
   if (t.streams && skips(gemm)) {
@@ -65,8 +64,8 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
     most_bytes = max64(most_bytes, min64(limit::kStreamedBlockBytes, weight_bytes));
   }
   // Whole pairs of vectors, where micro-kernels take two at once.
-  const int64_t at_once = block_bytes == kLine ? 2 : 1;
-  const int64_t even = even_piece(div_up(vectors, at_once), most_bytes / (at_once * block_bytes));
+  const int64_t at_once = vector.is_wide() ? 2 : 1;
+  const int64_t even = even_piece(div_up(vectors, at_once), most_bytes / (at_once * vector.bytes()));
   t.block_vectors = min64(at_once * even, vectors);
   t.blocks = div_up(vectors, t.block_vectors);
   t.prefetches_results = t.streams && (!skips(gemm) || pixel_size <= limit::kPrefetchedResultBytes);
@@ -96,7 +95,7 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
   t.tile_images = 1;
   if (t.tile_rows == gemm.rows && t.tile_cols == gemm.cols) {
     t.tile_images = even_piece(gemm.batch, limit::kTilePixels / max64(t.image_pixels(), 1));
-    if (div_up(gemm.batch, t.tile_images) * t.blocks < 4 * num_threads) t.tile_images = 1;
+    if (has_few_items(div_up(gemm.batch, t.tile_images) * t.blocks, num_threads)) t.tile_images = 1;
   }
   t.count_tiles(gemm);
   t.patch_elements = t.in_place ? 0 : patch_bytes(t.tile_rows) / vector.element_size + 128 / vector.element_size;
@@ -135,7 +134,7 @@ StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, in
   // Whole rounds of the row phases, so that tiles have alike rows.
   const int64_t rounds = div_up(p.in_h, p.stride_h);
   int64_t tile_rounds = even_piece(rounds, limit::kStridedPixels / max64(2 * t.tile_pairs * p.stride_h, 1));
-  if (p.batch * p.groups * t.tiles_w * div_up(rounds, tile_rounds) < 4 * num_threads) {
+  if (has_few_items(p.batch * p.groups * t.tiles_w * div_up(rounds, tile_rounds), num_threads)) {
     tile_rounds = even_piece(rounds, div_up(rounds, 2 * num_threads));
   }
   t.tile_rows = tile_rounds * p.stride_h;

@@ -21,13 +21,13 @@ constexpr int64_t kLeastRows = 4;
 // hides. A panel that ends in half a vector has micro-kernels of its own. A list serves all vectors, segment after
 // segment.
 PaddingRule padding_rule(int64_t m, int64_t chunk_vectors, int64_t segments, const VectorShape& vector) {
-  if (!vector.interleaves || vector.step > 1) return {};
+  if (!vector.is_native || vector.step > 1) return {};
   const Panels panels = cut_panels(chunk_vectors, vector.max_vectors);
   const bool ends_in_half = vector.lanes == 16 && (m - 1) % vector.lanes < vector.lanes / 2;
   if (ends_in_half && panels.count == 1) return {};
   if (std::fegetround() == FE_DOWNWARD) return {};
-  const bool is_wide = vector.lanes * vector.element_size == 64, is_half = 2 * panels.size(0) <= vector.max_vectors;
-  const int64_t permille = is_wide ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
+  const bool is_half = 2 * panels.size(0) <= vector.max_vectors;
+  const int64_t permille = vector.is_wide() ? limit::kPaddingPermille : limit::kNarrowPaddingPermille;
   return {permille + (is_half ? limit::kHalfPanelPermille : 0), max64(kSumsInFlight / panels.size(0), kLeastRows),
           is_half ? div_up(limit::kListedStepProducts, max64(saturating_mul(chunk_vectors, segments), 1)) : 0};
 }
@@ -98,7 +98,7 @@ struct ConvTiler {
     if (t.one_block || t.interleaved) return 1;
     const int64_t at_once = k.has_chunks() ? limit::kChunkedTileBytes : limit::kTileBytes;
     const int64_t tile_bytes = gathers() ? limit::kGatheredTileBytes / (k.has_chunks() ? 3 : 1) : at_once;
-    const int64_t fit = tile_bytes / (pixels * vector.lanes * vector.element_size);
+    const int64_t fit = tile_bytes / (pixels * vector.bytes());
     return div_up(vectors(), max64(vector.max_vectors, fit));
   }
 
@@ -119,7 +119,7 @@ struct ConvTiler {
   // Result channels of a work item: all of them while the C tile fits, fewer where threads would idle.
   void cut_result_channels(ConvTiling& t) const {
     t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 &&
-                    can_interleave(gemm.m) && vector.interleaves;
+                    can_interleave(gemm.m) && vector.is_native;
     t.one_block =
         !t.interleaved && gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
     t.chunk_vectors = vectors();
@@ -191,7 +191,7 @@ struct WeightTiler {
     if (lanes == WeightLanes::kInnerGroups) {
       // The rest of the groups overlaps the last whole vector. Few pixels' groups are cut evenly for the threads, into
       // pieces of a cache line or more; of many pixels threads take chunks.
-      const int64_t whole = problem.groups / vector.lanes, bytes = vector.lanes * vector.element_size;
+      const int64_t whole = problem.groups / vector.lanes, bytes = vector.bytes();
       const int64_t most = max64(1, limit::kInnerGroupsBytes / bytes),
                     least = min64(min64(most, whole), max64(1, 64 / bytes));
       int64_t blocks = div_up(whole, most);
@@ -251,7 +251,7 @@ struct WeightTiler {
     const int64_t vectors =
         div_up(problem.out_channels_per_group(), lanes == WeightLanes::kChannels ? vector.lanes : 1);
     const int64_t tile_taps = t.tap_rows * t.tap_cols;
-    const int64_t elements = tile_bytes / (vector.lanes * vector.element_size);
+    const int64_t elements = tile_bytes / vector.bytes();
     t.block_channels = tile_taps < taps && takes_whole_pixels() ? channels : 1;
     const int64_t columns = max64(t.block_channels * tile_taps, min64(least_columns, channels * taps));
     t.chunk_vectors = even_piece(vectors, max64(vector.max_vectors, elements / columns));
@@ -482,7 +482,7 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
     s.panel = layout.take(row_bytes(pixels) * width);
     s.patch = layout.take(tiling.patch_elements * int64_t(sizeof(BFloat16)));
     // The last AMX tile reads 16 rows, whether they are there or not.
-    s.rows = layout.take(row_bytes(pixels) * round_up(tiling.max_elements(), 16));
+    s.rows = layout.take(row_bytes(pixels) * round_up(tiling.max_elements(), kAmxTileRows));
   }
   if (tiling.slots == 1) {
     s.tile = layout.take(tile_bytes);

@@ -19,7 +19,7 @@ constexpr int64_t kMostWholeRows = 4;
 const char* const kManyPixels = "too many pixels, or a panel or a patch too large, for phases that run together";
 
 int64_t panel_bytes(const JoinedPhases& phases, const VectorShape& vector, int64_t vectors) {
-  return phases.gemm[0].channels * phases.taps() * vectors * vector.lanes * vector.element_size;
+  return phases.gemm[0].channels * phases.taps() * vectors * vector.bytes();
 }
 
 int64_t elements_of_patch(const JoinedPhases& phases, int64_t images, int64_t rows, const VectorShape& vector) {
@@ -30,10 +30,9 @@ int64_t elements_of_patch(const JoinedPhases& phases, int64_t images, int64_t ro
 
 // How many pixels a tile may have whose sums are kept at once.
 int64_t pixel_limit(int64_t m, const JoinedPhases& phases, const VectorShape& vector) {
-  const int64_t vector_bytes = vector.lanes * vector.element_size;
-  if (phases.over_groups) return limit::kMostGroupSumBytes / (m * vector_bytes);
+  if (phases.over_groups) return limit::kMostGroupSumBytes / (m * vector.bytes());
   if (!phases.whole_rows) return limit::kMostPhasePixels;
-  return limit::kMostSumBytes / (min64(div_up(m, vector.lanes), vector.max_vectors) * vector_bytes);
+  return limit::kMostSumBytes / (min64(div_up(m, vector.lanes), vector.max_vectors) * vector.bytes());
 }
 
 // How many images a tile with so many of their rows should have; 0: one is too many.
@@ -78,7 +77,7 @@ int64_t least_channels(const JoinedPhases& phases, bool side_by_side, const Vect
 // The same where a group's channels fill vectors, too.
 bool groups_do_better(const Conv2dProblem& p, const VectorShape& vector, int num_threads) {
   const int64_t m = p.in_channels_per_group();
-  const int64_t panel = saturating_mul(p.out_channels_per_group(), p.taps(), m, vector.lanes * vector.element_size);
+  const int64_t panel = saturating_mul(p.out_channels_per_group(), p.taps(), m, vector.bytes());
   return !fills_wide_vectors(p.groups, m, p.taps(), /*side_by_side=*/true, vector) && panel <= limit::kMostPanelBytes &&
          occupies(num_threads, p.groups, saturating_mul(p.batch, p.out_pixels()), vector);
 }
@@ -104,7 +103,7 @@ const char* join_phases(const Call& call, const VectorShape& vector, int num_thr
   const int64_t phase_count = step_h * step_w;
   if (phase_count < 2) return "the stride has one phase";
   if (phase_count > JoinedPhases::kMost || p.taps() > JoinedPhases::kMostTaps) return "too many phases or taps";
-  if (!vector.interleaves) return "these kernels are not compiled for this dtype and instruction set";
+  if (!vector.is_native) return kNotCompiled;
   const int64_t* const gi = call.result.stride;
   phases.whole_rows = gi[3] == 1 && gi[2] == p.in_w && gi[1] != 1;
   // Groups that lie side by side: pages of grad_output and of the result are read and written once.

@@ -1,6 +1,7 @@
 #include "tile_planes.h"
 
 #include "../base/limits.h"
+#include "tile_grid.h"
 
 namespace conv2d_ext::cpu {
 
@@ -11,7 +12,7 @@ FewPlanesTiling tile_few_planes(const ConvGemm& gemm, const VectorShape& vector,
   FewPlanesTiling t{};
   const int64_t plane_bytes = gemm.cols * storage_size;
   int64_t runs = div_up(plane_bytes, limit::kRunBytes);
-  if (runs * gemm.batch * gemm.groups < 4 * num_threads) {
+  if (has_few_items(runs * gemm.batch * gemm.groups, num_threads)) {
     runs = max64(runs, min64(round_up(runs, num_threads), plane_bytes / limit::kLeastRunBytes));
   }
   t.run = min64(round_up(div_up(gemm.cols, runs), 4 * vector.lanes), gemm.cols);

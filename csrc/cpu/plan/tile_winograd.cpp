@@ -79,8 +79,7 @@ struct WinogradTiler {
 
   // Tiles that an item takes one after the other, so that its weights are transformed once.
   void cut_runs(WinogradTiling& t) const {
-    const int64_t weights =
-        saturating_mul(kWinogradProducts, gemm.channels, t.chunk_vectors * vector.lanes * vector.element_size);
+    const int64_t weights = saturating_mul(kWinogradProducts, gemm.channels, t.chunk_vectors * vector.bytes());
     t.keeps_weights = weights <= limit::kKeptWeightBytes;
     t.run = 1;
     if (t.keeps_weights) {

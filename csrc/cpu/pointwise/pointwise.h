@@ -62,7 +62,6 @@ constexpr const char* kPairNames[kPairFunctions] = {
 };
 
 constexpr int kFunctions = int(Function::kCount);
-constexpr int kDTypes = 4;  // float32, float64, bfloat16, float16
 constexpr int kMaxParameters = 3;
 
 struct FunctionInfo {
@@ -86,9 +85,9 @@ using PairRow = void (*)(const void* first, const void* second, void* result, in
 
 // What an instruction set provides.
 struct Rows {
-  ValueRow value[kFunctions][kDTypes];
-  SlopeRow slope[kFunctions][kDTypes];
-  PairRow pair[kPairFunctions][kDTypes];
+  ValueRow value[kFunctions][kFloatingDTypes];
+  SlopeRow slope[kFunctions][kFloatingDTypes];
+  PairRow pair[kPairFunctions][kFloatingDTypes];
 };
 
 // Of the instruction set in use. The dtype is one of the four.

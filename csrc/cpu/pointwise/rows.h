@@ -85,36 +85,17 @@ void pair_row(const void* first, const void* second, void* result, int64_t n) {
       static_cast<const S*>(first), static_cast<const S*>(second));
 }
 
-// One for each dtype, in DType's order.
-template <template <class> class Function, Kind kind>
-constexpr void set_rows(pointwise::Rows& rows, int at) {
-  rows.value[at][0] = value_row<Function, kind, float>;
-  rows.value[at][1] = value_row<Function, kind, double>;
-  rows.value[at][2] = value_row<Function, kind, BFloat16>;
-  rows.value[at][3] = value_row<Function, kind, Float16>;
-  rows.slope[at][0] = slope_row<Function, kind, float>;
-  rows.slope[at][1] = slope_row<Function, kind, double>;
-  rows.slope[at][2] = slope_row<Function, kind, BFloat16>;
-  rows.slope[at][3] = slope_row<Function, kind, Float16>;
-}
-
-template <class Function>
-constexpr void set_pair_rows(pointwise::Rows& rows, int at) {
-  rows.pair[at][0] = pair_row<Function, float>;
-  rows.pair[at][1] = pair_row<Function, double>;
-  rows.pair[at][2] = pair_row<Function, BFloat16>;
-  rows.pair[at][3] = pair_row<Function, Float16>;
-}
-
-constexpr pointwise::Rows make_rows() {
-  pointwise::Rows rows{};
-#define CONV2D_SET(Class, name, parameters, kind) set_rows<Class, Kind::kind>(rows, int(pointwise::Function::k##Class));
-  CONV2D_POINTWISE_FUNCTIONS(CONV2D_SET)
-#undef CONV2D_SET
-#define CONV2D_SET(Class, name) set_pair_rows<Class>(rows, int(pointwise::PairFunction::k##Class));
-  CONV2D_POINTWISE_PAIRS(CONV2D_SET)
-#undef CONV2D_SET
-  return rows;
+template <class... S>
+constexpr pointwise::Rows make_rows(Types<S...>) {
+#define CONV2D_VALUES(Class, name, parameters, kind) {value_row<Class, Kind::kind, S>...},
+#define CONV2D_SLOPES(Class, name, parameters, kind) {slope_row<Class, Kind::kind, S>...},
+#define CONV2D_PAIRS(Class, name) {pair_row<Class, S>...},
+  return {{CONV2D_POINTWISE_FUNCTIONS(CONV2D_VALUES)},
+          {CONV2D_POINTWISE_FUNCTIONS(CONV2D_SLOPES)},
+          {CONV2D_POINTWISE_PAIRS(CONV2D_PAIRS)}};
+#undef CONV2D_VALUES
+#undef CONV2D_SLOPES
+#undef CONV2D_PAIRS
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -59,12 +59,10 @@ struct SoftmaxCall {
 using SumFunction = void (*)(const SumCall&, const Executor&);
 using SoftmaxFunction = void (*)(const SoftmaxCall&, const Executor&);
 
-constexpr int kDTypes = 4;  // float32, float64, bfloat16, float16
-
 // What an instruction set provides. By dtype; softmax by whether it is log_softmax as well.
 struct Kernels {
-  SumFunction sum[kDTypes];
-  SoftmaxFunction softmax[2][kDTypes], softmax_grad[2][kDTypes];
+  SumFunction sum[kFloatingDTypes];
+  SoftmaxFunction softmax[2][kFloatingDTypes], softmax_grad[2][kFloatingDTypes];
 };
 
 // Of the instruction set in use. The dtype is one of the four.
