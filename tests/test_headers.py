@@ -58,7 +58,9 @@ def test_compiles_alone(header, tmp_path):
     unit = tmp_path / "unit.cpp"
     unit.write_text(f'#include "{header}"\n')
     compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-fopenmp", "-fsyntax-only", *_ISA.get(name, [])]
+    standard = "c++20" if name in _TORCH else "c++17"  # which newer versions of PyTorch ask for
+    flags = [f"-std={standard}", "-Wall", "-Wextra", "-fopenmp", "-fsyntax-only"]
+    flags += _ISA.get(name, [])
     if name in _TORCH:
         flags += [flag for folder in cpp_extension.include_paths() for flag in ("-isystem", folder)]
     done = subprocess.run([*compiler, *flags, unit], capture_output=True, text=True, check=False)
