@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 import conv2d_ext
 
@@ -71,6 +78,36 @@ def test_a_backward_outside_of_the_mode_recomputes_inside():
     output.sum().backward()
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
         assert torch.equal(bits(parameter.grad), bits(wanted))
+
+
+@pytest.mark.parametrize("how", ["converted", "mode"])
+def test_selective_checkpoints_save_what_they_name(how):
+    """A policy sees this library's ops. What it saves is not computed again."""
+    ours = torch.ops.conv2d_ext
+    saved = {ours.conv2d.default: 1, ours.matmul.default: 1}
+    computed: list[object] = []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            computed.append(func)
+            return func(*args, **(kwargs or {}))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+    model = conv2d_ext.convert(model) if how == "converted" else model
+    mode = contextlib.nullcontext() if how == "converted" else conv2d_ext.batch_invariant()
+    if how == "converted":
+        del saved[ours.matmul.default]  # nn.Linear stays PyTorch's
+    input = torch.randn(2, 3, 6, 6, requires_grad=True)
+    contexts = functools.partial(create_selective_checkpoint_contexts, list(saved))
+    with mode, Calls():
+        for context_fn, times in ((contexts, 1), (noop_context_fn, 2)):
+            computed.clear()
+            output = checkpoint(model, input, use_reentrant=False, context_fn=context_fn)
+            forward = len(computed)
+            output.sum().backward()
+            assert {op: computed[:forward].count(op) for op in saved} == saved
+            assert computed.count(ours.conv2d.default) == times
 
 
 @pytest.mark.parametrize("how", ["converted", "mode"])
