@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import re
 import shutil
 import site
 import sys
@@ -19,12 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import conv2d_ext_build
-import setuptools
-from conv2d_ext_build import OLDEST_TORCH
-from conv2d_ext_toolchain import BuildError
+from conv2d_ext_build import OLDEST_TORCH, major_minor
 from setuptools import build_meta
-
-OLDEST_SETUPTOOLS = (77, 0)
 
 
 def environment_sites() -> list[str]:
@@ -41,7 +36,7 @@ def environment_sites() -> list[str]:
 def find_torch(folders: list[str]) -> str | None:
     """The version of the torch that `folders` hold, or None where it is missing or too old."""
     torch = next(iter(importlib.metadata.distributions(name="torch", path=folders)), None)
-    return torch.version if torch and _major_minor(torch.version) >= OLDEST_TORCH else None
+    return torch.version if torch and major_minor(torch.version) >= OLDEST_TORCH else None
 
 
 def build_requirements(folders: list[str]) -> list[str]:
@@ -64,18 +59,6 @@ def expose_torch() -> None:
             site.addsitedir(folder)
 
 
-def check_setuptools(version: str = setuptools.__version__) -> None:
-    """Without isolation the environment's setuptools is used: is it able to read pyproject.toml?
-
-    Raises BuildError.
-    """
-    if _major_minor(version) < OLDEST_SETUPTOOLS:
-        raise BuildError(
-            f"building needs setuptools {OLDEST_SETUPTOOLS[0]} or newer, and this environment has "
-            f"{version}: pip install 'setuptools>={OLDEST_SETUPTOOLS[0]},<82'."
-        )
-
-
 @contextlib.contextmanager
 def making_a_wheel() -> Iterator[None]:
     """setup.py, which setuptools runs in this process, then gives a wheel's metadata."""
@@ -91,14 +74,12 @@ def get_requires_for_build_wheel(config_settings=None):
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    check_setuptools()
     expose_torch()
     with making_a_wheel():
         return build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    check_setuptools()
     expose_torch()
     # setuptools packs all that lies in build/lib*, also what an earlier version left there.
     for leftover in Path("build").glob("lib*"):
@@ -112,12 +93,10 @@ def get_requires_for_build_editable(config_settings=None):
 
 
 def prepare_metadata_for_build_editable(metadata_directory, config_settings=None):
-    check_setuptools()
     return build_meta.prepare_metadata_for_build_editable(metadata_directory, config_settings)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    check_setuptools()
     expose_torch()
     return build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
 
@@ -127,9 +106,4 @@ def get_requires_for_build_sdist(config_settings=None):
 
 
 def build_sdist(sdist_directory, config_settings=None):
-    check_setuptools()
     return build_meta.build_sdist(sdist_directory, config_settings)
-
-
-def _major_minor(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import setuptools
 from conv2d_ext_toolchain import (
     LINK_FLAGS,
     BuildError,
@@ -32,6 +33,7 @@ BINDINGS = "csrc/bindings.cpp"
 # Where no GPU is visible: A100, H100, and PTX that newer GPUs translate when they load it.
 DEFAULT_CUDA_ARCHS = "8.0;9.0+PTX"
 _OLD_ARCHITECTURES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")  # torch's names of others
+OLDEST_SETUPTOOLS = (77, 0)  # that reads pyproject.toml
 OLDEST_CAPABILITY = (8, 0)  # cp.async, and the tensor cores' TF32 and bfloat16
 
 CXX_FLAGS = [
@@ -235,12 +237,38 @@ def metadata(
     return {"version": version + local, "install_requires": [f"torch=={minor}.*"]}
 
 
+def major_minor(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def check_setuptools(version: str = setuptools.__version__) -> None:
+    """Without isolation the environment's setuptools is used: is it able to read pyproject.toml?
+
+    Raises BuildError.
+    """
+    if major_minor(version) < OLDEST_SETUPTOOLS:
+        raise BuildError(
+            f"building needs setuptools {OLDEST_SETUPTOOLS[0]} or newer, and this environment has "
+            f"{version}: pip install 'setuptools>={OLDEST_SETUPTOOLS[0]},<82'."
+        )
+
+
+def split_flags(name: str) -> list[str]:
+    """The flags of an environment variable. Raises BuildError."""
+    value = os.environ.get(name, "")
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise BuildError(f"{name}={value} is no list of flags ({error}).") from None
+
+
 def setup_arguments(root: Path) -> dict:
     """The arguments of setuptools.setup() that pyproject.toml cannot hold.
 
     Without torch, which neither an sdist nor reading the metadata needs, they name the extension
     but cannot build it. Raises BuildError.
     """
+    check_setuptools()
     version = read_version(root)
     try:
         import torch
@@ -279,7 +307,7 @@ def setup_arguments(root: Path) -> dict:
     cxx_flags = [*CXX_FLAGS, *(flag for folder in system for flag in ("-isystem", folder))]
     if decision.build:
         cxx_flags.append("-DCONV2D_EXT_WITH_CUDA")
-    cxx_flags += shlex.split(os.environ.get("CXXFLAGS", ""))
+    cxx_flags += split_flags("CXXFLAGS")
     make_extension = cpp_extension.CUDAExtension if decision.build else cpp_extension.CppExtension
     extension = make_extension(
         MODULE,
@@ -316,6 +344,9 @@ def _build_ext_with_torch(cuda_archs: str | None, warnings: tuple[str, ...]) -> 
     class BuildExt(cpp_extension.BuildExtension):
         def finalize_options(self):
             super().finalize_options()
+            # setuptools would look at the sources alone: not at headers, flags, compiler and torch.
+            # (With ninja, which looks at them all, torch sets it itself.)
+            self.force = True
             # One folder for builds of every kind, so that ninja recompiles only what has changed;
             # objects of another Python or torch are never mixed in.
             python = sys.implementation.cache_tag

@@ -92,7 +92,7 @@ def headers_problem(include=None):
 
 def find_compiler(environ=os.environ):
     """The command that compiles C++, perhaps with arguments (CXX="ccache g++"), or None."""
-    if environ.get("CXX"):
+    if environ.get("CXX", "").strip():
         return environ["CXX"]
     for name in ("c++", "g++", "clang++"):
         if shutil.which(name, path=environ.get("PATH")):
@@ -107,7 +107,10 @@ def compiler_problem(compiler, standard="c++17", environ=os.environ):
             "No C++ compiler was found on PATH: install g++ 10 or newer (Debian, Ubuntu: "
             "apt install g++; Fedora: dnf install gcc-c++), or name one in CXX."
         )
-    command = shlex.split(compiler)
+    try:
+        command = shlex.split(compiler)
+    except ValueError as error:
+        return "CXX={} is no command ({}).".format(compiler, error)
     if not shutil.which(command[0], path=environ.get("PATH")):
         return "The C++ compiler that CXX names, {}, was not found.".format(command[0])
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +126,7 @@ def compiler_problem(compiler, standard="c++17", environ=os.environ):
                 universal_newlines=True,
                 env=dict(environ, LC_ALL="C"),
             )
-            if trial.returncode != 0:
+            if trial.returncode != 0 or not os.path.exists(library):
                 errors = [line for line in trial.stdout.splitlines() if "error" in line.lower()]
                 said = " (it said: {})".format(errors[0].strip()) if errors else ""
                 meaning = meaning.format(standard=standard)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
+from torch_versions import not_in_older
 
 import conv2d_ext
 from conv2d_ext.testing import Problem, make_tensors
@@ -204,7 +205,9 @@ def test_compiled_calls_refuse_what_eager_ones_refuse(arguments):
             function(input, weight)
 
 
-@pytest.mark.parametrize("integer", [2, np.int64(2), [np.int64(2), 1], (2,), torch.tensor(2)])
+@pytest.mark.parametrize("integer", [
+    2, np.int64(2), [np.int64(2), 1], (2,), pytest.param(torch.tensor(2), marks=not_in_older),
+])  # fmt: skip
 def test_compiled_calls_take_the_integers_that_eager_ones_take(integer):
     input, weight = torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3)
     compiled = torch.compile(

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from child import run_forked
 from observing import same_bits
 from torch import Tensor, nn
+from torch_versions import not_in_older
 
 import conv2d_ext
 
@@ -310,7 +311,9 @@ class TestFreshProcess:
         done = run_child(saved, NAMES, "import")
         assert done.stdout == "equal\n", done.stderr
 
-    @pytest.mark.parametrize("name", ["mode_program", "mode_package"])
+    @pytest.mark.parametrize(
+        "name", [pytest.param("mode_program", marks=not_in_older), "mode_package"]
+    )
     def test_without_the_library(self, saved, name):
         done = run_child(saved, name)
         assert done.returncode == 1

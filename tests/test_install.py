@@ -124,11 +124,15 @@ print(importlib.util.find_spec("torch").origin)
     assert Path(process.stdout.strip()).samefile(torch.__file__)
 
 
-def test_old_setuptools_is_named():
-    backend.check_setuptools("77.0.3")
-    backend.check_setuptools("81.0.0")
+def test_old_setuptools_is_named(monkeypatch):
+    """By whatever runs setup.py, before setuptools reads a pyproject.toml that it can't read."""
+    build.check_setuptools("77.0.3")
+    build.check_setuptools("81.0.0")
     with pytest.raises(SystemExit, match=r"needs setuptools 77 or newer.* has 65\.5\.0"):
-        backend.check_setuptools("65.5.0")
+        build.check_setuptools("65.5.0")
+    monkeypatch.setattr(build, "OLDEST_SETUPTOOLS", (1000, 0))
+    with pytest.raises(SystemExit, match="needs setuptools 1000"):
+        build.setup_arguments(ROOT)
 
 
 # ---- CUDA or not
@@ -385,6 +389,9 @@ def test_no_compiler(tmp_path):
     add_program(tmp_path, "g++", "exit 1")
     assert toolchain.find_compiler(environ) == "g++"
     assert toolchain.find_compiler({**environ, "CXX": "ccache g++"}) == "ccache g++"
+    assert toolchain.find_compiler({**environ, "CXX": " "}) == "g++"
+    problem = toolchain.compiler_problem('"g++')
+    assert problem == 'CXX="g++ is no command (No closing quotation).'
 
 
 @pytest.mark.parametrize(
@@ -392,16 +399,24 @@ def test_no_compiler(tmp_path):
     [
         ("echo 'trial.cpp:1: error: no such header'; exit 1", "error: no such header"),
         ("exit 1", "cannot build an empty program"),
+        ("exit 0", "cannot build an empty program"),
         (
             'case "$*" in *-std=*) exit 1;; esac',
             "is too old: torch's headers and the vector code need c++20",
         ),
-        ('case "$*" in *-fopenmp*) exit 1;; esac', "cannot build OpenMP programs"),
-        ('case "$*" in *-lstdc++*) exit 1;; esac', "cannot link the shared libstdc++"),
+        (
+            'case "$*" in *-fopenmp*) exit 1;; esac',
+            "cannot build OpenMP programs",
+        ),
+        (
+            'case "$*" in *-lstdc++*) exit 1;; esac',
+            "cannot link the shared libstdc++",
+        ),
     ],
 )
 def test_unusable_compiler(tmp_path, script, words):
-    compiler = add_program(tmp_path, "c++", script)
+    writes = ': > "${3%.cpp}.so"'  # the third argument is the source
+    compiler = add_program(tmp_path, "c++", f"{script}\n{writes}")
     problem = toolchain.compiler_problem(compiler, "c++20")
     assert problem.startswith(f"The C++ compiler {compiler} ")
     assert words in problem
@@ -428,11 +443,33 @@ def test_setup_without_a_compiler_says_so(tmp_path):
     assert "Traceback" not in process.stderr
 
 
-def test_setup_with_a_wrong_setting_says_so():
-    process = run_setup("build_ext", CONV2D_EXT_CUDA="maybe")
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("CONV2D_EXT_CUDA", "maybe", "CONV2D_EXT_CUDA must be"),
+        ("CXXFLAGS", '-DX="a', 'CXXFLAGS=-DX="a is no list of flags (No closing quotation).'),
+    ],
+)
+def test_setup_with_a_wrong_setting_says_so(name, value, words):
+    process = run_setup("build_ext", **{name: value})
     assert process.returncode == 1
-    assert process.stderr.splitlines()[-1].startswith("conv2d_ext: CONV2D_EXT_CUDA must be")
+    assert process.stderr.splitlines()[-1].startswith(f"conv2d_ext: {words}")
     assert "Traceback" not in process.stderr
+
+
+def test_without_ninja_everything_is_compiled_again():
+    """setuptools alone would keep objects of other headers, flags, compilers and torches."""
+    code = f"""
+from pathlib import Path
+from setuptools import Distribution
+import conv2d_ext_build as build
+command = build.setup_arguments(Path({str(ROOT)!r}))["cmdclass"]["build_ext"]
+command = command(Distribution(), use_ninja=False)
+command.ensure_finalized()
+assert command.force
+"""
+    process = run_with_torch(code)
+    assert process.returncode == 0, process.stderr
 
 
 def test_setup_without_torch_says_so():

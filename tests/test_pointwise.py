@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from child import run_forked
 from pointwise_bits import DTYPES, FUNCTIONS, bits, special_values
 from torch import Tensor
+from torch_versions import not_in_older
 
 import conv2d_ext
 from conv2d_ext.ops import pointwise, pointwise_grad, pointwise_pair
@@ -443,6 +444,7 @@ class TestPairs:
         with conv2d_ext.batch_invariant(), pytest.raises(RuntimeError, match="must match the size"):
             function(torch.rand(3), torch.rand(4))
 
+    @not_in_older
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
     @pytest.mark.parametrize("values", [(0.0, 0.0), (0.0, 1e-30), (-0.0, -0.0)])
     def test_the_angle_of_a_point_at_zero_has_no_gradient(self, values, dtype):

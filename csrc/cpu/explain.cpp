@@ -257,7 +257,7 @@ class TaskExplainer {
     const int64_t vectors = cut_panels(div_up(t.tile_pairs, vector_.lanes), kStridedVectors).size(0);
     name_kernel("strided_ukernel", strided_rows(vectors), 2 * vectors * vector_.lanes);
     set_tile(1, t.tile_rows, min64(2 * t.tile_pairs, problem_.in_w));
-    set_work(problem_.batch * problem_.groups * t.tiles(), lay_out_scratch(t, problem_, vector_).bytes);
+    set_work(t.items(problem_), lay_out_scratch(t, problem_, vector_).bytes);
   }
 
   void explain_phases(const JoinedPhases& phases) {
@@ -321,7 +321,7 @@ class TaskExplainer {
       name_kernel("pixel_ukernel", rows, vectors * vector_.lanes);
     }
     set_tile(1, t.tile_rows, t.tile_cols);
-    set_work(t.tiles() * t.chunks_m * g.groups, lay_out_scratch(t, k, vector_).bytes);
+    set_work(t.items(g.groups), lay_out_scratch(t, k, vector_).bytes);
   }
 
   void explain_gemm(const ConvGemm& g, bool over_groups) {
@@ -330,7 +330,7 @@ class TaskExplainer {
     const ConvTiling t = tile_conv(g, k, vector_, over_groups, threads_);
     name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding.permille);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    set_work(t.tiles() * t.chunks_m * div_up(g.groups, groups), lay_out_scratch(t, k, vector_).bytes);
+    set_work(t.items(div_up(g.groups, groups)), lay_out_scratch(t, k, vector_).bytes);
   }
 
   void explain_amx(const ConvGemm& g) {

@@ -122,7 +122,7 @@ struct ConvCall {
   // Whether a pixel's result channels lie side by side.
   bool stores_pixels() const { return gemm.destination_m == 1 && gemm.result_taps() == 1; }
 
-  int64_t items() const { return div_up(gemm.groups, G ? L : 1) * tiling.tiles() * tiling.chunks_m; }
+  int64_t items() const { return tiling.items(div_up(gemm.groups, G ? L : 1)); }
 
   // Channels whose weights are one panel.
   int64_t panel_channels() const { return tiling.segments_at_once * k.segment_channels; }

@@ -28,6 +28,8 @@ struct StepOperands {
 #if defined(CONV2D_AMX)
 template <class Scratch>
 void fill_tables(const StepOperands& of, const Scratch& scratch) {
+  // One lies where the offsets of its elements would, or in the cache line that a part of scratch has at least.
+  static_assert(sizeof(RowTile) <= kTileRows * sizeof(int64_t) && sizeof(RowTile) <= 64);
   RowTile* const row_tiles = reinterpret_cast<RowTile*>(scratch.element_offsets);
   for (int64_t e = 0; e < of.elements; e += kTileRows) {
     row_tiles[e / kTileRows] = {e * of.blocks(), of.blocks(), nullptr, min64(kTileRows, of.elements - e)};

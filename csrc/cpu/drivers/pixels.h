@@ -42,7 +42,7 @@ struct PixelCall {
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
         bias_first(g.starts_from_bias()) {}
 
-  int64_t items() const { return gemm.groups * tiling.tiles() * tiling.chunks_m; }
+  int64_t items() const { return tiling.items(gemm.groups); }
 
   // What a work item computes, and where its operands lie in scratch. Its pixels are runs of neighbours, one for each
   // row or a single one, in panels of vectors; the last panel of a run may not be full. Of each run the first panels

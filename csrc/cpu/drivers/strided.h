@@ -49,7 +49,7 @@ struct StridedCall {
     for (int64_t tap = 0; tap < min64(p.stride_h, 2); ++tap) row_phases[tap] = row_phase(tap);
   }
 
-  int64_t items() const { return problem.batch * problem.groups * tiling.tiles(); }
+  int64_t items() const { return tiling.items(problem); }
 
   GradInputPhase row_phase(int64_t tap) const {
     const Conv2dProblem& p = problem;

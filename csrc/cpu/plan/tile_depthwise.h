@@ -93,6 +93,7 @@ struct StridedTiling {
   int64_t tiles_h, tiles_w;
   int64_t patch_rows, patch_pitch;
   int64_t tiles() const { return tiles_h * tiles_w; }
+  int64_t items(const Conv2dProblem& problem) const { return problem.batch * problem.groups * tiles(); }
 };
 StridedTiling tile_strided(const Conv2dProblem& problem, const VectorShape& vector, int num_threads);
 

@@ -25,6 +25,7 @@ struct ConvTiling : TileGrid {
   PaddingRule padding;              // which products with it are left out
   bool groups_first;                // a tile's groups are neighbouring items, rather than a group's tiles
   bool interleaved;                 // lanes are groups, and all result channels of them are stored together
+  int64_t items(int64_t groups) const { return groups * chunks_m * tiles(); }  // groups: or vectors of them
 };
 ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, bool lanes_are_groups,
                      int num_threads);

@@ -46,6 +46,7 @@ struct PixelTiling : TileGrid {
   bool direct;           // full panels are summed in the result tensor
 
   bool weight_in_place() const { return weight_depth == 0; }
+  int64_t items(int64_t groups) const { return groups * chunks_m * tiles(); }
 };
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads);
