@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch._jit_internal import BroadcastingList1, BroadcastingList2
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _C, _build_info
@@ -47,6 +47,8 @@ def conv2d(
     other dtypes, and RuntimeError for ranks, sizes, dtypes, devices and hyper-parameters that don't
     fit together, in F.conv2d's words.
     """
+    # (is_compiling() would take a thirtieth of a tiny call. It is true in an export without dynamo,
+    # too, which records this op whichever way it is called.)
     if is_dynamo_compiling():
         # The graph gets the op itself: the compiled module's Python function would break it.
         return torch.ops.conv2d_ext.conv2d(
@@ -77,7 +79,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     integers on CUDA RuntimeError), and RuntimeError for sizes, dtypes and devices that don't fit
     together, in F.linear's words.
     """
-    if is_dynamo_compiling():
+    if is_compiling():
         return torch.ops.conv2d_ext.linear(input, weight, bias)
     return _C.linear(input, weight, bias)
 
@@ -122,7 +124,7 @@ def conv1d(
 
     Raises what `conv2d` raises, in F.conv1d's words.
     """
-    if is_dynamo_compiling():
+    if is_compiling():
         stride, dilation = (
             _list("conv1d", "stride", stride, 1),
             _list("conv1d", "dilation", dilation, 1),
@@ -154,7 +156,7 @@ def conv_transpose1d(
 
     It is `conv_transpose2d` of an image of one row, through views; all else is said there.
     """
-    if is_dynamo_compiling():
+    if is_compiling():
         return torch.ops.conv2d_ext.conv_transpose1d(
             input, weight, bias,
             *_transposed_parameters(1, stride, padding, output_padding, groups, dilation),
@@ -192,7 +194,7 @@ def conv_transpose2d(
     fit together, in F.conv_transpose2d's words; also for an output without elements that is not
     of an empty batch.
     """
-    if is_dynamo_compiling():
+    if is_compiling():
         return torch.ops.conv2d_ext.conv_transpose2d(
             input, weight, bias,
             *_transposed_parameters(2, stride, padding, output_padding, groups, dilation),
@@ -212,7 +214,7 @@ def forward(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     without a copy: dtypes, guarantees, derivatives and errors are `conv2d`'s. RuntimeError also
     where kernel or bias has another size than these.
     """
-    if is_dynamo_compiling():
+    if is_compiling():
         if bias is not None and bias.dim() == 2:
             bias = bias.squeeze(1)
         return conv2d(im, kernel.transpose(0, 1), bias)
@@ -231,7 +233,7 @@ def forward_unfold(im: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     Raises RuntimeError where sizes, dtypes or devices don't fit together, NotImplementedError for
     other dtypes.
     """
-    if is_dynamo_compiling():
+    if is_compiling():
         columns = torch.nn.functional.unfold(im, kernel.shape[2:])
         output = kernel.transpose(0, 1).flatten(1) @ columns
         if bias is not None:

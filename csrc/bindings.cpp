@@ -112,7 +112,7 @@ torch::PythonArgParser& conv2d_parser() {
   return parser;
 }
 
-// As PythonArgs::toSymInt, whose conversion by pybind11 would take an int as long as it takes the parser.
+// As PythonArgs::toSymInt, which converts an int by pybind11: that takes as long as all the parser does.
 c10::SymInt sym_int(torch::PythonArgs& arguments, int index) {
   PyObject* const value = arguments.args[index];
   const bool is_int = value != nullptr && THPUtils_checkLongExact(value);

@@ -434,7 +434,7 @@ void check_data(const char* name, const Tensor& tensor) {
   if (tensor.numel() == 0) {
     return;
   }
-  const bool contiguous = tensor.is_contiguous();  // of which the last element is known without its steps
+  const bool contiguous = tensor.is_contiguous();  // then numel() says where the last element lies
   int64_t end = tensor.storage_offset();
   bool fits = add(end, contiguous ? tensor.numel() : 1, &end);
   for (int64_t i = 0; !contiguous && i < tensor.dim(); ++i) {

@@ -6,8 +6,6 @@
 // empty batch there is a result even where sharding has freed the weight.
 #pragma once
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 

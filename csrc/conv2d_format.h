@@ -86,7 +86,8 @@ inline bool grad_input_is_channels_last(const at::Tensor& input, const at::Tenso
          !joins_elements(input, /*groups=*/channels, channels, input.sym_size(-2), input.sym_size(-1));
 }
 
-// at::empty and at::empty_strided for kernels: on the CPU past the dispatcher, which takes a fortieth of a tiny call.
+// at::empty and at::empty_strided for the kernels of convolutions and products: on the CPU past the dispatcher, which
+// takes a fortieth of a tiny call.
 inline at::Tensor empty_here(c10::IntArrayRef size, const at::TensorOptions& options) {
   return options.device().is_cpu() ? at::Tensor(at::detail::empty_cpu(size, options)) : at::empty(size, options);
 }

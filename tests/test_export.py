@@ -180,6 +180,39 @@ def test_what_is_covered_is_seen():
     assert not is_covered(torch.ops.aten.relu.default)
 
 
+PUBLIC_FUNCTIONS = {
+    "conv2d": lambda x, w: conv2d_ext.conv2d(x, w, padding=1),
+    "conv2d same": lambda x, w: conv2d_ext.conv2d(x, w, padding="same"),
+    "conv1d": lambda x, w: conv2d_ext.conv1d(x.flatten(2), w.flatten(2)),
+    "conv1d same": lambda x, w: conv2d_ext.conv1d(x.flatten(2), w.flatten(2), padding="same"),
+    "conv_transpose1d": lambda x, w: conv2d_ext.conv_transpose1d(x.flatten(2), w.flatten(2)),
+    "conv_transpose2d": lambda x, w: conv2d_ext.conv_transpose2d(x, w, stride=2),
+    "linear": lambda x, w: conv2d_ext.linear(x.flatten(2).mT, w[..., 0, 0]),
+    "forward": lambda x, w: conv2d_ext.forward(x, w, None),
+    "forward_unfold": lambda x, w: conv2d_ext.forward_unfold(x, w, None),
+}
+
+
+@pytest.mark.parametrize("function", PUBLIC_FUNCTIONS.values(), ids=PUBLIC_FUNCTIONS)
+def test_public_functions_with_and_without_dynamo(function):
+    """Both kinds of export record the same ops, and take images of any size and number."""
+
+    class Call(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return function(x, w)
+
+    examples = (torch.randn(2, 4, 6, 7), torch.randn(4, 4, 3, 3))
+    dynamic = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC}, {})
+    recorded = []
+    for strict in (True, False):
+        program = torch.export.export(Call(), examples, dynamic_shapes=dynamic, strict=strict)
+        called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+        recorded.append([name for name in called if name.startswith("conv2d_ext.")])
+        x = torch.randn(5, 4, 9, 7)
+        assert same_bits(program.module()(x, examples[1]), function(x, examples[1]))
+    assert recorded[0] == recorded[1]
+
+
 class TestExport:
     @pytest.mark.parametrize(
         "names",

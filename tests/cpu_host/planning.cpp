@@ -62,8 +62,8 @@ IsaShape shapes_of(DType dtype, const Isa& isa) {
   const int64_t element = narrow ? 4 : storage == 1 ? 2 : storage;
   if (!native) vector_bytes = complex || vector_bytes > 16 ? 32 : 16;
   const int64_t vectors = vector_bytes == 64 ? 4 : vector_bytes == 32 && native ? 2 : 1;
-  const bool interleaves = native && vector_bytes > 16;
-  const VectorShape vector{vector_bytes / element, vectors, element, interleaves, chain_limits(vector_bytes > 16)};
+  const bool is_native = native && vector_bytes > 16;
+  const VectorShape vector{vector_bytes / element, vectors, element, is_native, chain_limits(vector_bytes > 16)};
   const int64_t single = vector_bytes == 64 ? 8 : vector_bytes == 32 ? 6 : 3, rows = vector_bytes == 64 ? 6 : 3;
   IsaShape shape{};
   shape.vector = vector;

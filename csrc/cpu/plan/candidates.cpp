@@ -281,12 +281,11 @@ bool groups_fill_more(const Conv2dProblem& p, const VectorShape& vector) {
 
 // Lanes that are gathered, or scattered.
 const char* refuse_placed_lanes(const Conv2dProblem& p, const int64_t* weight) {
-  if (p.batch > one_pixel::kMaxPlacedImages)
-    return "from this batch on packing pays more than placing the patches' lanes";
+  if (p.batch > one_pixel::kMaxPlacedImages) return "from this batch on packing pays more than placing lanes";
   if (!has_dense_rows(p, weight)) return "a row of the weight is not one run";
   // Each item looks at all taps; and groups of one channel are better lanes themselves.
-  if (p.taps() > one_pixel::kMostPlacedTaps || (p.groups > 1 && p.in_channels_per_group() == 1))
-    return "many taps, or depthwise";
+  const bool depthwise = p.groups > 1 && p.in_channels_per_group() == 1;
+  if (p.taps() > one_pixel::kMostPlacedTaps || depthwise) return "many taps, or depthwise";
   return p.gemm_k() >= one_pixel::kLeastPlacedLanes ? nullptr : "few lanes in a row of the weight";
 }
 

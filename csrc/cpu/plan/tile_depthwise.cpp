@@ -104,7 +104,7 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
 }
 
 DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& gemm, const VectorShape& vector) {
-  const int64_t block = (tiling.block_vectors + 1) * vector.lanes * vector.element_size;
+  const int64_t block = (tiling.block_vectors + 1) * vector.bytes();
   ScratchLayout layout;
   DepthwiseScratch s{};
   s.position_offsets = layout.take_offsets(tiling.image_pixels());
@@ -112,7 +112,7 @@ DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& 
   s.start = layout.take(block);
   s.bias = layout.take(block);
   s.weights = layout.take(gemm.taps() * block);
-  s.c_tile = layout.take(tiling.image_pixels() * vector.lanes * vector.element_size);
+  s.c_tile = layout.take(tiling.image_pixels() * vector.bytes());
   s.patch = layout.take(tiling.patch_elements * vector.element_size);
   s.bytes = layout.bytes();
   return s;
