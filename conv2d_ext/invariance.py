@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from conv2d_ext import _C, _checkpoints
 from conv2d_ext._on_import import when_imported
@@ -21,16 +22,38 @@ torch.fx.node.has_side_effect(_enter)
 torch.fx.node.has_side_effect(_leave)
 
 
+_KEY = torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode")  # csrc/invariance.h
+
+
 def _let_higher_order_ops_pass() -> None:
     """Operators of Python that take functions (torch.cond, or what torch.func makes of an
     autograd.Function) look for a kernel at each key of a thread that is not known to have none.
     """
-    key = torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode")
     # Private names: without them import goes on, and tests say what is missing.
     of_later_ones = "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS"
-    getattr(torch._ops, of_later_ones, []).append(key)
+    getattr(torch._ops, of_later_ones, []).append(_KEY)
     for op in getattr(torch._ops, "_higher_order_ops", {}).values():
-        op.fallthrough(key)
+        op.fallthrough(_KEY)
+
+
+def _trace_flex_attention_outside() -> None:
+    """Inductor writes flex_attention's functions of scores into a kernel of its own, which has no
+    place for a call: they are traced outside of the mode. Not where they run.
+    """
+    excluded = torch._C.DispatchKeySet(_KEY)
+    for name in ("flex_attention", "flex_attention_backward"):
+        op = getattr(torch._ops, "_higher_order_ops", {}).get(name)
+        if op is None:
+            continue
+        call = type(op).__call__
+
+        def traced_outside(self: Any, *args: Any, _call: Any = call, **kwargs: Any) -> Any:
+            if get_proxy_mode() is None:
+                return _call(self, *args, **kwargs)
+            with torch._C._ExcludeDispatchKeyGuard(excluded):
+                return _call(self, *args, **kwargs)
+
+        type(op).__call__ = traced_outside
 
 
 def _index_put_arguments(
@@ -75,6 +98,7 @@ def _describe_recorded_calls() -> None:
 
 
 _let_higher_order_ops_pass()
+_trace_flex_attention_outside()
 _describe_recorded_calls()
 
 
@@ -97,6 +121,51 @@ def _leave_contexts_of_failed_compilations() -> None:
 
 
 when_imported("torch._dynamo.callback", _leave_contexts_of_failed_compilations)
+
+
+def _is_outside(_: object = None) -> bool:
+    return not torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+
+
+def _is_inside(_: object = None) -> bool:
+    return torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+
+
+def _add_guard(builder: Any, check: Callable[[object], bool]) -> None:
+    add = builder.guard_manager.root.add_lambda_guard
+    arguments = (check, [f"conv2d_ext.invariance.{check.__name__}()"])
+    try:
+        add(*arguments, None)
+    except TypeError:  # older versions of PyTorch keep no stack with it
+        add(*arguments)
+
+
+def CONV2D_EXT_OUTSIDE_OF_THE_MODE(builder: Any, _: Any) -> None:
+    """A guard of torch.compile's, named as PyTorch's are."""
+    _add_guard(builder, _is_outside)
+
+
+def CONV2D_EXT_INSIDE_OF_THE_MODE(builder: Any, _: Any) -> None:
+    _add_guard(builder, _is_inside)
+
+
+def _guard_compiled_functions() -> None:
+    """A function is compiled anew where it is called in the mode and was not, or the other way
+    round. The guards of its tensor arguments see that by themselves; it may have none.
+    """
+    OutputGraph = importlib.import_module("torch._dynamo.output_graph").OutputGraph
+    GlobalStateSource = importlib.import_module("torch._dynamo.source").GlobalStateSource
+    add_others = OutputGraph.init_ambient_guards
+
+    def init_ambient_guards(self: Any) -> None:
+        add_others(self)
+        kind = CONV2D_EXT_INSIDE_OF_THE_MODE if _is_inside() else CONV2D_EXT_OUTSIDE_OF_THE_MODE
+        self.guards.add(GlobalStateSource().make_guard(kind))
+
+    OutputGraph.init_ambient_guards = init_ambient_guards
+
+
+when_imported("torch._dynamo.output_graph", _guard_compiled_functions)
 
 
 class _NoAutogradCache:

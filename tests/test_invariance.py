@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from child import run_forked
 from observing import Recorder, assert_as_pytorch, same_bits
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import conv2d_ext
 from conv2d_ext import _C
@@ -614,6 +615,62 @@ class TestCompile:
             with conv2d_ext.batch_invariant():
                 assert same_bits(compiled(self.x), self.model(self.x))
             assert same_bits(compiled(self.x), outside)
+
+    @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+    @pytest.mark.parametrize("first", ["outside", "inside"])
+    def test_a_function_without_a_tensor_argument_notices(self, first, backend):
+        """Guards of torch.compile look at the keys of arguments, not of a module's tensors."""
+
+        class Generator(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.latents = nn.Parameter(torch.randn(4, 3, 16, 16))
+                self.conv = nn.Conv2d(3, 8, 3)
+
+            def forward(self, factor: int) -> torch.Tensor:
+                return F.silu(self.conv(self.latents * factor))
+
+        torch._dynamo.reset()
+        model, graphs = Generator(), CompileCounterWithBackend(backend)
+        compiled = torch.compile(model, backend=graphs, fullgraph=True)
+        contexts = [contextlib.nullcontext, conv2d_ext.batch_invariant]
+        with torch.no_grad():
+            with conv2d_ext.batch_invariant():
+                invariant = model(1)
+            for context in (contexts if first == "outside" else contexts[::-1]) * 2:
+                with context():
+                    output = compiled(1)
+                if context is conv2d_ext.batch_invariant:
+                    assert same_bits(output, invariant)
+            assert graphs.frame_count == 2
+            conv2d_ext.enable()
+            try:
+                assert same_bits(compiled(1), invariant)
+            finally:
+                conv2d_ext.disable()
+
+    @pytest.mark.parametrize("name", ["softcap", "sigmoid", "exp2"])
+    def test_flex_attention(self, name):
+        """Its functions of scores lie in Inductor's kernel, which has no place for a call."""
+        from torch.nn.attention.flex_attention import flex_attention
+
+        scores = {
+            "softcap": lambda score, b, h, i, j: torch.tanh(score / 20) * 20,
+            "sigmoid": lambda score, b, h, i, j: torch.sigmoid(score),
+            "exp2": lambda score, b, h, i, j: torch.exp2(score),
+        }
+        q, k, v = (torch.randn(3, 2, 40, 16) for _ in range(3))
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return flex_attention(q, k, v, score_mod=scores[name])
+
+        compiled = torch.compile(attend, fullgraph=True)
+        with torch.no_grad(), conv2d_ext.batch_invariant():
+            whole = compiled(q, k, v)
+            torch.testing.assert_close(whole, attend(q, k, v))
+            for image in range(3):
+                part = slice(image, image + 1)
+                assert same_bits(compiled(q[part], k[part], v[part]), whole[part])
 
     @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
     def test_the_context_inside(self, backend):

@@ -2067,7 +2067,7 @@ MUTATIONS = (
     M(
         "plan/tile_depthwise.cpp",
         "room for one row of pixels",
-        "layout.take(tiling.image_pixels() * vector.lanes",
+        "layout.take(tiling.image_pixels() * vector.bytes()",
         "layout.take(tiling.tile_cols * vector.lanes",
     ),
     M(
