@@ -99,7 +99,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from . import _C as _C  # defines the ops
 from ._on_import import when_imported
@@ -626,35 +625,42 @@ _register_vmap("attention_grad", _attention_grad_vmap)
 
 
 # What torch.utils.flop_counter.FlopCounterMode counts: a multiplication and an addition for each
-# product, as it does for PyTorch's own convolutions.
+# product, as it does for PyTorch's own convolutions. (Importing it imports Triton.)
 
 
-@register_flop_formula(conv2d)
 def _conv2d_flops(
     input: list[int], weight: list[int], *_args: Any, out_shape: list[int], **_kwargs: Any
 ) -> int:
     return 2 * math.prod(out_shape) * math.prod(weight[1:])
 
 
-@register_flop_formula(conv2d_grad_input)
 def _conv2d_grad_input_flops(
     grad_output: list[int], weight: list[int], *_args: Any, **_kwargs: Any
 ) -> int:
     return 2 * math.prod(grad_output) * math.prod(weight[1:])
 
 
-@register_flop_formula(conv2d_grad_weight)
 def _conv2d_grad_weight_flops(
     grad_output: list[int], input: list[int], weight_size: list[int], *_args: Any, **_kwargs: Any
 ) -> int:
     return 2 * math.prod(grad_output) * math.prod(weight_size[1:])
 
 
-@register_flop_formula(matmul)
 def _matmul_flops(
     mat1: list[int], mat2: list[int], *_args: Any, out_shape: list[int], **_kwargs: Any
 ) -> int:
     return 2 * math.prod(out_shape) * mat1[-1]
+
+
+def _register_flop_formulas() -> None:
+    register = importlib.import_module("torch.utils.flop_counter").register_flop_formula
+    register(conv2d)(_conv2d_flops)
+    register(conv2d_grad_input)(_conv2d_grad_input_flops)
+    register(conv2d_grad_weight)(_conv2d_grad_weight_flops)
+    register(matmul)(_matmul_flops)
+
+
+when_imported("torch.utils.flop_counter", _register_flop_formulas)
 
 
 # DTensor's rules, when there is a DTensor: importing it takes as long as importing torch.

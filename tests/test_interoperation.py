@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from child import run_python
 from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,6 +39,26 @@ def test_flops_are_counted_as_pytorch_counts_its_own(groups):
     assert count(conv2d_ext.conv2d) == 3 * forward * outputs
     if groups == 1:  # of grouped gradients PyTorch's own formula counts more than is computed
         assert count(conv2d_ext.conv2d) == count(F.conv2d)
+
+
+FLOP_PROGRAMS = {
+    "conv2d_ext first": """
+import sys, conv2d_ext
+assert "torch.utils.flop_counter" not in sys.modules and "triton" not in sys.modules
+from torch.utils.flop_counter import flop_registry
+""",
+    "the counter first": """
+from torch.utils.flop_counter import flop_registry
+import conv2d_ext
+""",
+}
+
+
+@pytest.mark.parametrize("program", FLOP_PROGRAMS.values(), ids=FLOP_PROGRAMS)
+def test_flop_formulas_wait_for_the_counter(program):
+    """Which imports Triton, as conv2d_ext by itself does not."""
+    done = run_python("-c", program + "print(conv2d_ext.ops.conv2d in flop_registry)")
+    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.mark.parametrize(
