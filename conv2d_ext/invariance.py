@@ -173,8 +173,8 @@ when_imported("torch._dynamo.output_graph", _guard_compiled_functions)
 class _NoAutogradCache:
     """Keeps torch.compile from taking what it compiled outside of the mode.
 
-    Functions are compiled anew where the mode has changed (their guards see a tensor's dispatch
-    keys), but AOTAutograd would find the old result in its cache, whose key knows no mode.
+    Functions are compiled anew where the mode has changed (their guards see it), but AOTAutograd
+    would find the old result in its cache, whose key knows no mode.
     """
 
     def __init__(self) -> None:

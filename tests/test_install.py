@@ -404,14 +404,8 @@ def test_no_compiler(tmp_path):
             'case "$*" in *-std=*) exit 1;; esac',
             "is too old: torch's headers and the vector code need c++20",
         ),
-        (
-            'case "$*" in *-fopenmp*) exit 1;; esac',
-            "cannot build OpenMP programs",
-        ),
-        (
-            'case "$*" in *-lstdc++*) exit 1;; esac',
-            "cannot link the shared libstdc++",
-        ),
+        ('case "$*" in *-fopenmp*) exit 1;; esac', "cannot build OpenMP programs"),
+        ('case "$*" in *-lstdc++*) exit 1;; esac', "cannot link the shared libstdc++"),
     ],
 )
 def test_unusable_compiler(tmp_path, script, words):

@@ -2068,7 +2068,7 @@ MUTATIONS = (
         "plan/tile_depthwise.cpp",
         "room for one row of pixels",
         "layout.take(tiling.image_pixels() * vector.bytes()",
-        "layout.take(tiling.tile_cols * vector.lanes",
+        "layout.take(tiling.tile_cols * vector.bytes()",
     ),
     M(
         "plan/tile_depthwise.cpp",
