@@ -81,8 +81,7 @@ ConvGemm join_rows_of_planes(const ConvGemm& gemm) {
 }
 
 bool meets_no_padding(const ConvGemm& gemm) {
-  return are_inside(gemm.axis_h, gemm.taps_h, gemm.rows, gemm.source_h) &&
-         are_inside(gemm.axis_w, gemm.taps_w, gemm.cols, gemm.source_w);
+  return are_inside(gathered_rows(gemm)) && are_inside(gathered_cols(gemm));
 }
 
 bool reads_whole_planes(const ConvGemm& gemm) {

@@ -47,7 +47,7 @@ struct Cut {
 
 // Of results that are the axes' positions, `times` of each, and steps that are their taps.
 PaddingClasses padding_classes(const GatheredAxis& h, const GatheredAxis& w, int64_t times, const PaddingRule& rule) {
-  if (are_inside(h.axis, h.taps, h.positions, h.size) && are_inside(w.axis, w.taps, w.positions, w.size)) return {};
+  if (are_inside(h) && are_inside(w)) return {};
   const AxisBands rows(h), cols(w);
   if (rows.too_many || cols.too_many) return {};
   const bool has_whole = rows.whole >= 0 && cols.whole >= 0;

@@ -46,6 +46,7 @@ inline Interval positions_inside(const GatherAxis& axis, int64_t taps, int64_t p
 inline bool are_inside(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {
   return positions_inside(axis, taps, positions, size).count() == positions;
 }
+inline bool are_inside(const GatheredAxis& a) { return are_inside(a.axis, a.taps, a.positions, a.size); }
 
 // Of `count` coordinates first, first + step, ..., those that lie in a source of `size`. They may descend; step is not
 // 0.
