@@ -1418,8 +1418,8 @@ MUTATIONS = (
     M(
         "drivers/phases.h",
         "rows of groups are stored from the first panel",
-        "item.c_tile + kept * start * L + v * L",
-        "item.c_tile + v * L",
+        "item.c_tile.sums + kept * start * L + v * L",
+        "item.c_tile.sums + v * L",
     ),
     M(
         "drivers/phases.h",
@@ -1456,8 +1456,8 @@ MUTATIONS = (
     M(
         "plan/tile_phases.cpp",
         "room for the sums of one phase",
-        "tiling.tile_images * phases.kept_pixels(tiling.tile_rows)",
-        "tiling.tile_images * phases.most_pixels(tiling.tile_rows)",
+        "layout.take_sums(phases.kept_pixels(tiling.tile_rows)",
+        "layout.take_sums(phases.most_pixels(tiling.tile_rows)",
         sanitizer="address",
     ),
     M(
@@ -1647,8 +1647,8 @@ MUTATIONS = (
     M(
         "drivers/weight_chunks.h",
         "the first chunk is lost",
-        "add_chunk(total, lost, tile, driver.used_size(t), chunk == 0);",
-        "add_chunk(total, lost, tile, driver.used_size(t), chunk <= 1);",
+        "add_chunk(tile.total, tile.lost, tile.sums, driver.used_size(t), chunk == 0);",
+        "add_chunk(tile.total, tile.lost, tile.sums, driver.used_size(t), chunk <= 1);",
     ),
     M(
         "drivers/weight_chunks.h",
@@ -2085,13 +2085,6 @@ MUTATIONS = (
     ),
     M(
         "plan/tile_one_pixel.cpp",
-        "no room for what totals lose",
-        "s.lost = layout.take(later);\n  s.bias = layout.take(s.pitch",
-        "s.lost = layout.take(0);\n  s.bias = layout.take(s.pitch",
-        sanitizer="address",
-    ),
-    M(
-        "plan/tile_one_pixel.cpp",
         "no room for a patch's lanes",
         "s.placed = layout.take(placed * s.pitch * element_size);",
         "s.placed = layout.take(0);",
@@ -2241,6 +2234,12 @@ MUTATIONS = (
         sanitizer="thread",
     ),
     # ---- what all share
+    M(
+        "base/scratch.h",
+        "no room for what totals lose",
+        "several ? take(total_bytes) : sums, several};",
+        "several ? take(0) : sums, several};",
+    ),
     M(
         "base/executor.h",
         "two work items are none",

@@ -35,6 +35,13 @@ class CallWorkspace {
   void* data_;
 };
 
+// Where sums lie in a thread's scratch: those of a chunk of K and, of several chunks, the total of the chunks before
+// and what that lost (ChunkSums, pack/store.h).
+struct SumsLayout {
+  int64_t sums, total, lost;
+  bool several;
+};
+
 // Parts of a thread's scratch, one after the other, each on a cache line of its own.
 class ScratchLayout {
  public:
@@ -44,6 +51,11 @@ class ScratchLayout {
     return here;
   }
   int64_t take_offsets(int64_t count) { return take(count * int64_t(sizeof(int64_t))); }
+  SumsLayout take_sums(int64_t bytes, bool several) { return take_sums(bytes, bytes, several); }
+  SumsLayout take_sums(int64_t bytes, int64_t total_bytes, bool several) {
+    const int64_t sums = take(bytes);
+    return {sums, several ? take(total_bytes) : sums, several ? take(total_bytes) : sums, several};
+  }
   int64_t bytes() const { return bytes_; }
 
  private:

@@ -81,8 +81,7 @@ struct AmxCall {
     item.panel = part<BFloat16Block>(scratch, layout.panel);
     item.patch = part<BFloat16Block>(scratch, layout.patch);
     item.row = part<BFloat16Block>(scratch, layout.row);
-    item.c_tile = {part<float>(scratch, layout.c_tile), part<float>(scratch, layout.total_tile),
-                   part<float>(scratch, layout.lost_tile), k.has_chunks()};
+    item.c_tile = chunk_sums<float>(scratch, layout.c_tile);
     item.source =
         static_cast<const BFloat16*>(gemm.source) + item.piece.tile.image * gemm.source_n + group * gemm.source_g();
     item.weight = static_cast<const BFloat16*>(gemm.weight) + group * gemm.weight_g;

@@ -166,8 +166,7 @@ struct ConvCall {
     item.bias = part<T>(scratch, layout.bias);
     item.panel = part<Operand<T>>(scratch, layout.panel);
     item.patch = part<Operand<T>>(scratch, layout.patch);
-    item.c_tile = {part<T>(scratch, layout.c_tile), part<T>(scratch, layout.total_tile),
-                   part<T>(scratch, layout.lost_tile), k.has_chunks()};
+    item.c_tile = chunk_sums<T>(scratch, layout.c_tile);
     item.source = static_cast<const S*>(gemm.source) + item.piece.tile.image * gemm.source_n + group * gemm.source_g();
     item.weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g;
     return item;

@@ -3,7 +3,9 @@
 
 #include "../base/executor.h"
 #include "../base/limits.h"
+#include "../base/scratch.h"
 #include "../pack/patch.h"
+#include "../pack/store.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -21,6 +23,10 @@ void run_all(Driver&& call, const Executor& executor) {
 template <class P>
 CONV2D_INLINE P* part(char* scratch, int64_t offset) {
   return reinterpret_cast<P*>(scratch + offset);
+}
+template <class T>
+ChunkSums<T> chunk_sums(char* scratch, const SumsLayout& at) {
+  return {part<T>(scratch, at.sums), part<T>(scratch, at.total), part<T>(scratch, at.lost), at.several};
 }
 
 // A piece of K: whole channels, or (of a kernel that has too many taps for one segment) a rectangle of a channel's.

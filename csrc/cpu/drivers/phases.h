@@ -74,7 +74,8 @@ struct PhasesCall {
     int64_t m0, channels_m;  // result channels of a group
     Panels panels;
     int64_t *position_offsets, *tap_offsets, *places;
-    T *zeros, *taps, *panel, *patch, *c_tile, *total_tile, *lost_tile;
+    T *zeros, *taps, *panel, *patch;
+    ChunkSums<T> c_tile;
     const S *source, *weight;
   };
   Item item_at(int64_t number) const {
@@ -97,9 +98,7 @@ struct PhasesCall {
     item.taps = part<T>(memory, layout.taps);
     item.panel = part<T>(memory, layout.panel);
     item.patch = part<T>(memory, layout.patch);
-    item.c_tile = part<T>(memory, layout.c_tile);
-    item.total_tile = part<T>(memory, layout.total_tile);
-    item.lost_tile = part<T>(memory, layout.lost_tile);
+    item.c_tile = chunk_sums<T>(memory, layout.c_tile);
     item.source = static_cast<const S*>(any.source) + item.image0 * any.source_n + item.group * any.source_g();
     item.weight = static_cast<const S*>(any.weight) + item.group * any.weight_g + item.m0 * any.weight_m;
     return item;
@@ -135,14 +134,14 @@ struct PhasesCall {
         const ResultPiece piece = piece_of(item, f);
         const int64_t pixels = piece.tile.pixels();
         if (pixels == 0) continue;
-        T* const sums = item.c_tile + (phases.whole_rows ? before * width : 0);
+        T* const sums = item.c_tile.sums + (phases.whole_rows ? before * width : 0);
         sum_phase(item, f, {item.panel, width, lanes}, before,
-                  {sums, item.total_tile, item.lost_tile, k[f].has_chunks()});
+                  {sums, item.c_tile.total, item.c_tile.lost, k[f].has_chunks()});
         before += pixels;
         if (phases.whole_rows) continue;
         store_lanes<S, T>(phases.gemm[f], piece, 0, {sums, width, pixels, lanes, item.zeros}, item.m0 + m, 1);
       }
-      if (phases.whole_rows) store_rows(item, {item.c_tile, width, 0, lanes, item.zeros}, item.m0 + m);
+      if (phases.whole_rows) store_rows(item, {item.c_tile.sums, width, 0, lanes, item.zeros}, item.m0 + m);
     }
   }
 
@@ -172,16 +171,16 @@ struct PhasesCall {
       if (pixels == 0) continue;
       for (int64_t at = 0; at < panels.count; ++at) {
         const int64_t start = panels.start(at) * L, width = panels.size(at) * L;
-        T* const sums = item.c_tile + (phases.whole_rows ? kept * start + before * width : pixels * start);
+        T* const sums = item.c_tile.sums + (phases.whole_rows ? kept * start + before * width : pixels * start);
         sum_phase(item, f, {item.panel + depth * start, width, width}, before, {sums, nullptr, nullptr, false});
       }
       before += pixels;
-      if (!phases.whole_rows) store_groups<S>(phases.gemm[f], piece, item.c_tile, panels, item.zeros);
+      if (!phases.whole_rows) store_groups<S>(phases.gemm[f], piece, item.c_tile.sums, panels, item.zeros);
     }
     for (int64_t at = 0; phases.whole_rows && at < panels.count; ++at) {
       const int64_t width = panels.size(at) * L, start = panels.start(at);
       for (int64_t v = 0; v < panels.size(at); ++v) {
-        store_rows(item, {item.c_tile + kept * start * L + v * L, width, 0, item.groups, item.zeros}, start + v);
+        store_rows(item, {item.c_tile.sums + kept * start * L + v * L, width, 0, item.groups, item.zeros}, start + v);
       }
     }
   }

@@ -89,8 +89,7 @@ struct PixelCall {
     item.bias = part<T>(scratch, layout.bias);
     item.weight_scratch = part<T>(scratch, layout.weight);
     item.patch = part<T>(scratch, layout.patch);
-    item.c = {part<T>(scratch, layout.c), part<T>(scratch, layout.total), part<T>(scratch, layout.lost),
-              k.has_chunks()};
+    item.c = chunk_sums<T>(scratch, layout.c);
     item.source = static_cast<const S*>(gemm.source) + tile.image * gemm.source_n + group * gemm.source_g();
     item.weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
     item.destination = ResultPiece{group, 1, tile}.first_pixel<S>(gemm, m0);

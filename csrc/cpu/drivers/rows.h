@@ -42,15 +42,15 @@ struct RowCall {
 
   int64_t items() const { return tiling.items(products.groups); }
 
-  // As many results as a micro-kernel takes, of which `valid` exist (surplus ones repeat the last), and the sums of one
-  // chunk of K, which begin at `sums`.
+  // As many results as a micro-kernel takes, of which `valid` exist (surplus ones repeat the last), and their sums.
   struct Rows {
     int64_t results, valid, lanes;
     const S *factor, *rows;  // of the first result and lane
     int64_t row_pitch;
     S* result;
     int64_t result_pitch;
-    T *sums, *factors;
+    ChunkSums<T> sums;
+    T* factors;
     const T* bias;
   };
 
@@ -63,7 +63,7 @@ struct RowCall {
     Rows rows{};
     rows.lanes = min64(tiling.lanes, products.lanes - lane0);
     rows.results = row_results(last - result0, kAlong);
-    rows.sums = part<T>(scratch, layout.sums);
+    rows.sums = chunk_sums<T>(scratch, layout.sums);
     rows.factors = part<T>(scratch, layout.factors);
     rows.bias = load_bias<S>(products, lane0, rows.lanes, layout.pitch, part<T>(scratch, layout.bias));
     rows.rows = static_cast<const S*>(products.rows) + group * products.rows_g + lane0 * products.lane_step;
@@ -87,7 +87,7 @@ struct RowCall {
         rows.result = placed;
         rows.result_pitch = layout.pitch;
       }
-      sum(rows, part<T>(scratch, layout.totals), part<T>(scratch, layout.lost));
+      sum(rows);
       if (products.placed != Placed::kResults) continue;
       for (int64_t i = 0; i < rows.valid; ++i) {
         scatter(placed + i * layout.pitch, {lane0, lane0 + rows.lanes}, result + i * products.result_r);
@@ -121,7 +121,8 @@ struct RowCall {
     for_each_place(lanes, [&](int64_t lane, int64_t place) { image[place] = from[lane]; });
   }
 
-  void sum(const Rows& rows, T* totals, T* lost) const {
+  void sum(const Rows& rows) const {
+    const ChunkSums<T>& c = rows.sums;
     const int64_t sums = rows.results * layout.pitch, chunk = products.chunk();
     for (int64_t k = 0; k < products.depth; k += chunk) {
       const int64_t end = min64(k + chunk, products.depth);
@@ -130,15 +131,15 @@ struct RowCall {
       } else {
         sum_along_lanes(rows, k, end);
       }
-      if (products.has_chunks()) add_chunk(totals, lost, rows.sums, sums, k == 0);
+      if (c.several) add_chunk(c.total, c.lost, c.sums, sums, k == 0);
     }
-    if (products.has_chunks()) {
-      finish_chunks(rows.sums, totals, lost, sums);
+    if (c.several) {
+      finish_chunks(c.sums, c.total, c.lost, sums);
     } else if (kAlong == Along::kLanes) {
       return;  // the last chain has stored them
     }
     for (int64_t r = 0; r < rows.valid; ++r) {
-      store_with_bias(rows.sums + r * layout.pitch, rows.bias, rows.lanes, rows.result + r * rows.result_pitch);
+      store_with_bias(c.sums + r * layout.pitch, rows.bias, rows.lanes, rows.result + r * rows.result_pitch);
     }
   }
 
@@ -152,7 +153,7 @@ struct RowCall {
     RowOperands<S, T> operands{};
     operands.factors = rows.factors;
     operands.row_pitch = rows.row_pitch;
-    operands.sums = rows.sums;
+    operands.sums = rows.sums.sums;
     operands.sum_pitch = layout.pitch;
     operands.result = rows.result;
     operands.result_pitch = rows.result_pitch;
@@ -185,7 +186,7 @@ struct RowCall {
     operands.factors = factors;
     operands.lanes = rows.rows + k * kPerStep;
     operands.lane_step = products.lane_step;
-    operands.sums = rows.sums;
+    operands.sums = rows.sums.sums;
     operands.sum_pitch = layout.pitch;
     for (int64_t r = 0; r < rows.results; ++r) {
       const S* const from = factor_of(rows, r, k);

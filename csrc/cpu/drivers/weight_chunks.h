@@ -73,16 +73,14 @@ struct WeightChunks {
   void sum_item(int64_t item) const {
     const auto t = driver.tile_of(item);
     char* const memory = scratch();
-    T* const total = part<T>(memory, driver.layout.total);
-    T* const tile = part<T>(memory, driver.layout.tile);
-    T* const lost = part<T>(memory, driver.layout.lost);
-    if (chunks() == 0) fill_zero(tile, driver.used_size(t));
+    const ChunkSums<T> tile = chunk_sums<T>(memory, driver.layout.tile);
+    if (chunks() == 0) fill_zero(tile.sums, driver.used_size(t));
     for (int64_t chunk = 0; chunk < chunks(); ++chunk) {
-      driver.sum_chunk(t, chunk, memory, tile);
-      if (chunks() > 1) add_chunk(total, lost, tile, driver.used_size(t), chunk == 0);
+      driver.sum_chunk(t, chunk, memory, tile.sums);
+      if (tile.several) add_chunk(tile.total, tile.lost, tile.sums, driver.used_size(t), chunk == 0);
     }
-    if (chunks() > 1) finish_chunks(tile, total, lost, driver.used_size(t));
-    driver.store(t, tile);
+    if (tile.several) finish_chunks(tile.sums, tile.total, tile.lost, driver.used_size(t));
+    driver.store(t, tile.sums);
   }
 
   // One chunk of one tile, into its slot; then, item by item, the slots in order.

@@ -48,8 +48,7 @@ class WinogradAgain {
 
   void flush() {
     if (count_ == 0) return;
-    const ChunkSums<T> sums{part<T>(scratch_, layout_.again), part<T>(scratch_, layout_.again_total),
-                            part<T>(scratch_, layout_.again_lost), k_.has_chunks()};
+    const ChunkSums<T> sums = chunk_sums<T>(scratch_, layout_.again);
     for_each_block(gemm_, k_, k_.segment_channels, [&](const KBlock& segment) { add_segment(segment, sums); });
     sums.finish(4 * count_ * width());
     for (int64_t s = 0; s < count_; ++s) store(squares_[s], sums.sums + 4 * s * width());

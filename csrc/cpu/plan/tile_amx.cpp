@@ -138,9 +138,7 @@ AmxScratch lay_out_scratch(const AmxTiling& tiling, const KBlocking& k, const Ve
   s.tap_offsets = layout.take_offsets(k.max_depth());
   s.bias = layout.take(lanes * size);
   s.panel = layout.take(k.max_depth() * width * vector.operand_size());
-  s.c_tile = layout.take(tile_bytes);
-  s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
-  s.lost_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
+  s.c_tile = layout.take_sums(tile_bytes, k.has_chunks());
   s.patch = layout.take(tiling.patch_elements * vector.operand_size());
   s.row = layout.take(limit::kRowBlocks * vector.operand_size());
   s.bytes = layout.bytes();

@@ -62,7 +62,8 @@ inline int64_t shared_blocks(const ConvGemm& gemm) { return gemm.channels * gemm
 
 // A thread's scratch: offsets in bytes.
 struct AmxScratch {
-  int64_t row_tiles, position_offsets, tap_offsets, bias, panel, c_tile, total_tile, lost_tile, patch, row, bytes;
+  int64_t row_tiles, position_offsets, tap_offsets, bias, panel, patch, row, bytes;
+  SumsLayout c_tile;
 };
 AmxScratch lay_out_scratch(const AmxTiling& tiling, const KBlocking& k, const VectorShape& vector);
 

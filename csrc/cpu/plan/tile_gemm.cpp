@@ -448,9 +448,7 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   s.zeros = layout.take(width * size);
   s.bias = layout.take(width * size);
   s.panel = layout.take(tiling.segments_at_once * k.max_depth() * width * vector.operand_size());
-  s.c_tile = layout.take(tile_bytes);
-  s.total_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
-  s.lost_tile = k.has_chunks() ? layout.take(tile_bytes) : s.c_tile;
+  s.c_tile = layout.take_sums(tile_bytes, k.has_chunks());
   s.patch = layout.take(tiling.patch_elements * vector.operand_size());
   s.kept_pitch = saturating_mul(k.segments(), k.max_depth(), width);
   s.kept = layout.take(tiling.kept_panels * s.kept_pitch * vector.operand_size());
@@ -484,11 +482,7 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
     // The last AMX tile reads 16 rows, whether they are there or not.
     s.rows = layout.take(row_bytes(pixels) * round_up(tiling.max_elements(), kAmxTileRows));
   }
-  if (tiling.slots == 1) {
-    s.tile = layout.take(tile_bytes);
-    s.total = pixels.chunks() > 1 ? layout.take(tile_bytes) : s.tile;
-    s.lost = pixels.chunks() > 1 ? layout.take(tile_bytes) : s.tile;
-  }
+  if (tiling.slots == 1) s.tile = layout.take_sums(tile_bytes, pixels.chunks() > 1);
   s.bytes = layout.bytes();
   return s;
 }

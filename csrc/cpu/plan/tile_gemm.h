@@ -61,7 +61,8 @@ int64_t partial_bytes(const WeightTiling& tiling, const VectorShape& vector);
 
 // A thread's scratch: offsets in bytes.
 struct ConvScratch {
-  int64_t position_offsets, tap_offsets, zeros, bias, panel, c_tile, total_tile, lost_tile, patch, kept, bytes;
+  int64_t position_offsets, tap_offsets, zeros, bias, panel, patch, kept, bytes;
+  SumsLayout c_tile;
   int64_t listed_offsets, listed_numbers, listed_places, listed_steps;  // drivers/listed_steps.h
   int64_t kept_pitch;  // elements from a kept panel, of all of K, to the next one
 };
@@ -69,7 +70,8 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
 constexpr int64_t kWeightRunBytes = 56;  // a WeightRun (kernels/depthwise_weight.h)
 struct WeightScratch {
   int64_t element_offsets, pixel_offsets, listed_offsets, listed_numbers, listed_steps, runs, zeros, panel, patch, rows,
-      tile, total, lost, bytes;
+      bytes;
+  SumsLayout tile;  // of what is summed in one slot
 };
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
 

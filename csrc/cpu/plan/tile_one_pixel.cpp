@@ -108,11 +108,8 @@ RowScratch lay_out_scratch(const RowProducts& p, const RowTiling& t, int64_t ele
   RowScratch s{};
   s.pitch = round_up(t.lanes, 16);
   s.factor_pitch = p.along == Along::kK ? min64(p.chunk(), p.depth) : p.chain;
-  const int64_t sums = s.pitch * results * element_size, later = p.has_chunks() ? sums : 0;
   s.factors = layout.take(s.factor_pitch * results * element_size);
-  s.sums = layout.take(sums);
-  s.totals = layout.take(later);
-  s.lost = layout.take(later);
+  s.sums = layout.take_sums(s.pitch * results * element_size, p.has_chunks());
   s.bias = layout.take(s.pitch * element_size);
   const int64_t placed = p.placed == Placed::kNothing ? 0 : p.placed == Placed::kRows ? p.depth : results;
   s.placed = layout.take(placed * s.pitch * element_size);

@@ -94,7 +94,8 @@ constexpr int64_t row_vectors(int64_t vector_bytes, int64_t results) {
 constexpr int64_t kMostRowResults = 6, kMostColumnResults = 8;
 
 struct RowScratch {
-  int64_t factors, sums, totals, lost, bias, placed, bytes;
+  int64_t factors, bias, placed, bytes;
+  SumsLayout sums;
   int64_t pitch, factor_pitch;  // of a result's sums; of its factors, of a chain (kLanes) or a chunk (kK)
 };
 RowScratch lay_out_scratch(const RowProducts& products, const RowTiling& tiling, int64_t element_size);

@@ -227,15 +227,14 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   s.zeros = layout.take(width * size);
   s.taps = layout.take(phases.taps() * width * size);
   s.panel = layout.take(panel_bytes(phases, vector, vectors));
-  const int64_t tile_bytes = tiling.tile_images * phases.most_pixels(tiling.tile_rows) * width * size;
-  s.c_tile = layout.take(tiling.tile_images * phases.kept_pixels(tiling.tile_rows) * width * size);
   bool has_chunks = false;
   for (int f = 0; f < phases.count; ++f) {
     has_chunks = has_chunks || block_k(phases.gemm[f], vector.limits).has_chunks();
   }
   CONV2D_EXT_ASSERT(!has_chunks || !phases.over_groups);  // of few channels
-  s.total_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
-  s.lost_tile = has_chunks ? layout.take(tile_bytes) : s.c_tile;
+  const int64_t pixel_bytes = tiling.tile_images * width * size;
+  s.c_tile = layout.take_sums(phases.kept_pixels(tiling.tile_rows) * pixel_bytes,
+                              phases.most_pixels(tiling.tile_rows) * pixel_bytes, has_chunks);
   s.patch = layout.take(tiling.patch_elements * size);
   s.bytes = layout.bytes();
   return s;

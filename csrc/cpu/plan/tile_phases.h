@@ -75,7 +75,8 @@ PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, 
 
 // A thread's scratch: offsets in bytes, each part on a cache line of its own.
 struct PhasesScratch {
-  int64_t position_offsets, tap_offsets, places, zeros, taps, panel, c_tile, total_tile, lost_tile, patch, bytes;
+  int64_t position_offsets, tap_offsets, places, zeros, taps, panel, patch, bytes;
+  SumsLayout c_tile;
 };
 PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& phases, const VectorShape& vector);
 

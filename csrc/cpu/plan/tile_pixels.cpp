@@ -221,9 +221,7 @@ PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, cons
   s.zeros = layout.take(kMaxPixelRows * size);
   s.bias = layout.take(tiling.chunk_m * size);
   s.weight = layout.take(tiling.chunk_m * round_up(tiling.weight_depth, vector.lanes) * size);
-  s.c = layout.take(tiling.c_elements * size);
-  s.total = k.has_chunks() ? layout.take(tiling.c_elements * size) : s.c;
-  s.lost = k.has_chunks() ? layout.take(tiling.c_elements * size) : s.c;
+  s.c = layout.take_sums(tiling.c_elements * size, k.has_chunks());
   s.patch = layout.take(tiling.patch_elements * size);
   s.bytes = layout.bytes();
   return s;

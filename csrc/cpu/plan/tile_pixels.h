@@ -53,7 +53,8 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
 
 // A thread's scratch: offsets in bytes.
 struct PixelScratch {
-  int64_t tap_offsets, channel_offsets, zeros, bias, weight, c, total, lost, patch, bytes;
+  int64_t tap_offsets, channel_offsets, zeros, bias, weight, patch, bytes;
+  SumsLayout c;
 };
 PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector);
 

@@ -137,10 +137,7 @@ WinogradScratch lay_out_scratch(const WinogradTiling& t, const ConvGemm& gemm, c
   s.staged = layout.take(staged * size);
   s.weight = layout.take(panels * blocks * s.block_weights * size);
   s.source = layout.take((kWinogradProducts * s.source_pitch + vector.lanes) * size);
-  const int64_t again = 4 * kWinogradAgain * width * size;
-  s.again = layout.take(again);
-  s.again_total = direct.has_chunks() ? layout.take(again) : s.again;
-  s.again_lost = direct.has_chunks() ? layout.take(again) : s.again;
+  s.again = layout.take_sums(4 * kWinogradAgain * width * size, direct.has_chunks());
   s.again_panel = layout.take(direct.max_depth() * width * size);
   s.again_patch = layout.take(patch_elements(odd_lines(16, size), direct.segment_channels, 1, size) * size);
   s.again_offsets = layout.take_offsets(direct.max_depth() + 4);
