@@ -27,6 +27,11 @@ def times_pytorchs(device: torch.device | str) -> int:
     return 4 if torch.device(device).type == "cuda" else 2
 
 
+# Of factors of one sign roundings add up along a chain and over the chains of a chunk, instead of
+# cancelling; the largest error over the sum is then held to so many unit roundoffs at least.
+ONE_SIGN_ROUNDOFFS = 10
+
+
 def over_draws(check: Callable[[int], None]) -> None:
     """check(8), a number of draws, or where it fails check(64) of others: the promise is of means,
     and of a few draws of short sums chance exceeds it at one seed in some sixty."""
@@ -37,9 +42,14 @@ def over_draws(check: Callable[[int], None]) -> None:
 
 
 def assert_as_accurate(
-    actual: torch.Tensor, aten: torch.Tensor, oracle: Oracle, what: str = "result"
+    actual: torch.Tensor,
+    aten: torch.Tensor,
+    oracle: Oracle,
+    what: str = "result",
+    one_sign: bool = False,
 ) -> None:
-    """Each error measure is at most so many times F.conv2d's plus one unit roundoff."""
+    """Each error measure is at most so many times F.conv2d's plus one unit roundoff; the largest
+    error, of factors of one sign, may be ONE_SIGN_ROUNDOFFS."""
     times = times_pytorchs(actual.device)
     actual, aten = (t.to(oracle.value.device) for t in (actual, aten))
     assert actual.shape == aten.shape == oracle.value.shape, what
@@ -52,6 +62,8 @@ def assert_as_accurate(
     for measure in (Oracle.relative_l2, Oracle.max_scaled_error):
         ours, theirs = measure(oracle, actual), measure(oracle, aten)
         bound = times * theirs + slack
+        if one_sign and measure is Oracle.max_scaled_error:
+            bound = max(bound, ONE_SIGN_ROUNDOFFS * slack)
         assert ours <= bound, (
             f"{what}: {measure.__name__} is {ours:.3g}, F.conv2d's {theirs:.3g}, "
             f"the bound {bound:.3g}"
@@ -79,13 +91,20 @@ def _draws(problem: Problem) -> int:
 
 
 def assert_results_as_accurate(
-    problem: Problem, dtype: torch.dtype, device: torch.device | str = "cpu"
+    problem: Problem,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    memory_format: torch.memory_format = torch.contiguous_format,
+    one_sign: bool = False,
 ) -> None:
-    """All directions of a floating or complex problem, against the oracle its dtype needs."""
+    """All directions of a floating or complex problem, against the oracle its dtype needs. Normal
+    numbers, or (of one sign) their absolute values."""
     find_exact = loop_oracle if dtype in (torch.float64, torch.complex128) else float64_oracle
     found = []
     for seed in range(_draws(problem)):
-        tensors = make_tensors(problem, dtype, seed=seed, device=device)
+        tensors = make_tensors(problem, dtype, memory_format, seed, device)
+        if one_sign:
+            tensors = Tensors(*(t if t is None else t.abs() for t in tensors))
         actual, aten = library_results(problem, tensors), aten_results(problem, tensors)
         found.append((actual, aten, find_exact(problem, on_cpu(tensors))))
     for name in Results._fields:
@@ -98,4 +117,4 @@ def assert_results_as_accurate(
         for our, exact_one in zip(ours, exact, strict=True):
             assert our.shape == exact_one.value.shape, name
         ours, theirs = (torch.cat([t.flatten() for t in tensors]) for tensors in (ours, theirs))
-        assert_as_accurate(ours, theirs, _joined(exact), f"{problem}: {name}")
+        assert_as_accurate(ours, theirs, _joined(exact), f"{problem}: {name}", one_sign)

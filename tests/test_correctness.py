@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from fractions import Fraction
 
 import pytest
 import torch
@@ -174,6 +175,66 @@ def test_depthwise_rows_in_runs(channels, size, kernel, stride, padding, dilatio
 @pytest.mark.parametrize("problem", testing.SMALL_PROBLEMS, ids=str)
 def test_floats(problem, dtype, device):
     assert_results_as_accurate(problem, dtype, device)
+
+
+# Where F.conv2d rounds least beside this library: its sums of so few products are dealt out.
+ONE_SIGN = (
+    Problem("weight gradient of 2 groups", 2, 26, (26, 44), 22, (4, 4), groups=2),
+    Problem("weight gradient of 4 groups", 2, 36, (29, 37), 40, (5, 5), padding=(1, 1), groups=4),
+    Problem("dilated weight gradient", 2, 15, (33, 25), 15, (4, 4), (1, 1), (3, 3), (2, 2)),
+    Problem("weight gradient of 7 x 7", 2, 15, (45, 38), 10, (7, 7), dilation=(2, 2)),
+    Problem("output of one chain", 1, 12, (42, 31), 3, (2, 2), padding=(1, 1)),
+    Problem("input gradient of one chain", 1, 3, (231, 231), 1, (7, 7), padding=(2, 2)),
+    Problem("many pixels", 4, 8, (96, 80), 16, (3, 3), padding=(1, 1)),
+    Problem("long sums", 2, 640, (7, 9), 24, (3, 3), padding=(1, 1)),
+    Problem("1 x 1", 2, 1500, (8, 8), 40, (1, 1)),
+)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("problem", [*ONE_SIGN, *testing.SMALL_PROBLEMS], ids=str)
+def test_factors_of_one_sign(problem, layout, device):
+    """Their roundings don't cancel, as those of normal numbers do, and no sum is small."""
+    assert_results_as_accurate(problem, torch.float32, device, layout, one_sign=True)
+
+
+# Operations that round one product after another, in unit roundoffs: 64 of a chain, 64 of a chunk's
+# chains, the bias and what is left of the chunks' compensated total (docs/design.md).
+PROVEN_ROUNDOFFS = 131
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem("3 x 3", 1, 7000, (3, 3), 2, (3, 3), padding=(1, 1), bias=False),
+        Problem("1 x 1", 1, 70_000, (1, 3), 2, (1, 1), bias=False),
+        Problem("many pixels", 3, 1, (701, 509), 2, (1, 1), bias=False),
+        Problem("3 groups", 1, 18_000, (2, 4), 6, (2, 2), groups=3, bias=False),
+    ],
+    ids=str,
+)
+def test_proven_bound_on_long_sums(problem, dtype):
+    """Sums of equal products round the same way for long, as those of random data never do."""
+    ones = Tensors(*(t if t is None else torch.ones_like(t) for t in make_tensors(problem, dtype)))
+    counts = library_results(problem, ones)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(16):
+        x, weight, grad = torch.rand(3, dtype=torch.float64, generator=generator).to(dtype) + 1
+        results = library_results(
+            problem, Tensors(ones.input * x, ones.weight * weight, None, ones.grad_output * grad)
+        )
+        for name, a, b in (
+            ("output", x, weight),
+            ("grad_input", weight, grad),
+            ("grad_weight", x, grad),
+        ):
+            product = Fraction(a.item()) * Fraction(b.item())
+            pairs = torch.stack([getattr(counts, name), getattr(results, name)], -1).reshape(-1, 2)
+            for count, actual in pairs.unique(dim=0).tolist():
+                exact = int(count) * product
+                error = abs(Fraction(actual) - exact) / exact
+                assert error <= PROVEN_ROUNDOFFS * Fraction(testing.unit_roundoff(dtype)), name
 
 
 @pytest.mark.parametrize("problem", SHORT_SUMS, ids=str)

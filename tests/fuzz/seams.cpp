@@ -326,6 +326,8 @@ int64_t* const kLimits[] = {
     &t::kMovedBytes,
     &t::kMovedDepth,
     &t::kLeastStridedPixels,
+    &t::kFarPixelBytes,
+    &t::kFarWeightRowBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

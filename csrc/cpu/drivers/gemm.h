@@ -57,9 +57,10 @@ struct ConvCall {
   const ConvScratch layout;
   const uint64_t first_owner;  // of the weights that items keep: those of a group's chunk have one
   const bool bias_first;
-  const bool in_place;      // the source is read where it lies
-  const bool asks_ahead;    // while an item multiplies, the next one's source is prefetched
-  const bool asks_results;  // while a piece of the sums is finished, its place in the result
+  const bool in_place;                   // the source is read where it lies
+  const bool asks_ahead;                 // while an item multiplies, the next one's source is prefetched
+  const bool asks_results;               // while a piece of the sums is finished, its place in the result
+  const bool asks_pixels, asks_weights;  // while a block of channels is packed, the next one's
 
   ConvCall(const ConvGemm& g, int num_threads)
       : gemm(g),
@@ -71,7 +72,12 @@ struct ConvCall {
         bias_first(g.starts_from_bias()),
         in_place(source_is_patch()),
         asks_ahead(waits_for_source(num_threads)),
-        asks_results(waits_for_results()) {}
+        asks_results(waits_for_results()),
+        asks_pixels(order == PatchOrder::kChannelInner && lie_apart(g.source_col, limits::tiling::kFarPixelBytes)),
+        asks_weights(!G && g.weight_c == kPerStep && g.result_taps() == 1 &&
+                     lie_apart(g.weight_m, limits::tiling::kFarWeightRowBytes)) {}
+
+  static bool lie_apart(int64_t step, int64_t bytes) { return saturating_mul(step, int64_t(sizeof(S))) >= bytes; }
 
   // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
   // pixels far apart a segment reads a few lines of each, every time from other pages: with many result channels a
@@ -212,6 +218,7 @@ struct ConvCall {
     patch = lay_out_patch<T>(order, gemm, tile, block);
     Source<S> from = source_of(gemm, source);
     from.lanes = item.piece.groups;
+    if (asks_pixels) from.ahead = channels_after(block);
     from.first = block.channel;
     from.missing = block.channel + block.channels == gemm.channels ? gemm.missing : 0;
     if constexpr (G && kTakesPairs<T>) {
@@ -220,6 +227,12 @@ struct ConvCall {
       pack_patch(patch, from, false, item.patch);
     }
     return item.patch;
+  }
+
+  // The single channels of the block after this one, counted from this one's first.
+  Interval channels_after(const KBlock& block) const {
+    const int64_t next = block.channels + min64(block.channels, gemm.channels - block.channel - block.channels);
+    return {kPerStep * block.channels, kPerStep * next};
   }
 
   // Pairs of neighbouring channels are moved as the words that they are.
@@ -402,6 +415,13 @@ struct ConvCall {
                                   segment.channels,
                                   segment.tap_rows,
                                   segment.tap_cols};
+    if (asks_weights && item.piece.tile.pixels() >= limits::tiling::kLeastPixelsToCopyRows) {
+      const Interval ahead = channels_after(segment);
+      for (int64_t t = 0; t < weight.taps(); ++t) {
+        const S* const tap = weight.data + weight.tap_offset(gemm, t);
+        prefetch_rows(tap + ahead.begin, weight.lane_step, lanes, ahead.count());
+      }
+    }
     if constexpr (G) {
       pack_weight_of_groups(gemm, weight, vectors, Panel<Operand<T>>{panel, width, width});
     } else if constexpr (kTakesPairs<T>) {

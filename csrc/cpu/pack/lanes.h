@@ -209,6 +209,14 @@ CONV2D_INLINE void prefetch_lanes(const S* src, int64_t lane_step, int64_t lanes
   for (int64_t i = 0; i < lanes * lane_step; i += apart) __builtin_prefetch(src + i);
 }
 
+// Asks L2 for n elements of each of so many rows.
+template <class S>
+CONV2D_INLINE void prefetch_rows(const S* src, int64_t row_step, int64_t rows, int64_t n) {
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < n; i += int64_t(64 / sizeof(S))) __builtin_prefetch(src + row * row_step + i, 0, 2);
+  }
+}
+
 // A panel of lanes, of any strides.
 template <class S, class T>
 CONV2D_INLINE void pack_lanes(const LaneSource<S>& from, const Panel<T>& to, bool conj) {

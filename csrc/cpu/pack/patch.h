@@ -60,6 +60,8 @@ struct Source {
   int64_t missing = 0;   // channels that the last pair or block lacks
   // kLanes: how many channels a group has, and with which one the block begins.
   int64_t of_group = 0, first = 0;
+  // kChannelInner: which of a pixel's channels, counted from the block's first, are prefetched for the next block.
+  Interval ahead{0, 0};
 };
 
 inline Patch lay_out_patch(PatchOrder order, const PatchAxis& rows, const PatchAxis& cols, int64_t images,
@@ -272,6 +274,8 @@ class PatchPacker {
       for (int64_t x = 0; x < from.count; x += kLine) __builtin_prefetch(from.data + source_.channel + x);
     }
     PixelCopier<S, T>::copy(patch_, source_, plane, from, to, conj_);
+    const Interval& ahead = source_.ahead;
+    if (ahead.count() > 0) prefetch_rows(from.data + ahead.begin, from.step, from.count, ahead.count());
   }
 
   // Zeros, in each of the planes that are written at once.
