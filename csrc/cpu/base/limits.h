@@ -40,9 +40,9 @@ CONV2D_LIMIT kSmallL2Bytes = 512 * 1024;
 // pixels lie this far apart.
 CONV2D_LIMIT kFarRowsBytes = 2048;
 CONV2D_LIMIT kLeastPixelsToCopyRows = 192;
-// While a block of channels is copied, of pixels or of rows of the weight, the next block's lines are asked for where
-// pixels (rows) lie at least so many bytes apart: hardware prefetchers don't see these lines coming, and their pages
-// are at hand. Rows: from kLeastPixelsToCopyRows pixels on.
+// While some channels of each pixel, or of each row of the weight, are copied, the lines of those that follow are asked
+// for where pixels (rows) lie at least so many bytes apart: hardware prefetchers don't see these lines coming, and
+// their pages are at hand. Rows: from kLeastPixelsToCopyRows pixels on.
 CONV2D_LIMIT kFarPixelBytes = 1024;
 CONV2D_LIMIT kFarWeightRowBytes = 4096;
 // From this many result channels on, misaligned planes are copied.

@@ -73,9 +73,13 @@ struct ConvCall {
         in_place(source_is_patch()),
         asks_ahead(waits_for_source(num_threads)),
         asks_results(waits_for_results()),
-        asks_pixels(order == PatchOrder::kChannelInner && lie_apart(g.source_col, limits::tiling::kFarPixelBytes)),
-        asks_weights(!G && g.weight_c == kPerStep && g.result_taps() == 1 &&
+        asks_pixels(cuts_channels() && order == PatchOrder::kChannelInner &&
+                    lie_apart(g.source_col, limits::tiling::kFarPixelBytes)),
+        asks_weights(cuts_channels() && !G && g.weight_c == kPerStep && g.result_taps() == 1 &&
                      lie_apart(g.weight_m, limits::tiling::kFarWeightRowBytes)) {}
+
+  // Whether blocks of K are channels, with all taps.
+  bool cuts_channels() const { return k.blocks_h * k.blocks_w == 1; }
 
   static bool lie_apart(int64_t step, int64_t bytes) { return saturating_mul(step, int64_t(sizeof(S))) >= bytes; }
 
@@ -416,10 +420,8 @@ struct ConvCall {
                                   segment.tap_rows,
                                   segment.tap_cols};
     if (asks_weights && item.piece.tile.pixels() >= limits::tiling::kLeastPixelsToCopyRows) {
-      const Interval ahead = channels_after(segment);
       for (int64_t t = 0; t < weight.taps(); ++t) {
-        const S* const tap = weight.data + weight.tap_offset(gemm, t);
-        prefetch_rows(tap + ahead.begin, weight.lane_step, lanes, ahead.count());
+        prefetch_row_parts(weight.data + weight.tap_offset(gemm, t), weight.lane_step, lanes, channels_after(segment));
       }
     }
     if constexpr (G) {

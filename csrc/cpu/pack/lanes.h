@@ -209,11 +209,14 @@ CONV2D_INLINE void prefetch_lanes(const S* src, int64_t lane_step, int64_t lanes
   for (int64_t i = 0; i < lanes * lane_step; i += apart) __builtin_prefetch(src + i);
 }
 
-// Asks L2 for n elements of each of so many rows.
+// Asks L2 for the lines of some elements of each of so many rows.
 template <class S>
-CONV2D_INLINE void prefetch_rows(const S* src, int64_t row_step, int64_t rows, int64_t n) {
+CONV2D_INLINE void prefetch_row_parts(const S* src, int64_t row_step, int64_t rows, const Interval& elements) {
+  if (elements.count() <= 0) return;
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t i = 0; i < n; i += int64_t(64 / sizeof(S))) __builtin_prefetch(src + row * row_step + i, 0, 2);
+    const char* const first = reinterpret_cast<const char*>(src + row * row_step + elements.begin);
+    const int64_t bytes = elements.count() * int64_t(sizeof(S)), before = reinterpret_cast<uintptr_t>(first) % 64;
+    for (int64_t i = -before; i < bytes; i += 64) __builtin_prefetch(first + i, 0, 2);
   }
 }
 

@@ -274,8 +274,7 @@ class PatchPacker {
       for (int64_t x = 0; x < from.count; x += kLine) __builtin_prefetch(from.data + source_.channel + x);
     }
     PixelCopier<S, T>::copy(patch_, source_, plane, from, to, conj_);
-    const Interval& ahead = source_.ahead;
-    if (ahead.count() > 0) prefetch_rows(from.data + ahead.begin, from.step, from.count, ahead.count());
+    prefetch_row_parts(from.data, from.step, from.count, source_.ahead);
   }
 
   // Zeros, in each of the planes that are written at once.

@@ -71,7 +71,7 @@ constexpr int64_t kWeightRunBytes = 56;  // a WeightRun (kernels/depthwise_weigh
 struct WeightScratch {
   int64_t element_offsets, pixel_offsets, listed_offsets, listed_numbers, listed_steps, runs, zeros, panel, patch, rows,
       bytes;
-  SumsLayout tile;  // of what is summed in one slot
+  SumsLayout tile;  // unused where slots have partials of their own
 };
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);
 
