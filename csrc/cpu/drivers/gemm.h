@@ -73,13 +73,10 @@ struct ConvCall {
         in_place(source_is_patch()),
         asks_ahead(waits_for_source(num_threads)),
         asks_results(waits_for_results()),
-        asks_pixels(cuts_channels() && order == PatchOrder::kChannelInner &&
+        asks_pixels(k.takes_all_taps() && order == PatchOrder::kChannelInner &&
                     lie_apart(g.source_col, limits::tiling::kFarPixelBytes)),
-        asks_weights(cuts_channels() && !G && g.weight_c == kPerStep && g.result_taps() == 1 &&
+        asks_weights(k.takes_all_taps() && !G && g.weight_c == kPerStep && g.result_taps() == 1 &&
                      lie_apart(g.weight_m, limits::tiling::kFarWeightRowBytes)) {}
-
-  // Whether blocks of K are channels, with all taps.
-  bool cuts_channels() const { return k.blocks_h * k.blocks_w == 1; }
 
   static bool lie_apart(int64_t step, int64_t bytes) { return saturating_mul(step, int64_t(sizeof(S))) >= bytes; }
 

@@ -50,7 +50,7 @@ int64_t patch_elements(int64_t planes, int64_t channels, int64_t images, int64_t
 }
 
 int64_t channels_of_block(const KBlocking& k, int64_t plane, int64_t element_size, int64_t most_bytes) {
-  if (k.blocks_h * k.blocks_w != 1 || k.blocks_c == 0) return 1;
+  if (!k.takes_all_taps() || k.blocks_c == 0) return 1;
   const int64_t segment = max64(saturating_mul(plane, k.segment_channels), 1);
   return k.segment_channels * even_piece(k.blocks_c, most_bytes / element_size / segment);
 }

@@ -195,7 +195,7 @@ bool multiplies_padding(const ImageGemm& whole, const GatheredAxis& h, const Gat
   ImageGemm blocks = whole;
   blocks.channels = div_up(whole.channels, kBlockChannels);
   const KBlocking k = block_k(blocks, amx_limits());
-  if (k.has_chunks() || k.blocks_h * k.blocks_w != 1) return false;
+  if (k.has_chunks() || !k.takes_all_taps()) return false;
   const BandSizes rows = sizes_of_bands(h), cols = sizes_of_bands(w);
   if (rows.has_single && cols.has_single) return false;
   // Exact up to 2^53, which the products of a tensor in memory don't reach.

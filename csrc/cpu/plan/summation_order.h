@@ -130,6 +130,8 @@ struct KBlocking {
   int64_t chain;
   int64_t max_depth() const { return segment_channels * tap_rows * tap_cols; }
   int64_t segments() const { return blocks_c * blocks_h * blocks_w; }
+  // Whether segments are whole channels, with all taps.
+  bool takes_all_taps() const { return blocks_h * blocks_w == 1; }
   bool has_chunks() const { return segments() > kSegmentsPerChunk; }
   // The number of the segment that begins at channel c and tap (i, j).
   int64_t segment_at(int64_t c, int64_t i, int64_t j) const {

@@ -21,7 +21,7 @@ struct AmxTiler {
     const GatherAxis& axis = gemm.axis_w;
     const int64_t reach = saturating_mul(gemm.taps_w - 1, axis.tap < 0 ? -axis.tap : axis.tap) / axis.step;
     // Taps that make several segments have patches of several sizes.
-    t.expands = gemm.columns != 1 || (axis.step != 1 && axis.tap != 1) || k.blocks_h * k.blocks_w != 1 ||
+    t.expands = gemm.columns != 1 || (axis.step != 1 && axis.tap != 1) || !k.takes_all_taps() ||
                 saturating_mul(reach, limit::kColumnsPerReach) > t.tile_cols;
     const PatchAxis rows = amx_patch_rows(gemm, tile, 0, k.tap_rows);
     const PatchAxis cols = amx_patch_cols(gemm, t.expands, tile, 0, k.tap_cols);
@@ -36,7 +36,7 @@ struct AmxTiler {
       const int64_t pitch = odd_lines(plane, vector.operand_size());
       t.patch_elements = saturating_add(saturating_mul(pitch, t.block_channels), kAmxTileRows);
     }
-    t.one_block = t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
+    t.one_block = t.block_channels >= gemm.channels && k.takes_all_taps();
   }
 
   int64_t vectors() const { return div_up(gemm.m, vector.lanes); }

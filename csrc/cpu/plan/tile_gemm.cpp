@@ -82,7 +82,7 @@ struct ConvTiler {
   // channels.
   int64_t target_pixels(int64_t most, ConvTiling t) const {
     const bool may_take_fewer = saturating_mul(gemm.axis_h.step, gemm.axis_w.step) > 2 && gemm.taps() > 1 &&
-                                !lanes_are_groups && gemm.source_c == gemm.per_step && k.blocks_h * k.blocks_w == 1;
+                                !lanes_are_groups && gemm.source_c == gemm.per_step && k.takes_all_taps();
     for (int64_t target = most; may_take_fewer && target >= limit::kLeastStridedPixels; target /= 2) {
       cut_pixels(gemm, groups(), target, num_threads, t);
       cut_source_channels(t);
@@ -120,8 +120,7 @@ struct ConvTiler {
   void cut_result_channels(ConvTiling& t) const {
     t.interleaved = lanes_are_groups && gemm.channels > 0 && gemm.taps() > 0 && gemm.destination_m == 1 &&
                     can_interleave(gemm.m) && vector.is_native;
-    t.one_block =
-        !t.interleaved && gemm.channels > 0 && t.block_channels >= gemm.channels && k.blocks_h * k.blocks_w == 1;
+    t.one_block = !t.interleaved && gemm.channels > 0 && t.block_channels >= gemm.channels && k.takes_all_taps();
     t.chunk_vectors = vectors();
     t.chunks_m = 1;
     if (t.interleaved) return;
@@ -136,7 +135,7 @@ struct ConvTiler {
   // Two segments of whole chains are one panel where L1 holds it: it is packed at once, and their sums are complete
   // sooner.
   void join_segments(ConvTiling& t) const {
-    const bool joins = gemm.per_step == 1 && !k.has_chunks() && k.blocks_h * k.blocks_w == 1 && k.blocks_c > 1 &&
+    const bool joins = gemm.per_step == 1 && !k.has_chunks() && k.takes_all_taps() && k.blocks_c > 1 &&
                        2 * k.max_depth() <= kMaxSegment && k.max_depth() % k.chain == 0;
     t.segments_at_once = joins ? 2 : 1;
   }
@@ -145,7 +144,7 @@ struct ConvTiler {
   void leave_out_padding(ConvTiling& t, int64_t images, int64_t chunk_vectors) const {
     const PaddingRule rule = padding_rule(gemm.m, chunk_vectors, k.segments(), vector);
     const bool leaves_out = rule.permille > 0 && !lanes_are_groups && gemm.per_step == 1 && gemm.channels > 0 &&
-                            gemm.taps() > 1 && k.blocks_h * k.blocks_w == 1 && !gemm.starts_from_bias() &&
+                            gemm.taps() > 1 && k.takes_all_taps() && !gemm.starts_from_bias() &&
                             padding_classes(gemm, {0, images, 0, gemm.rows, 0, gemm.cols}, rule).count > 0;
     t.padding = leaves_out ? rule : PaddingRule{};
   }
@@ -153,7 +152,7 @@ struct ConvTiler {
   // A thread that takes several tiles packs a panel once, as far as its scratch goes.
   void keep_weights(ConvTiling& t) const {
     t.kept_panels = 0;
-    if (lanes_are_groups || t.groups_first || k.blocks_h * k.blocks_w != 1) return;
+    if (lanes_are_groups || t.groups_first || !k.takes_all_taps()) return;
     if (t.tiles() <= num_threads) return;
     const ConvScratch scratch = lay_out_scratch(t, k, vector);
     const int64_t room = min64(limit::kKeptWeightBytes, limits::kMaxScratchBytes - scratch.bytes);
