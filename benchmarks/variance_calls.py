@@ -133,8 +133,13 @@ UNARY_INSIDE: dict[str, Callable[[Tensor], Tensor]] = {
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
+    "add, alpha 0.3": lambda x, y: torch.add(x, y, alpha=0.3),
+    "sub, alpha 0.3": lambda x, y: torch.sub(x, y, alpha=0.3),
+    "add of a number, alpha 0.3": lambda x, y: torch.add(x * y, 2.7, alpha=0.3),
     "mul": torch.mul,
     "div": torch.div,
+    "div, rounding_mode trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "div, rounding_mode floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
     "atan2": torch.atan2,
     "logaddexp": torch.logaddexp,
     "hypot": torch.hypot,

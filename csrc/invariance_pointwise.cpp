@@ -18,51 +18,52 @@ using namespace invariance;
 using Parameters = c10::SmallVector<double, 3>;
 
 // The functions, each with the arguments that PyTorch's op has beside its input.
-// is_promoting: an integer tensor gives a floating-point one.
 struct Plain {
   template <class... Arguments>
   static bool takes(const Tensor&, const Arguments&...) {
     return true;
   }
+  // Whether an integer tensor gives a floating-point one.
+  template <class... Arguments>
+  static bool promotes(const Arguments&...) {
+    return false;
+  }
   static Parameters parameters() { return {}; }
 };
-struct Sigmoid : Plain {
+struct Promoting : Plain {
+  template <class... Arguments>
+  static bool promotes(const Arguments&...) {
+    return true;
+  }
+};
+struct Sigmoid : Promoting {
   static constexpr std::string_view name() { return "sigmoid"; }
-  static constexpr bool is_promoting = true;
 };
 struct Silu : Plain {
   static constexpr std::string_view name() { return "silu"; }
-  static constexpr bool is_promoting = false;
 };
 struct Mish : Plain {
   static constexpr std::string_view name() { return "mish"; }
-  static constexpr bool is_promoting = false;
 };
-struct Sinh : Plain {
+struct Sinh : Promoting {
   static constexpr std::string_view name() { return "sinh"; }
-  static constexpr bool is_promoting = true;
 };
-struct Cosh : Plain {
+struct Cosh : Promoting {
   static constexpr std::string_view name() { return "cosh"; }
-  static constexpr bool is_promoting = true;
 };
-struct Atanh : Plain {
+struct Atanh : Promoting {
   static constexpr std::string_view name() { return "atanh"; }
-  static constexpr bool is_promoting = true;
 };
-struct Exp2 : Plain {
+struct Exp2 : Promoting {
   static constexpr std::string_view name() { return "exp_base"; }
-  static constexpr bool is_promoting = true;
   static Parameters parameters() { return {2}; }
 };
 // PyTorch's holds but in 16 bits.
 struct Rsqrt : Plain {
   static constexpr std::string_view name() { return "rsqrt"; }
-  static constexpr bool is_promoting = false;
   static bool takes(const Tensor& input) { return input.element_size() == 2; }
 };
-struct Gelu {
-  static constexpr bool is_promoting = false;
+struct Gelu : Plain {
   static bool takes(const Tensor&, std::string_view approximate) {
     return approximate == "none" || approximate == "tanh";
   }
@@ -71,41 +72,36 @@ struct Gelu {
 };
 struct Softplus : Plain {
   static std::string_view name(const Scalar&, const Scalar&) { return "softplus"; }
-  static constexpr bool is_promoting = false;
   static Parameters parameters(const Scalar& beta, const Scalar& threshold) {
     return {beta.toDouble(), threshold.toDouble()};
   }
 };
 struct Elu : Plain {
   static std::string_view name(const Scalar&, const Scalar&, const Scalar&) { return "elu"; }
-  static constexpr bool is_promoting = false;
   static Parameters parameters(const Scalar& alpha, const Scalar& scale, const Scalar& input_scale) {
     return {alpha.toDouble(), scale.toDouble(), input_scale.toDouble()};
   }
 };
-struct Celu {
-  static constexpr bool is_promoting = false;
+struct Celu : Plain {
   static bool takes(const Tensor&, const Scalar& alpha) { return !alpha.isComplex() && alpha.toDouble() != 0; }
   static std::string_view name(const Scalar&) { return "elu"; }
   static Parameters parameters(const Scalar& alpha) { return {alpha.toDouble(), 1, 1 / alpha.toDouble()}; }
 };
-struct Softshrink {
-  static constexpr bool is_promoting = false;
+struct Softshrink : Plain {
   static bool takes(const Tensor&, const Scalar& lambd) {
     return lambd.toDouble() >= 0 && std::isfinite(lambd.toDouble());
   }
   static std::string_view name(const Scalar&) { return "softshrink"; }
   static Parameters parameters(const Scalar& lambd) { return {lambd.toDouble()}; }
 };
-struct Logit {
-  static constexpr bool is_promoting = true;
-  static bool takes(const Tensor&, std::optional<double>) { return true; }
+struct Logit : Promoting {
   static std::string_view name(std::optional<double>) { return "logit"; }
   static Parameters parameters(std::optional<double> eps) { return {eps.value_or(-1)}; }
 };
 // What PyTorch multiplies out, and the square root, hold.
-struct Power {
-  static constexpr bool is_promoting = false;
+struct Power : Plain {
+  // (A power with an integer exponent is an integer.)
+  static bool promotes(const Scalar& exponent) { return exponent.isFloatingPoint(); }
   static bool takes(const Tensor& input, const Scalar& exponent) {
     if (exponent.isComplex()) return false;
     const double e = exponent.toDouble();
@@ -140,7 +136,7 @@ template <class Function, class... Arguments>
 Tensor operand(const Tensor& input, const Arguments&... arguments) {
   if (!is_on_cpu(input)) return {};
   if (is_real(input.scalar_type())) return Function::takes(input, arguments...) ? input : Tensor();
-  if (!Function::is_promoting || !has_integers(input)) return {};
+  if (!Function::promotes(arguments...) || !has_integers(input)) return {};
   const Tensor promoted = input.to(c10::typeMetaToScalarType(at::get_default_dtype()));
   return is_real(promoted.scalar_type()) && Function::takes(promoted, arguments...) ? promoted : Tensor();
 }
@@ -328,6 +324,104 @@ struct ByIntegers {
   }
 };
 
+// ---- functions of two tensors that PyTorch computes with another one in place of the second: `with` calls f with that
+// and what other arguments become. 16-bit results are rounded once, since the second is float32 then.
+
+// Without dimensions it would be cast to the type of a self that has some.
+Tensor as_second(const Tensor& self, const Tensor& other) {
+  return other.dim() == 0 && self.dim() > 0 ? other.unsqueeze(0) : other;
+}
+
+// self + alpha * other: PyTorch's vector code and scalar code round the product, or only the sum. Here both are
+// rounded.
+struct Scaled {
+  template <class Op>
+  static bool takes(const Tensor& self, const Tensor& other, const Scalar& alpha) {
+    if (alpha.isComplex() || alpha.isBoolean() || std::abs(alpha.toDouble()) == 1) return false;
+    // (Differences with bool tensors are refused.)
+    const bool is_sum = std::string_view(Op::name).substr(0, 9) == "aten::add",
+               has_bool = self.scalar_type() == at::kBool || other.scalar_type() == at::kBool;
+    return is_real(at::result_type(self, other)) && (is_sum || !has_bool);
+  }
+  template <class F>
+  static decltype(auto) with(const F& f, const Tensor& self, const Tensor& other, const Scalar& alpha) {
+    const at::ScalarType dtype = at::result_type(self, other);
+    return f(as_second(self, other.to(c10::elementSize(dtype) == 2 ? at::kFloat : dtype).mul(alpha)), Scalar(1));
+  }
+};
+
+// Quotients of 16 bits, rounded to integers: PyTorch rounds those of float32 where the second tensor has one element,
+// and what they are in 16 bits elsewhere.
+struct RoundedQuotient {
+  template <class Op>
+  static bool takes(const Tensor& self, const Tensor& other, const std::optional<std::string_view>& mode) {
+    return mode.has_value() && takes<Op>(self, other);
+  }
+  template <class Op>
+  static bool takes(const Tensor& self, const Tensor& other) {
+    const at::ScalarType dtype = at::result_type(self, other);
+    return is_real(dtype) && c10::elementSize(dtype) == 2;
+  }
+  template <class F, class... Mode>
+  static decltype(auto) with(const F& f, const Tensor& self, const Tensor& other, const Mode&... mode) {
+    return f(as_second(self, other.to(at::kFloat)), mode...);
+  }
+};
+
+template <class Rule, class Op, class... Arguments>
+bool changes_second(DispatchKeySet keys, const Tensor& self, const Tensor& other, const Arguments&... arguments) {
+  return !leaves<Op>(keys) && is_on_cpu(self) && is_on_cpu(other) &&
+         Rule::template takes<Op>(self, other, arguments...);
+}
+// Whether PyTorch would write the result here.
+bool can_hold_result(const Tensor& out, const Tensor& self, const Tensor& other) {
+  return is_on_cpu(out) && c10::canCast(at::result_type(self, other), out.scalar_type());
+}
+
+template <class Op, class Rule, class... Arguments>
+Tensor compute_with_second(const Tensor& self, const Tensor& other, const Arguments&... arguments) {
+  const auto compute = [&](const Tensor& second, const auto&... rest) { return Op::call(self, second, rest...); };
+  return Rule::with(compute, self, other, arguments...).to(at::result_type(self, other));
+}
+
+template <class AtOp, class Rule, class... Arguments>
+struct WithSecond {
+  using Op = AtOp;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other, Arguments... arguments) {
+    if (!changes_second<Rule, Op>(keys, self, other, arguments...)) {
+      return Op::redispatch(keys & kBelow, self, other, arguments...);
+    }
+    return compute_with_second<Op, Rule>(self, other, arguments...);
+  }
+};
+
+template <class AtOp, class Rule, class... Arguments>
+struct WithSecondInPlace {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& other, Arguments... arguments) {
+    if (!changes_second<Rule, Op>(keys, self, other, arguments...) || !can_hold_result(self, self, other)) {
+      return Op::redispatch(keys & kBelow, self, other, arguments...);
+    }
+    const auto compute = [&](const Tensor& second, const auto&... rest) -> Tensor& {
+      return Op::redispatch(keys & kBelow, self, second, rest...);
+    };
+    return Rule::with(compute, self, other, arguments...);
+  }
+};
+
+template <class AtOp, class FunctionalOp, class Rule, class... Arguments>
+struct WithSecondOut {
+  using Op = AtOp;
+  static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& other, Arguments... arguments,
+                      Tensor& out) {
+    if (!changes_second<Rule, Op>(keys, self, other, arguments...) || !can_hold_result(out, self, other) ||
+        !broadcast(self, other) || records_gradients(out, self, other)) {
+      return Op::redispatch(keys & kBelow, self, other, arguments..., out);
+    }
+    return write_elements(out, compute_with_second<FunctionalOp, Rule>(self, other, arguments...), self, other);
+  }
+};
+
 // ---- gradients of losses: the vector code of PyTorch's rounds otherwise than its scalar code
 
 // -outer where the difference is below -edge, outer above edge, and between them difference * inner; 16-bit types are
@@ -366,6 +460,12 @@ void cover_forms(torch::Library& m) {
             UnaryOut<Out, Function, Arguments...>>(m);
 }
 
+template <class Rule, class F, class InPlace, class Out, class... Arguments>
+void adjust_second(torch::Library& m) {
+  adjust_all<WithSecond<F, Rule, Arguments...>, WithSecondInPlace<InPlace, Rule, Arguments...>,
+             WithSecondOut<Out, F, Rule, Arguments...>>(m);
+}
+
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   namespace ops = at::_ops;
   cover_forms<Sigmoid, ops::sigmoid, ops::sigmoid_, ops::sigmoid_out>(m);
@@ -394,6 +494,11 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   adjust_all<ByIntegers<ops::mul_Tensor, const Tensor&>, ByIntegers<ops::mul__Tensor, Tensor&>,
              ByIntegers<ops::mul_out, const Tensor&, Tensor&>, ByIntegers<ops::div_Tensor, const Tensor&>,
              ByIntegers<ops::div__Tensor, Tensor&>, ByIntegers<ops::div_out, const Tensor&, Tensor&>>(m);
+  adjust_second<Scaled, ops::add_Tensor, ops::add__Tensor, ops::add_out, const Scalar&>(m);
+  adjust_second<Scaled, ops::sub_Tensor, ops::sub__Tensor, ops::sub_out, const Scalar&>(m);
+  adjust_second<RoundedQuotient, ops::div_Tensor_mode, ops::div__Tensor_mode, ops::div_out_mode,
+                std::optional<std::string_view>>(m);
+  adjust_second<RoundedQuotient, ops::floor_divide, ops::floor_divide__Tensor, ops::floor_divide_out>(m);
 }
 
 }  // namespace

@@ -873,42 +873,6 @@ def test_compiled_index_put(in_place, accumulate):
     assert any("eager_index_put" in target for target in targets) == accumulate
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("integers", [torch.int64, torch.int32, torch.int16], ids=str)
-def test_products_of_16_bits_and_integers(dtype, integers):
-    """One integer an example: PyTorch takes the tensor of a batch of one for a number."""
-    x, lengths = torch.randn(40, 4).to(dtype), torch.randint(2050, 9000, (40, 1)).to(integers)
-
-    def results(x: Tensor, n: Tensor) -> list[Tensor]:
-        with conv2d_ext.batch_invariant():
-            out = torch.empty_like(x)
-            return [
-                x * n,
-                x / n,
-                x.clone().mul_(n),
-                x.clone().div_(n),
-                torch.mul(x, n, out=out).clone(),
-                torch.div(x, n, out=out).clone(),
-            ]
-
-    whole = results(x, lengths)
-    for i in range(40):
-        for ours, theirs in zip(results(x[i : i + 1], lengths[i : i + 1]), whole, strict=True):
-            assert same_bits(ours, theirs[i : i + 1])
-
-
-@pytest.mark.parametrize("integers", [torch.int64, torch.uint8, torch.bool], ids=str)
-def test_atan2_of_integers(integers):
-    y, x = (torch.arange(41) - 20).to(integers), (torch.arange(41) - 7).to(integers)
-    with conv2d_ext.batch_invariant():
-        whole = torch.atan2(y, x)
-        parts = [torch.atan2(y[i : i + 1], x[i : i + 1]) for i in range(41)]
-        out = torch.atan2(y, x, out=torch.empty(41))
-    assert same_bits(whole, torch.cat(parts))
-    assert same_bits(whole, out)
-    torch.testing.assert_close(whole, torch.atan2(y, x))
-
-
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM], ids=lambda kind: kind.__name__)
 def test_packed_sequences(kind, options):
@@ -949,11 +913,6 @@ def test_second_derivatives_of_norms_at_zero(size):
         assert torch.autograd.gradgradcheck(norm, x)
         ours = torch.func.hessian(norm)(x.detach())
     torch.testing.assert_close(ours, torch.func.hessian(norm)(x.detach()))
-
-
-def test_atan2_of_integers_in_place_is_an_error():
-    with conv2d_ext.batch_invariant(), pytest.raises(RuntimeError, match="can't be cast"):
-        torch.tensor([3, -2]).atan2_(torch.tensor([1, 1]))
 
 
 def test_additions_at_indices_that_a_thread_begins_with():

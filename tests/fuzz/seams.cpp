@@ -325,7 +325,7 @@ int64_t* const kLimits[] = {
     &d::kPrefetchedResultBytes,
     &t::kMovedBytes,
     &t::kMovedDepth,
-    &t::kLeastStridedPixels,
+    &t::kLeastWholePixels,
     &t::kFarPixelBytes,
     &t::kFarWeightRowBytes,
 };

@@ -49,8 +49,8 @@ CONV2D_LIMIT kFarWeightRowBytes = 4096;
 CONV2D_LIMIT kLeastChannelsToAlign = 64;
 // Patch and C tile together stay below a usual L2.
 CONV2D_LIMIT kPatchBytes = 300 * 1024;
-// Of a stride's tiles, which take fewer pixels where their patch then holds all channels.
-CONV2D_LIMIT kLeastStridedPixels = 75;
+// Of tiles that take fewer pixels where their patch then holds all channels (tile_gemm.cpp).
+CONV2D_LIMIT kLeastWholePixels = 75;
 // What a patch may take where one segment needs more than kPatchBytes.
 CONV2D_LIMIT kMaxPatchBytes = 1024 * 1024;
 CONV2D_LIMIT kTileBytes = 1024 * 1024;

@@ -77,13 +77,22 @@ struct ConvTiler {
     t.patch_elements = patch_elements(plane, t.block_channels, t.tile_images, vector.operand_size());
   }
 
-  // Pixels of a tile, of `most`. A stride's patches are several times as large as their results: in channels_last fewer
-  // pixels are taken where a patch of them holds all channels. Then a pixel's lines are read once, not by each block of
-  // channels.
+  // The fewest pixels of a tile that takes fewer where its patch then holds all channels, of `most`; in channels_last.
+  // A stride's patches are several times as large as their results: a pixel's lines are read once, not by each block of
+  // channels. With one tap sums have few products, and those of several blocks wait beyond L2, to be stored in bursts:
+  // of one block each panel's are finished at once.
+  int64_t least_pixels(int64_t most) const {
+    if (lanes_are_groups || gemm.source_c != gemm.per_step || !k.takes_all_taps()) return most;
+    const bool strided = saturating_mul(gemm.axis_h.step, gemm.axis_w.step) > 2 && gemm.taps() > 1;
+    const bool stores = gemm.destination_m == 1 && gemm.taps() == 1 && saturating_mul(gemm.batch, gemm.pixels()) > most;
+    return strided || stores ? limit::kLeastWholePixels : most;
+  }
+
+  // Pixels of a tile, of `most`.
   int64_t target_pixels(int64_t most, ConvTiling t) const {
-    const bool may_take_fewer = saturating_mul(gemm.axis_h.step, gemm.axis_w.step) > 2 && gemm.taps() > 1 &&
-                                !lanes_are_groups && gemm.source_c == gemm.per_step && k.takes_all_taps();
-    for (int64_t target = most; may_take_fewer && target >= limit::kLeastStridedPixels; target /= 2) {
+    const int64_t least = least_pixels(most);
+    int64_t target = min64(most, saturating_mul(gemm.batch, gemm.pixels()));
+    for (; least < most && target >= least; target = target * 7 / 8) {
       cut_pixels(gemm, groups(), target, num_threads, t);
       cut_source_channels(t);
       if (t.block_channels >= gemm.channels) return target;
