@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -430,9 +431,12 @@ def explain_matmul(
 ) -> DirectionExplanation | CudaDirectionExplanation:
     """What a product of matrices in `batch_invariant`, or `linear`, will do. Nothing is computed.
 
-    mat1: (M, K), or (B, M, K). mat2: (K, N), or (B, K, N) with a mat1 of three dimensions. bias:
-    (N,), with a mat2 of two. Only sizes, strides and dtypes are read. `linear(input, weight, bias)`
-    is the product of input and weight.t(); the gradients of a product are products.
+    mat1: (M, K), or (B, M, K).
+    mat2: (K, N), or (B, K, N) with a mat1 of three dimensions.
+    bias: (N,), with a mat2 of two.
+
+    Only sizes, strides and dtypes are read. `linear(input, weight, bias)` is the product of input
+    and weight.t(); the gradients of a product are products.
 
     Raises RuntimeError and NotImplementedError as torch.mm and torch.bmm do, and
     NotImplementedError for a device that this build has no kernels for.
@@ -470,13 +474,28 @@ def _explanation(described: dict[str, dict], input: Tensor) -> Explanation:
     )
 
 
-def build_config() -> dict[str, object]:
+class BuildConfig(TypedDict):
+    """What `build_config` returns."""
+
+    version: str
+    torch: str
+    compiler: str
+    compiled_isas: tuple[str, ...]
+    isa: str
+    numerics: int
+    cuda_architectures: str | None
+    warnings: tuple[str, ...]
+
+
+def build_config() -> BuildConfig:
     """How this library was built, and what it uses on this machine.
 
-    version: the library's. torch: the version it was built with. compiler: of the C++ sources.
-    compiled_isas: the CPU instruction sets in the build. isa: the one in use, the best of this
-    machine or another named by the environment variable CONV2D_EXT_CPU_ISA ("amx_emulated" is for
-    tests: AMX's bits on a CPU without it, slowly).
+    version: the library's.
+    torch: the version it was built with.
+    compiler: of the C++ sources.
+    compiled_isas: the CPU instruction sets in the build.
+    isa: the one in use, the best of this machine or another named by the environment variable
+    CONV2D_EXT_CPU_ISA ("amx_emulated" is for tests: AMX's bits on a CPU without it, slowly).
     numerics: a number that rises when a change alters bits of a result on the CPU: builds of one
     number, whatever their compiler and torch, give the same bits on the same instruction set.
     cuda_architectures: as TORCH_CUDA_ARCH_LIST writes them, None in a CPU-only build.

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from conv2d_ext import _C, _checkpoints
 from conv2d_ext._on_import import when_imported
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _enter = torch.ops.conv2d_ext.enter_batch_invariant.default
 _leave = torch.ops.conv2d_ext.leave_batch_invariant.default
@@ -214,7 +218,30 @@ class batch_invariant:
 
     >>> with conv2d_ext.batch_invariant():
     ...     output = model(input)
+
+    As a decorator, `@conv2d_ext.batch_invariant()`, it lies around each call of a function. Raises
+    TypeError for what returns before it has run: classes, generators and coroutines.
     """
+
+    def __call__(self, function: _Function) -> _Function:
+        returns_early = (
+            inspect.isclass,
+            inspect.isgeneratorfunction,
+            inspect.iscoroutinefunction,
+            inspect.isasyncgenfunction,
+        )
+        if not callable(function) or any(kind(function) for kind in returns_early):
+            raise TypeError(
+                "batch_invariant: expected a function that has run when it returns, but got "
+                f"{function!r}"
+            )
+
+        @functools.wraps(function)
+        def in_context(*args: Any, **kwargs: Any) -> Any:
+            with batch_invariant():
+                return function(*args, **kwargs)
+
+        return cast(_Function, in_context)
 
     def __enter__(self) -> batch_invariant:
         if torch.compiler.is_compiling():
@@ -247,7 +274,7 @@ def enable() -> None:
     computed in the mode as well. Call it before functions under torch.compile run in other threads:
     what those have compiled stays in use for one more call. The process's first call registers
     kernels with PyTorch, which does not guard that against calls of the same functions in other
-    threads: make it while they make none.
+    threads. Make it while they make none. Processes that are spawned begin without it.
     """
     with _enabled_lock:
         if not _C.is_enabled_in_process():

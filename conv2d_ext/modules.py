@@ -6,6 +6,7 @@ import collections
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -238,13 +239,15 @@ _LAYERS = {
     for layer in (Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Linear)
 }
 
+_Module = TypeVar("_Module", bound=nn.Module)
+
 
 def convert(
-    module: nn.Module,
+    module: _Module,
     *,
     classes: Iterable[type[nn.Module]] = tuple(_LAYERS),
     report: bool = False,
-) -> nn.Module:
+) -> _Module:
     """Replaces the class of each layer of `module`, itself included, by this library's of the same
     name.
 
@@ -290,7 +293,7 @@ def convert(
     return module
 
 
-def revert(module: nn.Module) -> nn.Module:
+def revert(module: _Module) -> _Module:
     """Replaces the class of this library's layers in `module`, itself included, by torch.nn's.
 
     It undoes `convert`, in place, and returns `module`: each layer remains the same object, with

@@ -225,7 +225,9 @@ bool is_supported_integer(c10::ScalarType dtype) {
 constexpr const char* kDTypes = "float32, float64, bfloat16, float16, complex64, complex128";
 
 void check_layout(const char* function, const char* name, const Tensor& tensor) {
-  TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(), function, ": expected ", name,
+  TORCH_CHECK(!tensor.is_quantized(), function, ": expected ", name, " not to be quantized, but got ",
+              tensor.toString());
+  TORCH_CHECK(tensor.layout() == c10::kStrided, function, ": expected ", name,
               " to be a dense (strided) tensor, but got ", tensor.toString(), " of layout ", tensor.layout());
 }
 

@@ -92,7 +92,8 @@ _NO_ENTRY = re.compile(r"(Returns|Raises|Takes)\b")
 
 def _escaped(line: str) -> str:
     line = re.sub(r"`s\b", r"`\\ s", line)
-    return re.sub(r"(?<!\w)([*|])|(?<=\w)(_)(?=\W|$)", r"\\\1\2", line)
+    line = re.sub(r"(?<!\w)([*|])|(?<=\w)(_)(?=\W|$)", r"\\\1\2", line)
+    return re.sub(r"docs/(\w+)\.md", r":doc:`\1`", line)
 
 
 def _plain_text(app, what, name, obj, options, lines: list[str]) -> None:

@@ -200,6 +200,11 @@ class TestKinds:
         assert isinstance(ours, type(theirs))
         assert "Sparse" in str(ours)
 
+    def test_quantized_input(self):
+        quantized = torch.quantize_per_tensor(torch.randn(X), 1.0, 0, torch.qint8)
+        with pytest.raises(RuntimeError, match="expected input not to be quantized, but got Q"):
+            conv2d_ext.conv2d(quantized, torch.randn(W))
+
     @pytest.mark.parametrize("which", range(3), ids=["input", "weight", "bias"])
     @pytest.mark.parametrize("dims", [1, 2])
     def test_mkldnn_layout(self, which, dims):

@@ -21,7 +21,10 @@ import conv2d_ext
 
 MODE_KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")  # csrc/invariance.h
 # Covered for some arguments only; squares, float32 and products of one dtype are exact.
-EXACT = {"aten::pow.Tensor_Scalar", "aten::rsqrt", "aten::mul.Tensor", "aten::div.Tensor"}
+EXACT = {
+    "aten::pow.Tensor_Scalar", "aten::rsqrt", "aten::mul.Tensor", "aten::div.Tensor",
+    "aten::add.Tensor", "aten::sub.Tensor", "aten::div.Tensor_mode", "aten::floor_divide",
+}  # fmt: skip
 BATCHES = (1, 2, 5, 9)
 
 
@@ -105,6 +108,7 @@ class Functions(nn.Module):
             x, [None, None, torch.tensor([1, 1, 2])], x[..., :3], accumulate=True
         ),
         "i0": lambda self, x: torch.special.i0(x),
+        "sum with a factor": lambda self, x: torch.add(x, x.mean(1, True), alpha=0.3),
     }
 
     def __init__(self, *names: str) -> None:
@@ -170,7 +174,7 @@ def covered_calls(program: torch.export.ExportedProgram) -> list[str]:
     return [
         str(node.target)
         for node in program.graph.nodes
-        if is_covered(node.target) and not is_integer(node)
+        if (is_covered(node.target) or node.kwargs.get("alpha", 1) != 1) and not is_integer(node)
     ]
 
 

@@ -127,6 +127,14 @@ def test_a_converted_layer_is_not_quantized_and_says_so(name):
         QUANTIZATIONS[name](model)
 
 
+def test_dynamic_quantization_leaves_converted_layers():
+    """PyTorch looks for its own class: as it leaves any subclass, so these."""
+    model = conv2d_ext.convert(nn.Sequential(nn.Linear(5, 3)).eval())
+    assert type(quantization.quantize_dynamic(model)[0]) is conv2d_ext.Linear
+    with pytest.raises(NotImplementedError, match="quantize a model before"):
+        quantization.quantize_dynamic(model, {conv2d_ext.Linear})
+
+
 def test_quantization_around_layers_left_in_floating_point():
     model = nn.Sequential(conv2d_ext.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(6 * 5 * 7, 2)).eval()
     input = make_input().float()

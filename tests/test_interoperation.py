@@ -1,6 +1,9 @@
-"""What users bring along from elsewhere: NumPy's integers, a FLOP counter, vmap's checks."""
+"""What users bring along from elsewhere: NumPy's integers, a FLOP counter, vmap's checks, ONNX."""
 
 from __future__ import annotations
+
+import contextlib
+import io
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from child import run_python
 from torch.func import vmap
+from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.utils.flop_counter import FlopCounterMode
 
 import conv2d_ext
@@ -97,3 +101,26 @@ def test_conjugated_and_negated_views_have_the_bits_of_what_they_stand_for(lazy)
     for actual, expected in zip(*results, strict=True):
         assert torch.equal(actual, expected)
     torch.testing.assert_close(results[0][0], F.conv2d(*plain, stride=2, padding=1))
+
+
+@pytest.mark.parametrize("converted", [True, False])
+def test_onnx_s_exporter_names_the_op(converted):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)).eval()
+    context = contextlib.nullcontext() if converted else conv2d_ext.batch_invariant()
+    if converted:
+        conv2d_ext.convert(model)
+    arguments = (torch.randn(1, 3, 8, 8),)
+    with context, pytest.raises(Exception, match="conv2d_ext::conv2d"):
+        torch.onnx.export(model, arguments, io.BytesIO(), dynamo=False)
+
+
+def test_masked_tensors_in_the_mode_name_the_op():
+    x = torch.masked.masked_tensor(torch.randn(3, 4), torch.ones(3, 4, dtype=torch.bool))
+    with conv2d_ext.batch_invariant(), pytest.raises(TypeError, match=r"conv2d_ext\.pointwise"):
+        torch.sigmoid(x)
+
+
+def test_per_sample_gradients_of_nn_utils_are_refused():
+    layer = conv2d_ext.convert(torch.nn.Linear(3, 4))
+    with pytest.raises(RuntimeError, match="cannot handle function linear"):
+        call_for_per_sample_grads(layer)(torch.randn(5, 3))

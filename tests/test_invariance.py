@@ -223,6 +223,37 @@ class TestScope:
             raise ValueError
         assert not self.is_on()
 
+    def test_decorates_a_function(self):
+        x = torch.randn(3, 40)
+
+        @conv2d_ext.batch_invariant()
+        def silu(x: torch.Tensor, scale: float = 1) -> torch.Tensor:
+            """Documented."""
+            assert conv2d_ext.invariance._is_inside()
+            return scale * F.silu(x)
+
+        assert silu.__name__ == "silu"
+        assert silu.__doc__ == "Documented."
+        with conv2d_ext.batch_invariant():
+            expected = 2 * F.silu(x)
+        assert torch.equal(silu(x, scale=2), expected)
+        assert not conv2d_ext.invariance._is_inside()
+        with pytest.raises(TypeError):
+            silu("two")
+        assert not conv2d_ext.invariance._is_inside()
+
+    @pytest.mark.parametrize("kind", ["generator", "coroutine", "class", "number"])
+    def test_decorates_nothing_that_runs_later(self, kind):
+        def generator():
+            yield 1
+
+        async def coroutine():
+            return 1
+
+        refused = {"generator": generator, "coroutine": coroutine, "class": nn.ReLU, "number": 3}
+        with pytest.raises(TypeError, match="expected a function that has run when it returns"):
+            conv2d_ext.batch_invariant()(refused[kind])
+
     def test_is_of_one_thread(self):
         seen = []
         with conv2d_ext.batch_invariant():

@@ -309,6 +309,9 @@ class TestLinear:
             (torch.randn(4, 5), torch.randn(7, 5), torch.randn(2, 3, 7)),
             (torch.randn(4, 5), torch.randn(7, 5, 1), None),
             (torch.randn(()), torch.randn(7, 5), None),
+            (torch.randn(4, 5), torch.randn(5), torch.randn(1)),
+            (torch.randn(4, 5), torch.randn(5), torch.randn(())),
+            (torch.randn(5), torch.randn(5), torch.randn(1)),
         ],
     )
     def test_what_linear_refuses_is_refused(self, input, weight, bias):

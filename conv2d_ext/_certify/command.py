@@ -66,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Shows whether a model gives an example the same bits in every batch, at every "
         "place of it, on any number of threads and in every run: with PyTorch alone and under "
         "conv2d_ext.batch_invariant(), and which call is the first that does not.",
-        epilog="Exit status: 0 passed; 1 failed, or other bits than in --against; 2 bad arguments.",
+        epilog="Exit status: 0 passed; 1 failed, or other bits than in --against; 2 bad "
+        "arguments, or a model that raises.",
     )
     add = parser.add_argument
     add("--model", required=True, metavar="MODULE:CALLABLE", help="what makes the model")

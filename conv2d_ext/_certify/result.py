@@ -52,6 +52,7 @@ class Call:
     module: str
     """The module's path, such as "layer1.0.conv2"; "" for the model itself."""
     module_class: str
+    """The name of the module's class."""
     module_call: int
     """Which call of this module in a run of the model, from 1."""
     op: str
@@ -66,6 +67,7 @@ class Call:
     where: str = ""
     """File and line of the call outside of PyTorch; "" where they aren't known."""
     backward: bool = False
+    """Whether a backward made the call."""
     node: str = ""
     """Of a backward, the autograd node, such as "AddmmBackward0"."""
 
@@ -112,7 +114,9 @@ class Axis:
     """What was found along one axis."""
 
     outputs: Finding
+    """Of the model's outputs."""
     gradients: Finding
+    """Of the gradients of its inputs."""
 
     @property
     def passed(self) -> bool:
@@ -132,9 +136,11 @@ class OpCalls:
     """All calls of one op, in the runs that were recorded."""
 
     op: str
+    """Such as "aten::addmm"."""
     covered: bool
     """Whether it is one of this library's."""
     calls: int
+    """How many of them there were."""
     varied: int
     """Calls that gave other bits for equal inputs."""
     unknown: int
@@ -149,6 +155,7 @@ class Mode:
     """What was found in one mode."""
 
     axes: dict[str, Axis]
+    """By name: "batch", "place", "threads", "runs" and "formats"."""
     couples: tuple[str, ...] = ()
     """Calls that couple examples by definition, or draw random numbers."""
     calls: tuple[OpCalls, ...] = ()
@@ -162,7 +169,9 @@ class Agreement:
     """This certificate held against another machine's."""
 
     file: str
+    """Where the other certificate was read from."""
     same: bool
+    """Whether all digests are equal."""
     compared: int
     """How many digests were held against each other."""
     differing: tuple[str, ...] = ()
@@ -185,6 +194,7 @@ class Certificate:
     out, or they first differ after a call that computes its examples together, such as batch norm
     in training."""
     require: tuple[str, ...]
+    """The axes that have to pass."""
     modes: dict[str, Mode]
     """By name: "F.*", PyTorch alone, and "batch_invariant"."""
     inputs: tuple[dict[str, Any], ...]
@@ -198,6 +208,7 @@ class Certificate:
     notes: tuple[str, ...] = ()
     """What wasn't compared, and why."""
     against: Agreement | None = None
+    """This certificate held against another machine's, where that was asked for."""
 
     @property
     def mode(self) -> str:
