@@ -8,7 +8,7 @@ import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from conv2d_ext import _C, _checkpoints
 from conv2d_ext._on_import import when_imported
 
+# What a function returns before it has run.
+_RUNS_LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _enter = torch.ops.conv2d_ext.enter_batch_invariant.default
@@ -174,35 +176,41 @@ def _guard_compiled_functions() -> None:
 when_imported("torch._dynamo.output_graph", _guard_compiled_functions)
 
 
-class _NoAutogradCache:
-    """Keeps torch.compile from taking what it compiled outside of the mode.
+class _CompilerSettings:
+    """Settings of AOTAutograd that are off while any thread is in the mode.
 
-    Functions are compiled anew where the mode has changed (their guards see it), but AOTAutograd
-    would find the old result in its cache, whose key knows no mode.
+    enable_autograd_cache: functions are compiled anew where the mode has changed (their guards see
+    it), but the cache's key knows no mode, so that it would have what was compiled outside.
+    check_custom_op_aliasing: it runs a graph's first call in a TorchDispatchMode, which PyTorch's
+    kernels call others in without the mode.
     """
+
+    _NAMES = ("enable_autograd_cache", "check_custom_op_aliasing")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._before = True
+        self._before: dict[str, bool] = {}
 
     def enter(self) -> None:
         with self._lock:
             config = importlib.import_module("torch._functorch.config")
-            if self._users == 0:
-                self._before = config.enable_autograd_cache
+            if self._users == 0:  # older versions of PyTorch have not all of them
+                self._before = {n: getattr(config, n) for n in self._NAMES if hasattr(config, n)}
             self._users += 1
-            config.enable_autograd_cache = False
+            for name in self._before:
+                setattr(config, name, False)
 
     def leave(self) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:
                 config = importlib.import_module("torch._functorch.config")
-                config.enable_autograd_cache = self._before
+                for name, value in self._before.items():
+                    setattr(config, name, value)
 
 
-_no_autograd_cache = _NoAutogradCache()
+_compiler_settings = _CompilerSettings()
 _enabled_lock = threading.Lock()
 
 
@@ -220,17 +228,18 @@ class batch_invariant:
     ...     output = model(input)
 
     As a decorator, `@conv2d_ext.batch_invariant()`, it lies around each call of a function. Raises
-    TypeError for what returns before it has run: classes, generators and coroutines.
+    TypeError for what is no function, and for generators and coroutines, which run later.
     """
 
     def __call__(self, function: _Function) -> _Function:
-        returns_early = (
-            inspect.isclass,
+        runs_later = (
             inspect.isgeneratorfunction,
             inspect.iscoroutinefunction,
             inspect.isasyncgenfunction,
         )
-        if not callable(function) or any(kind(function) for kind in returns_early):
+        is_function = inspect.isroutine(function) or isinstance(function, functools.partial)
+        is_unbound = isinstance(function, (staticmethod, classmethod))
+        if not is_function or is_unbound or any(kind(function) for kind in runs_later):
             raise TypeError(
                 "batch_invariant: expected a function that has run when it returns, but got "
                 f"{function!r}"
@@ -239,8 +248,18 @@ class batch_invariant:
         @functools.wraps(function)
         def in_context(*args: Any, **kwargs: Any) -> Any:
             with batch_invariant():
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            if isinstance(result, _RUNS_LATER):
+                raise TypeError(
+                    "batch_invariant: expected a function that has run when it returns, but "
+                    f"{function!r} returned a {type(result).__name__}"
+                )
+            return result
 
+        # TorchScript would compile what is wrapped, without the context.
+        with contextlib.suppress(ValueError):  # of a builtin without a signature
+            in_context.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        del in_context.__wrapped__
         return cast(_Function, in_context)
 
     def __enter__(self) -> batch_invariant:
@@ -248,11 +267,11 @@ class batch_invariant:
             _enter()
             return self
         _checkpoints.install()
-        _no_autograd_cache.enter()
+        _compiler_settings.enter()
         try:
             _enter()
         except BaseException:
-            _no_autograd_cache.leave()
+            _compiler_settings.leave()
             raise
         return self
 
@@ -264,7 +283,7 @@ class batch_invariant:
     ) -> None:
         _leave()
         if not torch.compiler.is_compiling():
-            _no_autograd_cache.leave()
+            _compiler_settings.leave()
 
 
 def enable() -> None:
@@ -279,7 +298,7 @@ def enable() -> None:
     with _enabled_lock:
         if not _C.is_enabled_in_process():
             _checkpoints.install()
-            _no_autograd_cache.enter()
+            _compiler_settings.enter()
         _C.enable_batch_invariant()
 
 
@@ -288,4 +307,4 @@ def disable() -> None:
     with _enabled_lock:
         if _C.is_enabled_in_process():
             _C.disable_batch_invariant()
-            _no_autograd_cache.leave()
+            _compiler_settings.leave()

@@ -269,7 +269,7 @@ bool writes_statistics(const c10::OperatorHandle& op, const torch::jit::Stack& s
 // other name, which does.
 bool hides_calls(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
   constexpr const char* kMadeOfCalls[] = {"aten::_trilinear", "aten::_native_multi_head_attention",
-                                          "aten::_transformer_encoder_layer_fwd"};
+                                          "aten::_transformer_encoder_layer_fwd", "aten::logsumexp", "aten::norm"};
   const std::string& name = op.operator_name().name;
   return keys.has(c10::DispatchKey::Python) && !keys.has(c10::DispatchKey::NestedTensor) &&
          std::find(std::begin(kMadeOfCalls), std::end(kMadeOfCalls), name) != std::end(kMadeOfCalls);

@@ -2,7 +2,8 @@
 //
 // torch.export records each of them as one call, and ExportedProgram.run_decompositions takes them apart below the
 // mode's key, where none of their calls would come here. So the mode takes them apart itself while a graph is traced,
-// by the same kernel of PyTorch's. A trace of torch.compile takes them apart above the key's place anyway.
+// by the same kernel of PyTorch's. A trace of torch.compile takes them apart above the key's place anyway, but for
+// those that have derivatives of their own (_foreach_ functions among them).
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -117,11 +118,25 @@ constexpr const char* kComposites[] = {
     "margin_ranking_loss",
     "triplet_margin_loss",
     "grid_sampler",
+    // with derivatives of their own
+    "rsub.Scalar",
+    "dist",
+    "_euclidean_dist",
 };
+
+// PyTorch's kernel that makes an op of others, on the CPU; none where it doesn't.
+std::optional<c10::DispatchKey> composite_key(const c10::OperatorHandle& op) {
+  constexpr auto kExplicit = c10::DispatchKey::CompositeExplicitAutograd;
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+    return c10::DispatchKey::CompositeImplicitAutograd;
+  }
+  const bool is_composed = op.hasKernelForDispatchKey(kExplicit) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  return is_composed ? std::optional(kExplicit) : std::nullopt;
+}
 
 void take_apart_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (invariance::is_taken_apart(keys)) {
-    op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+    op.callBoxedForDispatchKey(*composite_key(op), *stack);
   } else {
     op.redispatchBoxed(keys & invariance::kBelow, stack);
   }
@@ -191,10 +206,17 @@ void take_matmul_apart_or_pass(const c10::OperatorHandle& op, c10::DispatchKeySe
 
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   m.impl("matmul", torch::CppFunction::makeFromBoxedFunction<&take_matmul_apart_or_pass>());
-  for (const std::string name : kComposites) {
+  std::vector<std::string> names(std::begin(kComposites), std::end(kComposites));
+  for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) {
+    constexpr std::string_view kForeach = "aten::_foreach_";
+    if (op.name.compare(0, kForeach.size(), kForeach) != 0) continue;
+    const std::string name = op.name.substr(6);
+    names.push_back(op.overload_name.empty() ? name : name + "." + op.overload_name);
+  }
+  for (const std::string& name : names) {
     const auto op = invariance::find_overload("aten::" + name);
     // Not every version of PyTorch has all of them, nor composes them of others.
-    if (op && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+    if (op && composite_key(*op)) {
       m.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&take_apart_or_pass>());
     }
   }

@@ -1,5 +1,6 @@
 // The mode's pointwise functions: those of PyTorch's whose bits follow an element's position, as this library's
 // (pointwise_ops.h).
+#include <ATen/Dispatch.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/empty_like.h>
@@ -136,7 +137,8 @@ template <class Function, class... Arguments>
 Tensor operand(const Tensor& input, const Arguments&... arguments) {
   if (!is_on_cpu(input)) return {};
   if (is_real(input.scalar_type())) return Function::takes(input, arguments...) ? input : Tensor();
-  if (!Function::promotes(arguments...) || !has_integers(input)) return {};
+  // (A trace is used with tensors of other types, too.)
+  if (!Function::promotes(arguments...) || !has_integers(input) || is_jit_tracing()) return {};
   const Tensor promoted = input.to(c10::typeMetaToScalarType(at::get_default_dtype()));
   return is_real(promoted.scalar_type()) && Function::takes(promoted, arguments...) ? promoted : Tensor();
 }
@@ -150,9 +152,12 @@ Tensor compute(const Tensor& input, const Arguments&... arguments) {
 // that shares some elements with an input is refused.
 template <class... Inputs>
 Tensor& write_elements(Tensor& out, const Tensor& result, const Inputs&... inputs) {
-  if (!is_tracing() && out.sym_sizes() == result.sym_sizes()) {
+  const bool fits = out.sym_sizes() == result.sym_sizes();
+  TORCH_CHECK(fits || !(out.is_same(inputs) || ...), "output with shape ", out.sym_sizes(),
+              " doesn't match the broadcast shape ", result.sym_sizes());
+  if (!is_tracing()) {
     at::assert_no_internal_overlap(out);
-    (at::assert_no_partial_overlap(out, inputs), ...);
+    if (fits) (at::assert_no_partial_overlap(out, inputs), ...);
   }
   if (at::native::resize_output_symint(out, result.sym_sizes())) {
     out.as_strided__symint(result.sym_sizes(), result.sym_strides());
@@ -243,8 +248,11 @@ std::optional<std::pair<Tensor, Tensor>> operands(const Tensor& first, const Ten
   if (of_integers && at::isIntegralType(dtype, /*includeBool=*/true))
     dtype = at::typeMetaToScalarType(at::get_default_dtype());
   if (!is_real(dtype) || !broadcast(first, second)) return std::nullopt;
+  const bool is_cast = first.scalar_type() != dtype || second.scalar_type() != dtype;
+  // (A trace is used with tensors of other types, too.)
+  if (is_cast && is_jit_tracing()) return std::nullopt;
   const std::vector<Tensor> both = at::broadcast_tensors({first, second});
-  return std::pair(both[0].to(dtype), both[1].to(dtype));
+  return is_cast ? std::pair(both[0].to(dtype), both[1].to(dtype)) : std::pair(both[0], both[1]);
 }
 
 struct PowName {
@@ -283,6 +291,10 @@ struct BinaryInPlace {
     if (!leaves<Op>(keys) && at::result_type(self, other) == self.scalar_type()) {
       const auto both = operands(self, other, Name::of_integers);
       if (both && both->first.scalar_type() == self.scalar_type() && both->first.sym_sizes() == self.sym_sizes()) {
+        if (!is_tracing()) {
+          at::assert_no_internal_overlap(self);
+          at::assert_no_partial_overlap(self, other);
+        }
         // Where it is differentiated it needs the values that are overwritten here.
         const bool is_saved = may_record(self, other);
         return self.copy_(pointwise_pair(is_saved ? both->first.clone() : both->first, both->second, Name::value));
@@ -343,9 +355,14 @@ struct Scaled {
                has_bool = self.scalar_type() == at::kBool || other.scalar_type() == at::kBool;
     return is_real(at::result_type(self, other)) && (is_sum || !has_bool);
   }
+  // Raises as PyTorch does where the type has no such number.
+  static void check_range(const Scalar& alpha, at::ScalarType dtype) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "alpha", [&] { (void)alpha.to<scalar_t>(); });
+  }
   template <class F>
   static decltype(auto) with(const F& f, const Tensor& self, const Tensor& other, const Scalar& alpha) {
     const at::ScalarType dtype = at::result_type(self, other);
+    check_range(alpha, dtype);
     return f(as_second(self, other.to(c10::elementSize(dtype) == 2 ? at::kFloat : dtype).mul(alpha)), Scalar(1));
   }
 };
@@ -370,7 +387,8 @@ struct RoundedQuotient {
 
 template <class Rule, class Op, class... Arguments>
 bool changes_second(DispatchKeySet keys, const Tensor& self, const Tensor& other, const Arguments&... arguments) {
-  return !leaves<Op>(keys) && is_on_cpu(self) && is_on_cpu(other) &&
+  // (A trace is used with tensors of other types, too.)
+  return !leaves<Op>(keys) && !is_jit_tracing() && is_on_cpu(self) && is_on_cpu(other) &&
          Rule::template takes<Op>(self, other, arguments...);
 }
 // Whether PyTorch would write the result here.
@@ -402,10 +420,20 @@ struct WithSecondInPlace {
     if (!changes_second<Rule, Op>(keys, self, other, arguments...) || !can_hold_result(self, self, other)) {
       return Op::redispatch(keys & kBelow, self, other, arguments...);
     }
+    if (!is_tracing()) at::assert_no_partial_overlap(self, other);
     const auto compute = [&](const Tensor& second, const auto&... rest) -> Tensor& {
       return Op::redispatch(keys & kBelow, self, second, rest...);
     };
     return Rule::with(compute, self, other, arguments...);
+  }
+};
+
+// other - alpha * self, of which PyTorch makes a difference itself, but below the place where graphs are traced.
+struct ReversedDifference {
+  using Op = at::_ops::rsub_Tensor;
+  static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other, const Scalar& alpha) {
+    if (changes_second<Scaled, at::_ops::sub_Tensor>(keys, other, self, alpha)) return at::sub(other, self, alpha);
+    return Op::redispatch(keys & kBelow, self, other, alpha);
   }
 };
 
@@ -496,6 +524,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
              ByIntegers<ops::div__Tensor, Tensor&>, ByIntegers<ops::div_out, const Tensor&, Tensor&>>(m);
   adjust_second<Scaled, ops::add_Tensor, ops::add__Tensor, ops::add_out, const Scalar&>(m);
   adjust_second<Scaled, ops::sub_Tensor, ops::sub__Tensor, ops::sub_out, const Scalar&>(m);
+  adjust_all<ReversedDifference>(m);
   adjust_second<RoundedQuotient, ops::div_Tensor_mode, ops::div__Tensor_mode, ops::div_out_mode,
                 std::optional<std::string_view>>(m);
   adjust_second<RoundedQuotient, ops::floor_divide, ops::floor_divide__Tensor, ops::floor_divide_out>(m);

@@ -231,7 +231,7 @@ Tensor linear_layer(const Tensor& input, const Tensor& weight, const std::option
     check_dense("linear", "bias", *bias);
   }
   if (weight.dim() == 1) {
-    TORCH_CHECK(!has_bias || (bias->dim() == 0 && input.dim() != 2), "mat2 must be a matrix, got 1-D tensor");
+    TORCH_CHECK(!has_bias || (bias->dim() != 1 && input.dim() != 2), "mat2 must be a matrix, got 1-D tensor");
     const Tensor output = without_dim(linear_layer(input, weight.unsqueeze(0), std::nullopt), -1);
     return has_bias ? add_expanded_bias(output, *bias, false) : output;
   }

@@ -109,6 +109,10 @@ class Functions(nn.Module):
         ),
         "i0": lambda self, x: torch.special.i0(x),
         "sum with a factor": lambda self, x: torch.add(x, x.mean(1, True), alpha=0.3),
+        "difference with a factor": lambda self, x: torch.rsub(x, x.mean(1, True), alpha=0.3),
+        "foreach sum": lambda self, x: torch._foreach_add([x], [x.mean(1, True)], alpha=0.3)[0],
+        "foreach power": lambda self, x: torch._foreach_pow([x.abs()], 1.7)[0],
+        "dist": lambda self, x: x.norm(dim=2) + torch.dist(self.conv1d.weight, self.conv1d.bias[0]),
     }
 
     def __init__(self, *names: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import py_compile
 import random
 import subprocess
@@ -242,7 +243,9 @@ class TestScope:
             silu("two")
         assert not conv2d_ext.invariance._is_inside()
 
-    @pytest.mark.parametrize("kind", ["generator", "coroutine", "class", "number"])
+    @pytest.mark.parametrize(
+        "kind", ["generator", "coroutine", "class", "module", "staticmethod", "number"]
+    )
     def test_decorates_nothing_that_runs_later(self, kind):
         def generator():
             yield 1
@@ -250,9 +253,32 @@ class TestScope:
         async def coroutine():
             return 1
 
-        refused = {"generator": generator, "coroutine": coroutine, "class": nn.ReLU, "number": 3}
+        refused = {
+            "generator": generator,
+            "coroutine": coroutine,
+            "class": nn.ReLU,
+            "module": nn.ReLU(),
+            "staticmethod": staticmethod(F.relu),
+            "number": 3,
+        }
         with pytest.raises(TypeError, match="expected a function that has run when it returns"):
             conv2d_ext.batch_invariant()(refused[kind])
+
+    def test_decorated_functions_return_nothing_that_runs_later(self):
+        with pytest.raises(TypeError, match="returned a generator"):
+            conv2d_ext.batch_invariant()(lambda: (i for i in range(3)))()
+
+    def test_torchscript_does_not_compile_what_is_decorated(self):
+        """It would compile the function without the context."""
+
+        def silu(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return scale * F.silu(x)
+
+        decorated = conv2d_ext.batch_invariant()(silu)
+        assert inspect.signature(decorated) == inspect.signature(silu)
+        unsupported = torch.jit.frontend.NotSupportedError
+        with pytest.raises(unsupported, match="variable number of arguments"):
+            torch.jit.script(decorated)
 
     def test_is_of_one_thread(self):
         seen = []
@@ -265,7 +291,7 @@ class TestScope:
     def test_leaving_what_was_not_entered(self):
         with pytest.raises(RuntimeError, match="has not entered"):
             conv2d_ext.batch_invariant().__exit__(None, None, None)
-        assert conv2d_ext.invariance._no_autograd_cache._users == 0
+        assert conv2d_ext.invariance._compiler_settings._users == 0
 
     def test_a_backward_outside_keeps_the_bits(self):
         weight = torch.randn(20, 8, requires_grad=True)
@@ -637,6 +663,41 @@ class TestCompile:
 
     def model(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(self.conv(x).flatten(2).mean(2), self.weight)
+
+    @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_the_first_call_has_the_bits_of_the_next(self, inside, backend):
+        """AOTAutograd runs it in a TorchDispatchMode. And PyTorch's kernels of these functions call
+        others that the mode covers.
+
+        Seen to fail: logsumexp and norm, of which a TorchDispatchMode sees PyTorch's name;
+        _foreach_ functions, dist and rsub that are not taken apart.
+        """
+        x = torch.randn(8, 1003)
+
+        def functions(x: torch.Tensor) -> list[torch.Tensor]:
+            return [
+                x.logsumexp(1),
+                F.pairwise_distance(x, x.flip(0)),
+                torch._foreach_sigmoid([x])[0],
+                torch._foreach_pow([x.abs()], 1.7)[0],
+                torch._foreach_add([x], [x.flip(0)], alpha=0.3)[0],
+                torch.rsub(x, x.flip(0), alpha=0.3),
+                torch.rsub(x, 1.7, alpha=0.3),
+                torch.dist(x[0], x[1]),
+            ]
+
+        def in_context(x: torch.Tensor) -> list[torch.Tensor]:
+            with conv2d_ext.batch_invariant():
+                return functions(x)
+
+        torch._dynamo.reset()
+        compiled = torch.compile(in_context if inside else functions, backend=backend)
+        with contextlib.nullcontext() if inside else conv2d_ext.batch_invariant():
+            first, second = compiled(x), compiled(x)
+        for ours, again, eager in zip(first, second, in_context(x), strict=True):
+            assert same_bits(ours, eager)
+            assert same_bits(again, eager)
 
     @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
     def test_a_function_compiled_before_notices(self, backend):

@@ -1,7 +1,8 @@
 """Arithmetic under batch_invariant whose bits PyTorch lets follow the batch: sums with a factor,
 products and quotients of 16 bits, functions of integers.
 
-Seen to fail: each with the mode's kernel of it left out (csrc/invariance_pointwise.cpp).
+Seen to fail: those of bits, with the mode's kernels left out (csrc/invariance_pointwise.cpp), but
+for operands of one shape in float32 and float64, which hold in PyTorch, too.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def test_gradients_of_sums_with_a_factor(function, shape, dtype):
         (torch.ones(3), torch.ones(3, dtype=torch.bool), 0.3),
         (torch.ones(3, dtype=torch.int32), torch.ones(3, dtype=torch.bfloat16), 0.3),
         (torch.ones(3), torch.ones(2, 3), 0.3),
+        (torch.ones(3), torch.ones(3), 1e39),
+        (torch.ones(3, dtype=torch.float16), torch.ones(3, dtype=torch.float16), 1e5),
     ],
     ids=str,
 )
@@ -109,6 +112,46 @@ def test_sums_with_a_factor_that_pytorch_refuses(name, arguments):
             except RuntimeError as error:
                 outcomes.append(str(error))
     assert outcomes[0] == outcomes[1]
+
+
+OVERLAPPING: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x[:8].add_(x[4:12], alpha=0.3),
+    "quotient": lambda x: x[:8].div_(x[4:12], rounding_mode="trunc"),
+    "atan2": lambda x: x[:8].atan2_(x[4:12]),
+    "out": lambda x: torch.sub(x[:8], x[8:16], alpha=0.3, out=x[4:12]),
+    "out, an input": lambda x: (lambda y: torch.add(x.view(3, 8), y, alpha=0.3, out=y))(x[:8] + 1),
+    "out, one element": lambda x: torch.add(x, x, alpha=0.3, out=x[:1].expand(24)),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_results_that_overlap_operands_are_refused(name):
+    messages = []
+    for mode in (contextlib.nullcontext(), conv2d_ext.batch_invariant()):
+        dtype = torch.bfloat16 if name == "quotient" else torch.float32
+        with mode, pytest.raises(RuntimeError) as refused:
+            OVERLAPPING[name](torch.rand(24).to(dtype))
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]
+
+
+TRACED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda x, y: torch.add(x, y, alpha=0.3),
+    "quotient": lambda x, y: x.half() // y.half(),
+    "atan2": torch.atan2,
+    "power": lambda x, y: x.to(torch.int32) ** 0.3,
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_trace_takes_other_dtypes(name):
+    """Seen to fail: with casts in it that the example's types need."""
+    function = TRACED[name]
+    with conv2d_ext.batch_invariant():
+        traced = torch.jit.trace(function, (torch.ones(3), torch.ones(3)))
+    x, y = torch.rand(33, dtype=torch.float64) + 1, torch.rand(33, dtype=torch.float64) + 1
+    with conv2d_ext.batch_invariant():
+        assert same_bits(traced(x, y), function(x, y))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

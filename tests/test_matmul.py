@@ -299,6 +299,13 @@ class TestLinear:
         input, weight = torch.randn(4, 5), torch.randn(5)
         torch.testing.assert_close(conv2d_ext.linear(input, weight), F.linear(input, weight))
 
+    @pytest.mark.parametrize("bias", [(), (1, 1), (2, 4)], ids=str)
+    def test_weight_of_one_row_without_its_dimension_and_a_bias(self, bias):
+        """One that F.linear adds to the product; others it refuses."""
+        input, weight, bias = torch.randn(2, 4, 5), torch.randn(5), torch.randn(bias)
+        expected = F.linear(input, weight, bias)
+        torch.testing.assert_close(conv2d_ext.linear(input, weight, bias), expected)
+
     @pytest.mark.parametrize(
         ("input", "weight", "bias"),
         [
