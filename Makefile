@@ -5,7 +5,7 @@ PYTHON ?= python3
 # The torch that .venv gets; any release from 2.8 on: make test TORCH=torch==2.8.0
 TORCH ?= torch==2.11.0
 # How many processes run the tests, each a file at a time. More than cores: compilers and limits of time let some wait.
-TEST_JOBS ?= 3
+TEST_JOBS ?= 4
 # Passed on to the program that the verb runs: make demo ARGS="--plot plot.png", make test ARGS="-k grouped -x",
 # make benchmark ARGS="layers --isa avx2"
 ARGS ?=
