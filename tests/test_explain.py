@@ -905,3 +905,22 @@ def test_gradients_of_one_pixel_over_groups():
     plan = conv2d_ext.explain(input, weight, None, **problem.call_args()).grad_input
     assert plan.engine == "depthwise, vectors over groups as they lie in memory"
     assert (plan.gemm_m, plan.gemm_k) == (1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tiles_of_one_tap_hold_all_channels(dtype):
+    """In channels_last: else sums of several blocks of channels wait beyond L2. A map of fewer
+    pixels than a tile is one."""
+    torch.set_num_threads(1)  # more threads cut tiles finer
+    weight = torch.randn(512, 512, 1, 1).to(dtype)
+
+    def tile_pixels(size: int) -> int:
+        input = torch.randn(1, 512, size, size, dtype=dtype)
+        input = input.to(memory_format=torch.channels_last)
+        forward = conv2d_ext.explain(input, weight).forward
+        if "AMX" in forward.engine:
+            pytest.skip("AMX tiles have limits of their own")
+        return forward.tile_pixels
+
+    assert 75 <= tile_pixels(65) <= 300 * 1024 // (512 * dtype.itemsize)
+    assert tile_pixels(14) == 14 * 14
