@@ -148,6 +148,14 @@ Tensor compute(const Tensor& input, const Arguments&... arguments) {
   return pointwise(input, Function::name(arguments...), Function::parameters(arguments...));
 }
 
+// Refuses a result that shares elements with itself, or some with an input.
+template <class... Inputs>
+void refuse_overlap(const Tensor& out, const Inputs&... inputs) {
+  if (is_tracing()) return;
+  at::assert_no_internal_overlap(out);
+  (at::assert_no_partial_overlap(out, inputs), ...);
+}
+
 // Writes a result as PyTorch's pointwise functions do: an output that is resized gets the result's strides, and one
 // that shares some elements with an input is refused.
 template <class... Inputs>
@@ -155,10 +163,7 @@ Tensor& write_elements(Tensor& out, const Tensor& result, const Inputs&... input
   const bool fits = out.sym_sizes() == result.sym_sizes();
   TORCH_CHECK(fits || !(out.is_same(inputs) || ...), "output with shape ", out.sym_sizes(),
               " doesn't match the broadcast shape ", result.sym_sizes());
-  if (!is_tracing()) {
-    at::assert_no_internal_overlap(out);
-    if (fits) (at::assert_no_partial_overlap(out, inputs), ...);
-  }
+  fits ? refuse_overlap(out, inputs...) : refuse_overlap(out);
   if (at::native::resize_output_symint(out, result.sym_sizes())) {
     out.as_strided__symint(result.sym_sizes(), result.sym_strides());
   }
@@ -291,10 +296,7 @@ struct BinaryInPlace {
     if (!leaves<Op>(keys) && at::result_type(self, other) == self.scalar_type()) {
       const auto both = operands(self, other, Name::of_integers);
       if (both && both->first.scalar_type() == self.scalar_type() && both->first.sym_sizes() == self.sym_sizes()) {
-        if (!is_tracing()) {
-          at::assert_no_internal_overlap(self);
-          at::assert_no_partial_overlap(self, other);
-        }
+        refuse_overlap(self, other);
         // Where it is differentiated it needs the values that are overwritten here.
         const bool is_saved = may_record(self, other);
         return self.copy_(pointwise_pair(is_saved ? both->first.clone() : both->first, both->second, Name::value));
@@ -318,28 +320,25 @@ struct BinaryOut {
   }
 };
 
-// ---- products and quotients of 16 bits and integers: of an integer tensor of one element PyTorch multiplies by the
-// number, of others by what it is in 16 bits
+// ---- functions of two tensors that PyTorch computes with another one in place of the second: `with` calls f with that
+// and what other arguments become
 
-bool rounds_integers(const Tensor& self, const Tensor& other) {
-  return (self.scalar_type() == at::kBFloat16 || self.scalar_type() == at::kHalf) && is_on_cpu(self) &&
-         is_on_cpu(other) && at::isIntegralType(other.scalar_type(), /*includeBool=*/false) && other.dim() > 0;
-}
-
-// Self: const Tensor&, or Tensor& in place. Out: Tensor& where there is one.
-template <class AtOp, class Self, class... Out>
-struct ByIntegers {
-  using Op = AtOp;
-  static decltype(auto) call(DispatchKeySet keys, Self self, const Tensor& other, Out... out) {
-    const bool rounds = !leaves<Op>(keys) && rounds_integers(self, other);
-    return Op::redispatch(keys & kBelow, self, rounds ? other.to(self.scalar_type()) : other, out...);
+// Products and quotients of 16 bits and integers: of an integer tensor of one element PyTorch multiplies by the number,
+// of others by what it is in 16 bits, as here.
+struct RoundedIntegers {
+  template <class Op>
+  static bool takes(const Tensor& self, const Tensor& other) {
+    return (self.scalar_type() == at::kBFloat16 || self.scalar_type() == at::kHalf) &&
+           at::isIntegralType(other.scalar_type(), /*includeBool=*/false) && other.dim() > 0;
+  }
+  template <class F>
+  static decltype(auto) with(const F& f, const Tensor& self, const Tensor& other) {
+    return f(other.to(self.scalar_type()));
   }
 };
 
-// ---- functions of two tensors that PyTorch computes with another one in place of the second: `with` calls f with that
-// and what other arguments become. 16-bit results are rounded once, since the second is float32 then.
-
-// Without dimensions it would be cast to the type of a self that has some.
+// In the rules below 16-bit results are rounded once, since the second is float32 then. Without dimensions it would be
+// cast to the type of a self that has some.
 Tensor as_second(const Tensor& self, const Tensor& other) {
   return other.dim() == 0 && self.dim() > 0 ? other.unsqueeze(0) : other;
 }
@@ -420,7 +419,7 @@ struct WithSecondInPlace {
     if (!changes_second<Rule, Op>(keys, self, other, arguments...) || !can_hold_result(self, self, other)) {
       return Op::redispatch(keys & kBelow, self, other, arguments...);
     }
-    if (!is_tracing()) at::assert_no_partial_overlap(self, other);
+    refuse_overlap(self, other);
     const auto compute = [&](const Tensor& second, const auto&... rest) -> Tensor& {
       return Op::redispatch(keys & kBelow, self, second, rest...);
     };
@@ -519,9 +518,8 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
             UnaryInPlace<ops::celu_, Celu, const Scalar&>, Unary<ops::softshrink, Softshrink, const Scalar&>,
             UnaryOut<ops::softshrink_out, Softshrink, const Scalar&>, Glu, PowerOfNumber>(m);
   cover_all<LossBackward<ops::smooth_l1_loss_backward, false>, LossBackward<ops::huber_loss_backward, true>>(m);
-  adjust_all<ByIntegers<ops::mul_Tensor, const Tensor&>, ByIntegers<ops::mul__Tensor, Tensor&>,
-             ByIntegers<ops::mul_out, const Tensor&, Tensor&>, ByIntegers<ops::div_Tensor, const Tensor&>,
-             ByIntegers<ops::div__Tensor, Tensor&>, ByIntegers<ops::div_out, const Tensor&, Tensor&>>(m);
+  adjust_second<RoundedIntegers, ops::mul_Tensor, ops::mul__Tensor, ops::mul_out>(m);
+  adjust_second<RoundedIntegers, ops::div_Tensor, ops::div__Tensor, ops::div_out>(m);
   adjust_second<Scaled, ops::add_Tensor, ops::add__Tensor, ops::add_out, const Scalar&>(m);
   adjust_second<Scaled, ops::sub_Tensor, ops::sub__Tensor, ops::sub_out, const Scalar&>(m);
   adjust_all<ReversedDifference>(m);

@@ -135,20 +135,22 @@ def test_results_that_overlap_operands_are_refused(name):
     assert messages[0] == messages[1]
 
 
-TRACED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "sum": lambda x, y: torch.add(x, y, alpha=0.3),
-    "quotient": lambda x, y: x.half() // y.half(),
-    "atan2": torch.atan2,
-    "power": lambda x, y: x.to(torch.int32) ** 0.3,
+# With the type of the example's first tensor.
+TRACED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], torch.dtype]] = {
+    "sum": (lambda x, y: torch.add(x, y, alpha=0.3), torch.float32),
+    "quotient": (lambda x, y: x.half() // y.half(), torch.float32),
+    "atan2": (torch.atan2, torch.float32),
+    "power": (lambda x, y: x.to(torch.int32) ** 0.3, torch.float32),
+    "product": (lambda x, y: x * (10007 * y).to(torch.int32), torch.float16),
 }
 
 
 @pytest.mark.parametrize("name", TRACED)
 def test_a_trace_takes_other_dtypes(name):
     """Seen to fail: with casts in it that the example's types need."""
-    function = TRACED[name]
+    function, dtype = TRACED[name]
     with conv2d_ext.batch_invariant():
-        traced = torch.jit.trace(function, (torch.ones(3), torch.ones(3)))
+        traced = torch.jit.trace(function, (torch.ones(3, dtype=dtype), torch.ones(3)))
     x, y = torch.rand(33, dtype=torch.float64) + 1, torch.rand(33, dtype=torch.float64) + 1
     with conv2d_ext.batch_invariant():
         assert same_bits(traced(x, y), function(x, y))

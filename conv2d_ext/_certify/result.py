@@ -155,7 +155,7 @@ class Mode:
     """What was found in one mode."""
 
     axes: dict[str, Axis]
-    """By name: "batch", "place", "threads", "runs" and "formats"."""
+    """By name: "batch", "place", "threads", "runs" and "format"."""
     couples: tuple[str, ...] = ()
     """Calls that couple examples by definition, or draw random numbers."""
     calls: tuple[OpCalls, ...] = ()
