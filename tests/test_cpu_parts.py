@@ -113,6 +113,7 @@ _INTEGERS = _parts(f"{_GEMM}, pack_patch, store_tile, add_chunk", "int16") | {
 _NATIVE = (
     {f"{part}, listed" for part in _parts("gemm_ukernel", "float32, float64")}
     | _parts("ListedSteps, pixel_ukernel", "float32, float64")
+    | {f"{part}, whole planes" for part in _parts("pixel_ukernel", "float32, float64")}
     | _parts("depthwise_weight_panel", "float32, float64, bfloat16, float16")
     | _parts("depthwise_ukernel", "float32, float64, bfloat16")
     | {"depthwise_ukernel bfloat16, widened"}
@@ -146,8 +147,8 @@ PARTS = {
 }
 RULES = {
     "block_k", "block_pixels", "cut_panels", "make_patch_axis", "one pixel, pairs", "scratch",
-    "padding_classes", "filled vectors", "panels in place", "shared weights of AMX",
-    "weights of images",
+    "padding_classes", "filled vectors", "panels in place", "panels of a run", "whole planes",
+    "shared weights of AMX", "weights of images",
     *(
         f"tiling: {driver}"
         for driver in (

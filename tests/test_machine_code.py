@@ -27,7 +27,7 @@ _UKERNEL = re.compile(
     r"cpu::(?P<isa>\w+)::(?P<family>gemm_ukernel|pixel_ukernel)"
     r"<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+)"
     r"(?:, (?P<lanes_are_groups>true|false), (?P<half>true|false), (?P<listed>true|false)"
-    r", (?P<result>[\w:]+))?>\("
+    r", (?P<result>[\w:]+))?(?:, \([\w:]+Steps\)(?P<steps>\d))?>\("
 )
 # Of depthwise problems: 'rows' pixels by 'columns' taps, and 'rows' by 'columns' taps.
 _DEPTHWISE = re.compile(
@@ -68,6 +68,7 @@ FORMS = {
     ("gemm_ukernel", "true", "false", "false"): "groups",
     ("pixel_ukernel", None, None, None): "pixels",
 }
+_PLANES = "pixels of whole planes"  # a pixel_ukernel of Steps::kPlanes
 
 
 _LISTED = FORMS["gemm_ukernel", "false", "false", "true"]
@@ -121,11 +122,12 @@ class Kernel:
     def least_fma_share(self) -> float:
         """What the formula takes: the FMAs, a load for each row and vector, and to step along k
         the offset's load, the two pointers' sums, comparison and jump, one more to spare; for
-        pixels a line's prefetch, or one for each vector where rows are few; for listed steps the
-        second number, and its multiple for the panel's vectors, instead of a pointer's sum."""
+        pixels another pointer of rows, and a prefetch for each vector where rows are few or planes
+        are taken whole; for listed steps the second number, and its multiple for the panel's
+        vectors, instead of a pointer's sum."""
         more = 0
-        if self.form == "pixels":
-            more = self.vectors if self.rows <= 2 else 1
+        if self.form in ("pixels", _PLANES):
+            more = 1 + (self.vectors if self.rows <= 2 or self.form == _PLANES else 0)
         elif self.form == _LISTED:
             more = 1
         return self.fmas / (self.fmas + self.rows + self.vectors + 6 + more)
@@ -227,6 +229,8 @@ _ROUNDED = ", rounded to bfloat16"
 
 def form_of(ukernel: re.Match) -> str:
     form = FORMS[tuple(ukernel[k] for k in ("family", "lanes_are_groups", "half", "listed"))]
+    if ukernel["steps"] == "1":
+        form = _PLANES
     return form if ukernel["result"] in (None, ukernel["dtype"]) else form + _ROUNDED
 
 
@@ -236,7 +240,7 @@ FAMILIES = [
     (isa, dtype, form)
     for isa, dtypes, forms in (
         ("avx2", ("float", "double"), _WHOLE),
-        ("avx512", ("float", "double"), _WHOLE),
+        ("avx512", ("float", "double"), [*_WHOLE, _PLANES]),
         ("avx512", ("float",), [_HALF]),
         (
             "avx512_bf16",
@@ -296,7 +300,7 @@ def test_inner_loops_hold_their_accumulators_in_registers(isa, dtype, form, kern
     assert [k.vectors for k in tall] == list(range(1, tall[-1].vectors + 1))
     # Fewer chains than latency times units would leave the FMA units waiting.
     assert tall[-1].fmas >= 8
-    if form == "pixels":
+    if form in ("pixels", _PLANES):
         # The rows are channels, of which a problem may have few.
         tall = family
 

@@ -314,7 +314,7 @@ class TaskExplainer {
     const PixelTiling t = tile_pixel_conv(g, k, vector_, size_of(dtype_), threads_);
     const int64_t rows = cut_panels(t.chunk_m, pixel_rows(vector_)).size(0);
     const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;
-    const int64_t vectors = cut_panels(div_up(run, vector_.lanes), pixel_panel_vectors(rows, vector_)).size(0);
+    const int64_t vectors = cut_run(t, run, rows, vector_).size(0);
     if (t.by_columns) {
       name_kernel("column_ukernel", row_results(t.chunk_m, Along::kK), vector_.lanes, Widened::kAsLoaded);
     } else {

@@ -837,8 +837,25 @@ void check_image_weights() {
   }
 }
 
+// A 1x1 kernel over an image of one row, in planes; weights whose k are neighbours.
+ConvGemm planar_gemm(int64_t m, int64_t channels, int64_t pixels) {
+  ConvGemm g{};
+  g.groups = g.batch = 1;
+  g.m = m;
+  g.channels = channels;
+  g.taps_h = g.taps_w = g.rows = g.source_h = g.per_step = g.source_col = g.destination_col = 1;
+  g.cols = g.source_w = g.source_row = g.source_c = g.destination_row = g.destination_m = pixels;
+  g.source_n = pixels * channels;
+  g.destination_n = pixels * m;
+  g.weight_c = 1;
+  g.weight_m = channels;
+  g.axis_h = g.axis_w = {1, 0, 1};
+  return g;
+}
+
 // Planes of whole lines, read in place by vectors of a line: a panel leaves two ways of each of L1's 64 sets free,
-// where these have 12 and more; else its first lines leave half of eight. Counted line by line.
+// where these have 12 and more; else its first lines leave half of eight. Counted line by line. Not those of which
+// panels take all of K.
 void check_panels_in_place() {
   begin_part("panels in place");
   const int64_t ways = sysconf(_SC_LEVEL1_DCACHE_SIZE) / 4096;
@@ -846,34 +863,76 @@ void check_panels_in_place() {
   Random random(78);
   for (int n = 0; n < 4000; ++n) {
     const VectorShape vector{16, 4, 4, true, chain_limits(true)};
-    const int64_t lines = random.between(1, 6) << random.between(0, 7), pixels = 16 * lines;
-    ConvGemm g{};
-    g.groups = g.batch = 1;
-    g.m = random.between(pixel_rows(vector) + 1, 300);
-    g.channels = random.between(1, 200);
-    g.taps_h = g.taps_w = g.rows = g.source_h = g.per_step = g.source_col = g.destination_col = 1;
-    g.cols = g.source_w = g.source_row = g.source_c = g.destination_row = g.destination_m = pixels;
-    g.source_n = pixels * g.channels;
-    g.destination_n = pixels * g.m;
-    g.weight_c = 1;
-    g.weight_m = g.channels;
-    g.axis_h = g.axis_w = {1, 0, 1};
+    const int64_t lines = random.between(1, 6) << random.between(0, 7);
+    const ConvGemm g = planar_gemm(random.between(pixel_rows(vector) + 1, 300), random.between(1, 200), 16 * lines);
     const KBlocking k = block_k(g, vector.limits);
+    describe("%d to %d channels, planes of %d lines", int(g.channels), int(g.m), int(lines));
+    const bool in_place = reads_pixels_in_place(g, k, vector, 4);
+    if (takes_whole_planes(g, k, vector, 4)) {
+      expect(in_place, "whole planes are read in place");
+      continue;
+    }
     int64_t sets[64] = {};
     for (int64_t channel = 0; channel < k.segment_channels; ++channel) {
       for (int64_t line = 0; line < counted; ++line) ++sets[(lines * channel + line) % 64];
     }
-    describe("%d to %d channels, planes of %d lines", int(g.channels), int(g.m), int(lines));
-    const bool in_place = reads_pixels_in_place(g, k, vector, 4);
     expect(!in_place || *std::max_element(sets, sets + 64) <= most, "ways are left");
     expect(in_place || k.segment_channels > most, "few rows are read in place");
   }
+}
+
+// The panels of a run of pixels cover it, and only of whole planes the last one begins before the one before has ended:
+// it then ends with the run.
+void check_pixel_panels() {
+  begin_part("panels of a run");
+  Random random(79);
+  for (int n = 0; n < 4000; ++n) {
+    const VectorShape vector{16, 4, 4, true, chain_limits(true)};
+    const int64_t run = random.between(1, 400), rows = random.between(1, pixel_rows(vector));
+    PixelTiling tiling{};
+    tiling.whole_planes = random.once_in(2);
+    describe("%d pixels, %d rows, whole planes %d", int(run), int(rows), tiling.whole_planes);
+    const Panels panels = cut_run(tiling, run, rows, vector);
+    expect(panels.start(panels.count) == div_up(run, vector.lanes), "all vectors are in a panel");
+    expect(panels.size(0) <= pixel_panel_vectors(rows, vector), "a micro-kernel has the first panel's width");
+    if (!tiling.whole_planes || run < vector.lanes) continue;
+    const int64_t last = panels.count - 1, begin = run - panels.size(last) * vector.lanes;
+    expect(begin >= 0, "the last panel begins within the run");
+    expect(last > 0 || begin == 0, "a single panel is full");
+  }
+}
+
+// Whole planes: the weights that a tile copies fit its scratch, and nothing else goes through it.
+void check_whole_planes() {
+  begin_part("whole planes");
+  Random random(80);
+  int whole = 0;
+  for (int n = 0; n < 4000; ++n) {
+    const VectorShape vector{16, 4, 4, true, chain_limits(true)};
+    ConvGemm g = planar_gemm(random.between(1, 600), random.between(1, 2500), random.between(1, 4000));
+    if (random.once_in(2)) {
+      g.weight_c = g.m;
+      g.weight_m = 1;
+    }
+    const KBlocking k = block_k(g, vector.limits);
+    const int threads = int(random.between(1, 24));
+    describe("%d to %d channels, %d pixels, %d threads", int(g.channels), int(g.m), int(g.cols), threads);
+    const PixelTiling t = tile_pixel_conv(g, k, vector, 4, threads);
+    if (!t.whole_planes) continue;
+    ++whole;
+    expect(t.source_in_place && t.direct && !k.has_chunks(), "read and summed in place");
+    expect(t.weight_depth == (g.weight_c == 1 ? 0 : g.channels), "all of K of a row's weights");
+    expect(t.chunk_m * t.weight_depth * 4 <= limits::tiling::kWholeWeightBytes, "few weights are copied");
+  }
+  expect(whole > 500 || sysconf(_SC_LEVEL1_DCACHE_SIZE) / 4096 < 12, "there are such tilings");
 }
 
 }  // namespace
 
 int main() {
   check_panels_in_place();
+  check_pixel_panels();
+  check_whole_planes();
   check_shared_weights();
   check_image_weights();
   check_scratch();

@@ -328,6 +328,10 @@ int64_t* const kLimits[] = {
     &t::kLeastWholePixels,
     &t::kFarPixelBytes,
     &t::kFarWeightRowBytes,
+    &t::kLeastWholeDepth,
+    &t::kLeastWholeRows,
+    &t::kWholeWeightBytes,
+    &t::kMostRowsOfOneSet,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -7,8 +7,10 @@
 //  * the pixels of a 1x1 kernel, full panels of them;
 //  * weights whose k is contiguous (but many pixels of a 1x1 kernel read a copy of rows that lie far apart);
 //  * results: full panels are summed in the planes of the result tensor.
-// What needs converting or has other strides goes through scratch, and so does the last panel of a run where pixels
-// don't fill it: nothing is read or written beyond a tensor's end.
+// Where all three are so, a panel takes all of K before the next one, and the last panel overlaps the one before
+// instead of going through scratch: its first pixels are computed twice. What needs converting or has other strides
+// goes through scratch, and so does the last panel of a run where pixels don't fill it: nothing is read or written
+// beyond a tensor's end.
 //
 // Of 1x1 kernels to few channels no pixel is packed where pixels have their channels side by side: they are transposed
 // in registers (kernels/columns.h), and read once. Each is multiplied a few times: reading them is the bound.
@@ -28,7 +30,6 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 template <class S, class T>
 struct PixelCall {
   static constexpr int L = Vec<T>::kLanes;
-  static constexpr int64_t kLine = 64 / sizeof(T);
   const ConvGemm& gemm;
   const KBlocking k;
   const PixelTiling tiling;
@@ -76,7 +77,7 @@ struct PixelCall {
     item.blocks = cut_panels(item.channels_m, pixel_rows(vector_shape<T>()));
     item.runs = tiling.join_rows ? 1 : tile.rows;
     item.run = tiling.join_rows ? tile.rows * tile.cols : tile.cols;
-    item.panels = cut_panels(div_up(item.run, L), pixel_panel_vectors(item.blocks.size(0), vector_shape<T>()));
+    item.panels = cut_run(tiling, item.run, item.blocks.size(0), vector_shape<T>());
     const int64_t full_panels = item.panels.count - (item.run % L != 0 ? 1 : 0);
     item.direct = tiling.direct ? full_panels : 0;
     item.in_place = tiling.source_in_place ? full_panels : 0;
@@ -93,7 +94,7 @@ struct PixelCall {
     item.source = static_cast<const S*>(gemm.source) + tile.image * gemm.source_n + group * gemm.source_g();
     item.weight = static_cast<const S*>(gemm.weight) + group * gemm.weight_g + m0 * gemm.weight_m;
     item.destination = ResultPiece{group, 1, tile}.first_pixel<S>(gemm, m0);
-    fill_zero(item.zeros, item.blocks.size(0));
+    fill_zero(item.zeros, item.channels_m);
     load_bias<S>(gemm, group, m0, item.channels_m, item.bias);
     return item;
   }
@@ -103,6 +104,9 @@ struct PixelCall {
     if (tiling.by_columns) {
       multiply_columns(item);
       return store(item);
+    }
+    if constexpr (sizeof(S) == sizeof(T) && L * sizeof(T) == 64) {
+      if (tiling.whole_planes && item.run >= L) return multiply_whole_planes(item);
     }
     for_each_block(gemm, k, tiling.block_channels, [&](const KBlock& block) {
       Patch patch{};
@@ -185,24 +189,64 @@ struct PixelCall {
     }
   }
 
-  // All result channels of a panel of pixels, block by block. Each block asks for its share of the next panel.
+  // All result channels of a panel of pixels. Each block asks for its share of the next panel.
   CONV2D_INLINE void multiply_panel(const Item& item, const T* w, bool add_bias, int64_t p, T* c,
                                     PixelOperands<T>& o) const {
     const Panels &blocks = item.blocks, &panels = item.panels;
-    const bool has_next = p + 1 < panels.count && p + 1 != item.in_place && blocks.size(0) > 2;
-    const T* const next = o.b + (has_next ? panels.size(p) * L : 0);
-    const int64_t next_pixels = has_next ? panels.size(p + 1) * L : 0, share = div_up(o.depth, blocks.count);
-    for (int64_t at = 0; at < blocks.count; ++at) {
-      const int64_t m = blocks.start(at);
-      for (int64_t i = at * share, end = min64(i + share, o.depth); i < end; ++i) {
-        for (int64_t x = 0; x < next_pixels; x += kLine) __builtin_prefetch(next + o.k_offset[i] + x);
-      }
+    const bool has_next = p + 1 < panels.count && p + 1 != item.in_place;
+    o.next = panels.size(p) * L;
+    o.next_pixels = has_next ? panels.size(p + 1) * L : 0;
+    o.asked_steps = div_up(o.depth, blocks.count);
+    o.first_asked = 0;
+    for_each_size(blocks, [&](int64_t m, int64_t rows, int64_t count) {
+      o.blocks = count;
       o.w = w + m * o.w_pitch;
       o.c = c + m * o.c_pitch;
-      o.start = bias_first ? item.bias + m : item.zeros;
-      o.bias = !add_bias ? nullptr : bias_first ? item.zeros : item.bias + m;
-      pixel_ukernel_for<T>(blocks.size(at), panels.size(p))(o);
+      set_bias(item, m, add_bias, o);
+      pixel_ukernel_for<T, Steps::kTaps>(rows, panels.size(p))(o);
+      o.first_asked += count * o.asked_steps;
+    });
+  }
+
+  // All of K for one panel after the other, of planes that are read and summed in place.
+  void multiply_whole_planes(const Item& item) const {
+    const WeightRows w = weight_rows(item, KBlock{0, gemm.channels, 0, 1, 0, 1});
+    PixelOperands<T> o{};
+    o.chain = k.chain;
+    o.w_pitch = w.pitch;
+    o.b_pitch = gemm.source_c;
+    o.c_pitch = gemm.destination_m;
+    // A chain ends with its segment.
+    const int64_t at_once = k.segment_channels % k.chain == 0 ? gemm.channels : k.segment_channels;
+    const Panels& panels = item.panels;
+    for (int64_t p = 0; p < panels.count; ++p) {
+      const int64_t pixel = min64(panels.start(p) * L, item.run - panels.size(p) * L);
+      for_each_size(item.blocks, [&](int64_t m, int64_t rows, int64_t count) {
+        o.blocks = count;
+        o.c = item.destination + m * gemm.destination_m + pixel;
+        for (int64_t channel = 0; channel < gemm.channels; channel += at_once) {
+          o.depth = min64(at_once, gemm.channels - channel);
+          o.accumulate = channel > 0;
+          o.w = w.data + m * w.pitch + channel;
+          o.b = item.source + channel * gemm.source_c + item.tile.col + pixel;
+          set_bias(item, m, channel + o.depth == gemm.channels, o);
+          pixel_ukernel_for<T, Steps::kPlanes>(rows, panels.size(p))(o);
+        }
+      });
     }
+  }
+
+  // What the rows from m on start from, and what is added to complete sums.
+  CONV2D_INLINE void set_bias(const Item& item, int64_t m, bool is_complete, PixelOperands<T>& o) const {
+    o.start = bias_first ? item.bias + m : item.zeros;
+    o.bias = !is_complete ? nullptr : bias_first ? item.zeros : item.bias + m;
+  }
+
+  // visit(first row, rows of a block, blocks) for blocks of one size.
+  template <class Visit>
+  CONV2D_INLINE static void for_each_size(const Panels& blocks, const Visit& visit) {
+    if (blocks.larger > 0) visit(0, blocks.size(0), blocks.larger);
+    if (blocks.larger < blocks.count) visit(blocks.start(blocks.larger), blocks.vectors, blocks.count - blocks.larger);
   }
 
   // The weights of one K segment, or by columns of all of K, for the micro-kernel: rows `pitch` apart.

@@ -115,7 +115,10 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
   if (depth == 0 || g.result_taps() != 1) return "no products, or the result is taps";
   if (goes_by_columns(g, block_k(g, vector.limits), vector, size_of(dtype))) return nullptr;
   const bool pointwise = g.taps() == 1;
-  const int64_t run = pointwise ? g.rows * g.cols : g.cols, rows = cut_panels(g.m, pixel_rows(vector)).size(0);
+  const int64_t run = pointwise ? g.rows * g.cols : g.cols;
+  // More rows of one vector gain nothing: each multiply-add has a load.
+  constexpr int64_t kMostRowsOfOneVector = 6;
+  const int64_t rows = cut_panels(g.m, min64(pixel_rows(vector), kMostRowsOfOneVector)).size(0);
   const int64_t sums = rows * min64(pixel_panel_vectors(rows, vector), div_up(run, vector.lanes));
   const double over_pixels = vector.filled(run) * std::min(1.0, double(sums) / double(kSumsInFlight));
   const int64_t parts = vector.halves_pay && !pointwise ? 2 : 1;
@@ -133,8 +136,9 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
   if (g.channels == 1 && g.destination_m == 1 && g.m >= vector.lanes) return kDearer;
   // Vectors over pixels pack no weights and transpose no results, which counts where sums are short. In longer ones of
   // a 1x1 kernel it does where the source is read in place, or where its planes are a multiple of 4 KiB apart, so that
-  // they fall into one set of L1 whoever copies them; else the copy costs as much. With several taps vectors over
-  // pixels load across cache lines, and reload what neighbouring taps share.
+  // they fall into one set of L1 whoever copies them; else the copy costs as much. Panels that take all of K at once
+  // also store their sums once. With several taps vectors over pixels load across cache lines, and reload what
+  // neighbouring taps share.
   const int64_t size = size_of(dtype);
   const bool same_type = size == vector.element_size, short_sum = depth <= kShortSum;
   double advantage = 0.9;
@@ -142,8 +146,12 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
     advantage = 1.1;
   } else if (pointwise) {
     const bool one_set = g.axis_w.step == 1 && saturating_mul(g.source_c, size) % 4096 == 0;
-    const auto in_place = [&] { return reads_pixels_in_place(g, block_k(g, vector.limits), vector, size); };
-    advantage = one_set || in_place() ? 1.05 : 1.0;
+    const KBlocking k = block_k(g, vector.limits);
+    if (takes_whole_planes(g, k, vector, size)) {
+      advantage = 1.2;
+    } else {
+      advantage = one_set || reads_pixels_in_place(g, k, vector, size) ? 1.05 : 1.0;
+    }
   }
   // A single vector of result channels costs a load for each product. With AVX-512 and float32 that shows, against
   // pixels that fill theirs.

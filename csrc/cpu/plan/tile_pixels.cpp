@@ -29,8 +29,20 @@ bool segments_are_contiguous(const ConvGemm& gemm, const KBlocking& k) {
 
 }  // namespace
 
+bool takes_whole_planes(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size) {
+  const bool lines = vector.lanes * storage_size == 64 && l1_ways() >= 12;
+  if (!lines || storage_size != vector.element_size || !reads_whole_planes(gemm) || k.has_chunks()) return false;
+  if (gemm.channels < limit::kLeastWholeDepth || gemm.m < limit::kLeastWholeRows) return false;
+  // Weights whose k are not neighbours are copied, all of them at once.
+  const int64_t copied = gemm.weight_c == 1 ? 0 : saturating_mul(gemm.m, gemm.channels, storage_size);
+  // Planes a multiple of 4 KiB apart share few sets of L1 and L2: few result channels read them again.
+  const bool one_set = saturating_mul(gemm.source_c, storage_size) % 4096 == 0;
+  return copied <= limit::kWholeWeightBytes && (!one_set || gemm.m <= limit::kMostRowsOfOneSet);
+}
+
 bool reads_pixels_in_place(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size) {
   if (storage_size != vector.element_size || !reads_whole_planes(gemm)) return false;
+  if (takes_whole_planes(gemm, k, vector, storage_size)) return true;
   // A single block of result channels reads every pixel once.
   if (gemm.m <= pixel_rows(vector)) return true;
   const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size);
@@ -144,8 +156,10 @@ struct PixelTiler {
     const bool rows_far_apart = is_pointwise() && gemm.m > 1 &&
                                 saturating_mul(gemm.weight_m, storage_size) >= limit::kFarRowsBytes &&
                                 t.tile_rows * t.tile_cols >= limit::kLeastPixelsToCopyRows;
-    const bool weight_in_place = same_type() && segments_are_contiguous(gemm, k) && !rows_far_apart;
-    t.weight_depth = weight_in_place ? 0 : k.max_depth();
+    t.whole_planes = t.direct && (t.join_rows || t.tile_rows == 1) && takes_whole_planes(gemm, k, vector, storage_size);
+    const bool weight_in_place =
+        same_type() && segments_are_contiguous(gemm, k) && (t.whole_planes ? gemm.weight_c == 1 : !rows_far_apart);
+    t.weight_depth = weight_in_place ? 0 : t.whole_planes ? gemm.channels : k.max_depth();
     cut_result_channels(t);
     return t;
   }
@@ -159,7 +173,7 @@ struct PixelTiler {
     // Of several chunks there are three tiles of them (tile_conv).
     int64_t fit = (k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes) / (row * vector.element_size);
     // Sums that every segment adds to stay in L2, wherever they lie.
-    if (k.segments() > 1) fit = min64(fit, limit::kSumBytes / (runs * run * vector.element_size));
+    if (k.segments() > 1 && !t.whole_planes) fit = min64(fit, limit::kSumBytes / (runs * run * vector.element_size));
     int64_t chunks = div_up(gemm.m, max64(pixel_rows(vector), fit));
     const int64_t tiles = gemm.groups * t.tiles();
     // Of a single item only where it takes longer than waking threads.
@@ -212,13 +226,20 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
   return t;
 }
 
+Panels cut_run(const PixelTiling& tiling, int64_t run, int64_t rows, const VectorShape& vector) {
+  const int64_t vectors = div_up(run, vector.lanes);
+  const Panels panels = cut_panels(vectors, pixel_panel_vectors(rows, vector));
+  const bool overlaps = tiling.whole_planes && run > vector.lanes && run % vector.lanes != 0;
+  return overlaps && panels.count == 1 ? near_equal(vectors, 2) : panels;
+}
+
 PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector) {
   const int64_t size = vector.element_size;
   ScratchLayout layout;
   PixelScratch s{};
   s.tap_offsets = layout.take_offsets(k.max_depth());
   s.channel_offsets = layout.take_offsets(k.max_depth());
-  s.zeros = layout.take(kMaxPixelRows * size);
+  s.zeros = layout.take(tiling.chunk_m * size);
   s.bias = layout.take(tiling.chunk_m * size);
   s.weight = layout.take(tiling.chunk_m * round_up(tiling.weight_depth, vector.lanes) * size);
   s.c = layout.take_sums(tiling.c_elements * size, k.has_chunks());

@@ -10,22 +10,26 @@
 namespace conv2d_ext::cpu {
 
 // Vectors of the widest panel of its micro-kernels, and the most rows of any of them.
-constexpr int64_t kMaxPanelVectors = 4, kMaxPixelRows = 6;
+constexpr int64_t kMaxPanelVectors = 4, kMaxPixelRows = 8;
 
 // Rows (result channels) of its micro-kernels. With 16 registers 4 x 3 accumulators: 7 loads for 12 multiply-adds,
-// where 6 x 2 take 8, and a weight serves half as many pixels more.
+// where 6 x 2 take 8, and a weight serves half as many pixels more. With 32 registers 8 x 3, since channels come in
+// multiples of eight.
 constexpr int64_t pixel_rows(const VectorShape& vector) {
   return vector.max_vectors >= kMaxPanelVectors ? kMaxPixelRows : 4;
 }
 
-// Vectors of the widest panel for blocks of up to `rows` result channels: few rows take more, to have eight
-// accumulators.
+// Vectors of the widest panel for blocks of up to `rows` result channels: what registers hold, for eight accumulators
+// and more.
 constexpr int64_t pixel_panel_vectors(int64_t rows, const VectorShape& vector) {
-  return vector.max_vectors >= kMaxPanelVectors || rows <= 2 ? kMaxPanelVectors : 3;
+  return rows <= (vector.max_vectors >= kMaxPanelVectors ? 6 : 2) ? kMaxPanelVectors : 3;
 }
 
 // The most result channels of a 1x1 kernel that goes by columns.
 constexpr int64_t kMostPixelColumnResults = 6;
+
+// Whether panels of a 1x1 kernel's pixels may take all of K, one after the other: the source is read in place.
+bool takes_whole_planes(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size);
 
 // Whether the pixels of a 1x1 kernel are read where they lie, full panels of them.
 bool reads_pixels_in_place(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size);
@@ -44,12 +48,17 @@ struct PixelTiling : TileGrid {
   bool by_columns;       // pixels are transposed in registers (kernels/columns.h): there is no patch
   int64_t weight_depth;  // of a result channel's weights in scratch
   bool direct;           // full panels are summed in the result tensor
+  bool whole_planes;     // each panel takes all of K before the next one; source_in_place and direct
 
   bool weight_in_place() const { return weight_depth == 0; }
   int64_t items(int64_t groups) const { return groups * chunks_m * tiles(); }
 };
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads);
+
+// The panels of a run of pixels, for blocks of up to `rows` result channels. The last one of whole_planes overlaps the
+// one before, of which there is one where the run has a vector.
+Panels cut_run(const PixelTiling& tiling, int64_t run, int64_t rows, const VectorShape& vector);
 
 // A thread's scratch: offsets in bytes.
 struct PixelScratch {

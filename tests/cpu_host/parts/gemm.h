@@ -331,33 +331,51 @@ inline void check_rounded_panels() {
 }
 #endif
 
-template <class T>
-void check_pixel_ukernels() {
-  begin_part(std::string("pixel_ukernel ") + kNameOf<T>);
+template <class T, Steps kSteps>
+void check_pixel_ukernels(const char* steps) {
+  begin_part(std::string("pixel_ukernel ") + kNameOf<T> + steps);
   constexpr int L = Vec<T>::kLanes;
   Random random(3);
   for (int64_t rows = 1; rows <= pixel_rows(vector_shape<T>()); ++rows) {
     for (int64_t vectors = 1; vectors <= pixel_panel_vectors(rows, vector_shape<T>()); ++vectors) {
       for (const Sum& sum : kSums) {
-        describe("%dx%d, depth %d, chain %d, accumulate %d, bias %d", int(rows), int(vectors), int(sum.depth),
-                 int(sum.chain), sum.accumulate, sum.has_bias);
+        const int64_t blocks = random.between(1, 3), m = blocks * rows;
+        describe("%dx%d, %d blocks, depth %d, chain %d, accumulate %d, bias %d", int(rows), int(vectors), int(blocks),
+                 int(sum.depth), int(sum.chain), sum.accumulate, sum.has_bias);
         const int64_t width = vectors * L, w_pitch = sum.depth + sum.depth % 3;
         const int64_t c_pitch = width + sum.chain % 4;
-        Buffer<T> w((rows - 1) * w_pitch + sum.depth), b(7 * (sum.depth - 1) + width), start(rows), bias(rows);
+        Buffer<T> w((m - 1) * w_pitch + sum.depth), b(7 * (sum.depth - 1) + width), start(m), bias(m);
         Buffer<int64_t> k_offset(sum.depth);
-        Result<T> c((rows - 1) * c_pitch + width);
+        Result<T> c((m - 1) * c_pitch + width);
         fill(w, random);
         fill(b, random);
         fill(start, random);
         fill(bias, random);
-        for (int64_t k = 0; k < sum.depth; ++k) k_offset[k] = k % 2 ? 7 * (sum.depth - 1) : 7 * k;
-        for (int64_t j = 0; j < rows && sum.accumulate; ++j) {
+        for (int64_t k = 0; k < sum.depth; ++k) {
+          k_offset[k] = kSteps == Steps::kTaps && k % 2 ? 7 * (sum.depth - 1) : 7 * k;
+        }
+        for (int64_t j = 0; j < m && sum.accumulate; ++j) {
           for (int64_t i = 0; i < width; ++i) c.fill(j * c_pitch + i, any_value<T>(random));
         }
-        pixel_ukernel_for<T>(rows,
-                             vectors)({sum.depth, sum.chain, w.data(), w_pitch, b.data(), k_offset.data(), start.data(),
-                                       sum.has_bias ? bias.data() : nullptr, c.data(), c_pitch, sum.accumulate});
-        for (int64_t j = 0; j < rows; ++j) {
+        PixelOperands<T> operands{};
+        operands.depth = sum.depth;
+        operands.chain = sum.chain;
+        operands.w = w.data();
+        operands.w_pitch = w_pitch;
+        operands.b = b.data();
+        operands.k_offset = kSteps == Steps::kTaps ? k_offset.data() : nullptr;
+        operands.b_pitch = 7;
+        operands.start = start.data();
+        operands.bias = sum.has_bias ? bias.data() : nullptr;
+        operands.c = c.data();
+        operands.c_pitch = c_pitch;
+        operands.accumulate = sum.accumulate;
+        operands.blocks = blocks;
+        // More than there are: the last blocks ask for less.
+        operands.asked_steps = div_up(sum.depth + 1, blocks);
+        operands.next = operands.next_pixels = width;
+        pixel_ukernel_for<T, kSteps>(rows, vectors)(operands);
+        for (int64_t j = 0; j < m; ++j) {
           for (int64_t i = 0; i < width; ++i) {
             T& element = c.expected[size_t(j * c_pitch + i)];
             element = chained_sum<T>(
