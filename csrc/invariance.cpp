@@ -43,12 +43,23 @@ bool is_included() { return c10::impl::tls_is_dispatch_key_included(kInvarianceK
 }  // namespace
 
 bool invariance::has_left() {
-  if (in_contexts() || process_enabled.load(std::memory_order_relaxed) || !(state.joined || may_come_back)) {
-    return false;
+  if (in_contexts() || process_enabled.load(std::memory_order_relaxed)) return false;
+  if (state.joined || may_come_back) {
+    state.joined = false;
+    update_thread();
   }
-  state.joined = false;
-  update_thread();
-  return true;
+  return !is_included();
+}
+
+invariance::InTheMode::InTheMode()
+    : excluded_(c10::impl::tls_is_dispatch_key_excluded(kInvarianceKey)), included_(kInvarianceKey) {
+  if (excluded_) c10::impl::tls_set_dispatch_key_excluded(kInvarianceKey, false);
+  ++state.contexts;
+}
+
+invariance::InTheMode::~InTheMode() {
+  --state.contexts;
+  if (excluded_) c10::impl::tls_set_dispatch_key_excluded(kInvarianceKey, true);
 }
 
 std::vector<std::string>& invariance::covered_ops() {

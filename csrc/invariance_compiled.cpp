@@ -7,7 +7,6 @@
 //
 // Ops that the mode computes itself are not in the list; a compiler knows nothing of those either.
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -178,30 +177,12 @@ struct Twin : c10::OperatorKernel {
   const c10::OperatorHandle other;
 };
 
-// The mode for calls of this thread, also where a TorchDispatchMode or a tensor's class is at work, which PyTorch
-// calls without the keys above them.
-class InTheMode {
- public:
-  InTheMode() : excluded_(c10::impl::tls_is_dispatch_key_excluded(kInvarianceKey)), included_(kInvarianceKey) {
-    if (excluded_) c10::impl::tls_set_dispatch_key_excluded(kInvarianceKey, false);
-  }
-  ~InTheMode() {
-    if (excluded_) c10::impl::tls_set_dispatch_key_excluded(kInvarianceKey, true);
-  }
-  InTheMode(const InTheMode&) = delete;
-  InTheMode& operator=(const InTheMode&) = delete;
-
- private:
-  const bool excluded_;
-  const c10::impl::IncludeDispatchKeyGuard included_;
-};
-
 // aten's op, in the mode. A context that lay inside of a compiled function is over by the time that this runs.
 struct CallEagerly final : Twin {
   explicit CallEagerly(const c10::OperatorHandle& op) : Twin(op), settles(RecordedResults::settles(op.schema())) {}
   const bool settles;
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const InTheMode mode;
+    const invariance::InTheMode mode;
     to_aten(other, *stack);
     if (!settles) return other.callBoxed(stack);
     const size_t count = other.schema().arguments().size(), results = other.schema().returns().size();
@@ -222,7 +203,7 @@ struct CallEagerly final : Twin {
 struct CallBatched final : Twin {
   using Twin::Twin;
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const InTheMode mode;
+    const invariance::InTheMode mode;
     to_aten(other, *stack);
     other.callBoxed(stack);
   }
@@ -280,6 +261,7 @@ struct RecordOrPass final : c10::OperatorKernel {
   explicit RecordOrPass(const c10::OperatorHandle& op) : pass(invariance::eager_call(op.operator_name().name)) {}
   const invariance::EagerCall pass;
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    if (invariance::has_left()) return op.redispatchBoxed(keys & invariance::kBelow, stack);
     // Each level of a transform of torch.func is to see the op that it knows how to batch, or to differentiate. What a
     // level makes of it comes here again, at last below all of them.
     const bool records = (is_recording() || hides_calls(op, keys)) && !writes_statistics(op, *stack) &&
@@ -295,6 +277,7 @@ struct RecordInPlace final : Twin {  // of the op that is not in place
       : Twin(op), pass(invariance::eager_call(op.operator_name().name)) {}
   const invariance::EagerCall pass;
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    if (invariance::has_left()) return op.redispatchBoxed(keys & invariance::kBelow, stack);
     if (!is_recording() || only_stores(op, *stack)) {
       return pass(op, keys & invariance::kBelow, stack);
     }

@@ -227,7 +227,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
 bool invariance::is_taken_apart(DispatchKeySet keys) {
   constexpr DispatchKeySet kOthers({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA,
                                     c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
-  return c10::impl::TorchDispatchModeTLS::any_modes_set() && !keys.has_any(kOthers) && traces_a_graph();
+  return c10::impl::TorchDispatchModeTLS::any_modes_set() && !keys.has_any(kOthers) && traces_a_graph() && !has_left();
 }
 
 }  // namespace conv2d_ext

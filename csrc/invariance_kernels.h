@@ -37,6 +37,20 @@ bool is_taken_apart(DispatchKeySet keys);
 // Whether this thread followed a process that has left the mode, and is in no context: it leaves as well.
 bool has_left();
 
+// A context for calls of this thread, also where a TorchDispatchMode or a tensor's class is at work, which PyTorch
+// calls without the keys above them.
+class InTheMode {
+ public:
+  InTheMode();
+  ~InTheMode();
+  InTheMode(const InTheMode&) = delete;
+  InTheMode& operator=(const InTheMode&) = delete;
+
+ private:
+  const bool excluded_;
+  const c10::impl::IncludeDispatchKeyGuard included_;
+};
+
 // Whether the mode leaves a call of this op to the kernel below: PyTorch is to cast its arguments first, after which
 // the call comes back; or this thread is in the mode no longer.
 template <class Op>
@@ -113,7 +127,7 @@ bool takes_on_cpu(const Tensor& first, const Others&... others) {
          ((is_on_cpu(others) && others.scalar_type() == first.scalar_type()) && ...);
 }
 
-// Writes a result where the caller wants it. false: PyTorch has to say why not.
+// Whether a result can be written where the caller wants it. If not, PyTorch has to say why.
 inline bool can_write(const Tensor& out, const Tensor& like) {
   return is_dense(out) && out.scalar_type() == like.scalar_type() && out.device() == like.device();
 }

@@ -21,6 +21,7 @@ from child import run_forked
 from observing import Recorder, assert_as_pytorch, same_bits
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import conv2d_ext
 from conv2d_ext import _C
@@ -361,6 +362,38 @@ class TestScope:
         go.set()
         thread.join()
         assert seen == [True, False]
+
+    def after_disable(self, call):
+        """What `call` gives as this thread's first one after another thread's disable."""
+        conv2d_ext.enable()
+        assert self.is_on()
+        thread = threading.Thread(target=conv2d_ext.disable)
+        thread.start()
+        thread.join()
+        return call()
+
+    @pytest.mark.parametrize(
+        ("function", "recorded"),
+        [
+            (lambda x: x.exp(), "aten.exp.default"),
+            (lambda x: x.clone().exp_(), "aten.exp_.default"),
+            (lambda x: torch.rsub(x, 2), "aten.rsub.Scalar"),
+        ],
+        ids=["exp", "exp_", "rsub"],
+    )
+    def test_a_thread_traces_as_pytorch_does_after_disable(self, function, recorded):
+        """Seen to fail: calls that are recorded or taken apart did not ask whether it has left."""
+        code = self.after_disable(lambda: make_fx(function)(torch.ones(3)).code)
+        assert recorded in code
+        assert "conv2d_ext" not in code
+
+    def test_recorded_calls_of_a_thread_that_leaves(self):
+        """Seen to fail: the first one's sum was PyTorch's, since the thread left inside of it."""
+        x = torch.randn(64, 5001)
+        with conv2d_ext.batch_invariant():
+            expected = torch.logsumexp(x, [1])
+        recorded = torch.ops.conv2d_ext.eager_logsumexp
+        assert same_bits(self.after_disable(lambda: recorded(x, [1], False)), expected)
 
     def test_every_first_call_of_a_running_thread_joins(self):
         """Its backward, too, is this library's; whatever the covered op."""
