@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "conv2d_checks.h"
-#include "find_op.h"
 #include "matmul.h"
+#include "op_checks.h"
 #include "reductions.h"
 
 namespace conv2d_ext {
@@ -20,9 +20,6 @@ using c10::SymInt;
 constexpr int64_t kBlockShares = 65536;  // that the block of one head has, unless a key has more queries
 constexpr int64_t kFewestQueries = 32;
 constexpr int64_t kPieceShares = 1 << 20;  // of the heads that are computed together
-
-// 16-bit types are computed in float32.
-at::ScalarType compute_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 // Some images' and heads' queries, with all of their keys.
 struct Piece {
@@ -209,16 +206,6 @@ TORCH_LIBRARY_IMPL(conv2d_ext, CPU, m) {
 }
 
 }  // namespace
-
-const c10::TypedOperatorHandle<AttentionSignature>& attention_op() {
-  static const auto op = find_op<AttentionSignature>("attention");
-  return op;
-}
-
-const c10::TypedOperatorHandle<AttentionGradSignature>& attention_grad_op() {
-  static const auto op = find_op<AttentionGradSignature>("attention_grad");
-  return op;
-}
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
   const std::optional<Tensor> mask = options.mask.defined() ? std::optional<Tensor>(options.mask) : std::nullopt;

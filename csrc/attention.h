@@ -8,11 +8,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <array>
 #include <optional>
 #include <tuple>
+
+#include "find_op.h"
 
 namespace conv2d_ext {
 
@@ -39,8 +40,11 @@ using AttentionSignature = at::Tensor(const at::Tensor&, const at::Tensor&, cons
 using AttentionGradSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, bool,
     double, bool, AttentionWanted);
-const c10::TypedOperatorHandle<AttentionSignature>& attention_op();
-const c10::TypedOperatorHandle<AttentionGradSignature>& attention_grad_op();
+namespace op_names {
+inline constexpr char attention[] = "attention", attention_grad[] = "attention_grad";
+}
+inline const auto& attention_op() { return op_named<AttentionSignature, op_names::attention>(); }
+inline const auto& attention_grad_op() { return op_named<AttentionGradSignature, op_names::attention_grad>(); }
 
 // Dtypes, devices and sizes; raise. For kernels and tracing alike.
 void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -110,88 +110,31 @@ TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) {
 
 // ---- the node
 
-struct AttentionBackward final : torch::autograd::TraceableFunction {
-  std::array<torch::autograd::SavedVariable, 4> saved;  // q, k, v, mask
-  bool causal = false, fused_layout = false;
-  double scale = 1;
-
-  std::string name() const override { return "Conv2dExtAttentionBackward"; }
-
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return run(grads, {saved[0].unpack(), saved[1].unpack(), saved[2].unpack(), saved[3].unpack()}, causal, scale,
-               fused_layout, wanted_now());
-  }
-
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& variable : saved) variable.reset_data();
-  }
-
-  // ---- compiled autograd: one call in its graph
-
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    for (const auto& variable : saved) args.collect(variable, /*is_output=*/false);
-    args.collect(causal);
-    args.collect(scale);
-    args.collect(fused_layout);
-  }
-
-  variable_list apply_with_saved(const variable_list& grads,
-                                 torch::dynamo::autograd::SwapSavedVariables& swap) override {
-    using torch::dynamo::autograd::IValuePacker;
-    const auto& compiler = torch::dynamo::autograd::getPyCompilerInterface();
-    const auto tensor = IValuePacker<Tensor>::packed_type();
-    static const std::string function = compiler->bind_function(
-        swap.get_py_compiler(), name(), run_packed,
-        {tensor, tensor, tensor, tensor, IValuePacker<bool>::packed_type(), IValuePacker<double>::packed_type(),
-         IValuePacker<bool>::packed_type(), IValuePacker<AttentionWanted>::packed_type()});
-    for (auto& variable : saved) swap.before(variable);
-    torch::dynamo::autograd::PackedArgs args;
-    for (auto& variable : saved) args.pack(Tensor(variable.unpack()));
-    args.pack(causal);
-    args.pack(scale);
-    args.pack(fused_layout);
-    args.pack(wanted_now());
-    variable_list result =
-        compiler->call_function(swap.get_py_compiler(), "apply_functional", function, grads, args.vec(),
-                                IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
-                                    torch::dynamo::autograd::get_input_metadata(next_edges())));
-    for (auto& variable : saved) swap.after(variable);
-    return result;
-  }
-
- private:
-  AttentionWanted wanted_now() const {
-    AttentionWanted wanted{};
-    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = task_should_compute_output(i);
-    return wanted;
-  }
-
-  static variable_list run(const variable_list& grads, const std::array<Tensor, 4>& tensors, bool causal, double scale,
-                           bool fused_layout, const AttentionWanted& wanted) {
-    variable_list result(4);
-    if (!grads[0].defined()) return result;
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const MaybeTensor mask = tensors[3].defined() ? MaybeTensor(tensors[3]) : std::nullopt;
-    const auto found = attention_grad_op().call(grads[0], tensors[0], tensors[1], tensors[2], mask, causal, scale,
-                                                fused_layout, wanted);
-    const Tensor all[] = {std::get<0>(found), std::get<1>(found), std::get<2>(found), std::get<3>(found)};
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      if (wanted[i]) result[i] = all[i];
+struct AttentionBackward {  // of (q, k, v, mask)
+  static constexpr const char* kName = "Conv2dExtAttentionBackward";
+  static constexpr size_t kArguments = 4, kSaved = 4;
+  struct State {
+    bool causal = false;
+    double scale = 1;
+    bool fused_layout = false;
+    template <class Self, class Visit>
+    static void visit(Self& self, Visit visit) {
+      visit(self.causal);
+      visit(self.scale);
+      visit(self.fused_layout);
     }
-    return result;
-  }
+  };
 
-  static variable_list run_packed(const variable_list& grads, const std::vector<at::IValue>& values) {
-    torch::dynamo::autograd::PackedArgs args(values);
-    std::array<Tensor, 4> tensors;
-    for (Tensor& tensor : tensors) tensor = args.unpack<Tensor>();
-    const bool causal = args.unpack<bool>();
-    const double scale = args.unpack<double>();
-    const bool fused_layout = args.unpack<bool>();
-    const auto wanted = args.unpack<AttentionWanted>();
-    return run(grads, tensors, causal, scale, fused_layout, wanted);
+  static void apply(const Tensor& grad, const std::array<Tensor, kSaved>& tensors, const State& state,
+                    const Wanted& wanted, variable_list& result) {
+    const auto& [q, k, v, bias] = tensors;
+    const MaybeTensor mask = bias.defined() ? MaybeTensor(bias) : std::nullopt;
+    auto [gq, gk, gv, gmask] =
+        attention_grad_op().call(grad, q, k, v, mask, state.causal, state.scale, state.fused_layout, wanted);
+    const Tensor found[] = {gq, gk, gv, gmask};
+    for (size_t i = 0; i < kArguments; ++i) {
+      if (wanted[i]) result[i] = found[i];
+    }
   }
 };
 
@@ -208,15 +151,9 @@ Tensor attention_autograd(c10::DispatchKeySet keys, const Tensor& q, const Tenso
   }
   const Tensor result = below_autograd(attention_op(), keys, q, k, v, mask, causal, scale, fused_layout);
   if (compute_requires_grad(q, k, v, bias)) {
-    auto node = new_node<AttentionBackward>();
-    node->set_next_edges(torch::autograd::collect_next_edges(q, k, v, bias));
-    const Tensor* const tensors[] = {&q, &k, &v, &bias};
-    for (size_t i = 0; i < node->saved.size(); ++i) {
-      node->saved[i] = torch::autograd::SavedVariable(*tensors[i], /*is_output=*/false);
-    }
-    node->causal = causal;
-    node->scale = scale;
-    node->fused_layout = fused_layout;
+    auto node = make_node<AttentionBackward>(q, k, v, bias);
+    node->state = {causal, scale, fused_layout};
+    node->save(q, k, v, bias);
     torch::autograd::set_history(result, node);
   }
   return result;

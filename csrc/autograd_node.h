@@ -11,6 +11,8 @@
 //                            arguments, of which each is defined if the other's gradient is wanted
 //   kNeedsSecond             optional: every gradient needs the second tensor, which may be the op's only one
 //   kNeedsFirst              optional: every gradient needs the first one
+//   kSaved                   optional: so many tensors are saved in place of two, and every gradient needs them all;
+//                            apply takes them as an array
 //   kSavesOutput             optional, with kNeedsSecond: that tensor is the op's result, saved by save_output
 //   kCoupled                 optional: of so many first arguments PyTorch's backward is one function. Gradients that
 //                            depend on none of them then get a history nonetheless
@@ -44,7 +46,7 @@ using SymSizes = c10::SmallVector<c10::SymInt, 4>;
 
 inline SymSizes copy_sizes(c10::SymIntArrayRef sizes) { return SymSizes(sizes.begin(), sizes.end()); }
 
-using Wanted = std::array<bool, 3>;  // by argument of the op: is its gradient wanted?
+using Wanted = std::array<bool, 4>;  // by argument of the op: is its gradient wanted?
 
 // The history of a gradient that depends on none of its op's arguments. F.conv2d's backward is one function of all of
 // them, so its gradients require a gradient wherever an argument does, and a penalty on a constant one gives None
@@ -153,6 +155,10 @@ constexpr bool kNeedsFirst = false;
 template <class Backward>
 constexpr bool kNeedsFirst<Backward, std::enable_if_t<Backward::kNeedsFirst>> = true;
 template <class Backward, class = void>
+constexpr size_t kSaved = 2;
+template <class Backward>
+constexpr size_t kSaved<Backward, std::enable_if_t<(Backward::kSaved > 0)>> = Backward::kSaved;
+template <class Backward, class = void>
 constexpr bool kSavesOutput = false;
 template <class Backward>
 constexpr bool kSavesOutput<Backward, std::enable_if_t<Backward::kSavesOutput>> = true;
@@ -166,35 +172,39 @@ template <class Backward>
 struct OpNode final : torch::autograd::TraceableFunction {
   using State = typename Backward::State;
   using Tensor = at::Tensor;
+  using Tensors = std::array<Tensor, kSaved<Backward>>;
   using variable_list = torch::autograd::variable_list;
 
-  torch::autograd::SavedVariable first_saved, second_saved;
+  std::array<torch::autograd::SavedVariable, kSaved<Backward>> saved;
   State state;
   // Recorded for a transform of torch.func, whose levels decide what requires a gradient; they may have ended by the
   // time that gradients are computed.
   bool in_transform = false;
 
   // Edges are set by now: the gradients that will be wanted are known.
-  void save(const Tensor& first, const Tensor& second) {
-    if (kNeedsFirst<Backward> || (Backward::kArguments > 1 && should_compute_output(1))) {
-      first_saved = torch::autograd::SavedVariable(first, /*is_output=*/false);
-    }
-    if (kNeedsSecond<Backward> || should_compute_output(0)) {
-      second_saved = torch::autograd::SavedVariable(second, /*is_output=*/false);
+  template <class... Some>
+  void save(const Some&... tensors) {
+    static_assert(sizeof...(tensors) == kSaved<Backward>);
+    const Tensor* const all[] = {&tensors...};
+    const Wanted wanted = wanted_by([this](size_t i) { return should_compute_output(i); });
+    for (size_t i = 0; i < saved.size(); ++i) {
+      if (needs(i, wanted)) saved[i] = torch::autograd::SavedVariable(*all[i], /*is_output=*/false);
     }
   }
 
   // Once it has its history.
-  void save_output(const Tensor& output) { second_saved = torch::autograd::SavedVariable(output, /*is_output=*/true); }
+  void save_output(const Tensor& output) { saved[1] = torch::autograd::SavedVariable(output, /*is_output=*/true); }
 
   std::string name() const override { return Backward::kName; }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Wanted wanted = wanted_now();
-    variable_list result =
-        run(grads, kNeedsFirst<Backward> || wanted[1] ? first_saved.unpack() : Tensor(),
-            kNeedsSecond<Backward> || wanted[0] ? second_saved.unpack(getptr()) : Tensor(), state, wanted);
+    Tensors tensors;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (needs(i, wanted)) tensors[i] = unpacked(i);
+    }
+    variable_list result = run(grads, tensors, state, wanted);
     if (kCoupled<Backward> > 0 && !in_transform && c10::GradMode::is_enabled()) {
       require_grad(result, grads[0]);
     }
@@ -203,47 +213,53 @@ struct OpNode final : torch::autograd::TraceableFunction {
 
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    first_saved.reset_data();
-    second_saved.reset_data();
+    for (auto& variable : saved) variable.reset_data();
   }
 
   // ---- compiled autograd: which values the compiled graph depends on, and the backward as one call in that graph
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    args.collect(first_saved, /*is_output=*/false);
-    args.collect(second_saved, kSavesOutput<Backward>);
+    for (size_t i = 0; i < saved.size(); ++i) args.collect(saved[i], kSavesOutput<Backward> && i == 1);
     State::visit(state, [&](const auto& field) { node_fields::collect(field, args); });
   }
 
   variable_list apply_with_saved(const variable_list& grads,
-                                 torch::dynamo::autograd::SwapSavedVariables& saved) override {
+                                 torch::dynamo::autograd::SwapSavedVariables& swap) override {
     const auto& compiler = torch::dynamo::autograd::getPyCompilerInterface();
     static const std::string function =
-        compiler->bind_function(saved.get_py_compiler(), Backward::kName, run_packed, packed_types());
+        compiler->bind_function(swap.get_py_compiler(), Backward::kName, run_packed, packed_types());
     const auto each_size = [&](auto each) {
       State::visit(state, [&](auto& field) { node_fields::each_size(field, each); });
     };
-    saved.before(first_saved);
-    saved.before(second_saved);
-    each_size([&](c10::SymInt& size) { saved.before(size); });
+    for (auto& variable : saved) swap.before(variable);
+    each_size([&](c10::SymInt& size) { swap.before(size); });
     variable_list result = compiler->call_function(
-        saved.get_py_compiler(), "apply_functional", function, grads, packed(),
+        swap.get_py_compiler(), "apply_functional", function, grads, packed(),
         torch::dynamo::autograd::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
             torch::dynamo::autograd::get_input_metadata(next_edges())));
-    saved.after(first_saved);
-    saved.after(second_saved);
-    each_size([&](c10::SymInt& size) { saved.after(size); });
+    for (auto& variable : saved) swap.after(variable);
+    each_size([&](c10::SymInt& size) { swap.after(size); });
     return result;
   }
 
  private:
-  Wanted wanted_now() const {
+  template <class IsWanted>
+  static Wanted wanted_by(IsWanted is_wanted) {
     Wanted wanted{};
-    for (size_t i = 0; i < Backward::kArguments; ++i) {
-      wanted[i] = task_should_compute_output(i);
-    }
+    for (size_t i = 0; i < Backward::kArguments; ++i) wanted[i] = is_wanted(i);
     return wanted;
   }
+  Wanted wanted_now() const {
+    return wanted_by([this](size_t i) { return task_should_compute_output(i); });
+  }
+
+  // Whether the gradients that are wanted need tensor i.
+  static constexpr bool needs(size_t i, const Wanted& wanted) {
+    if (kSaved<Backward> != 2) return true;
+    return i == 0 ? kNeedsFirst<Backward> || wanted[1] : kNeedsSecond<Backward> || wanted[0];
+  }
+  // (The second of two may be the op's result, whose history is this node.)
+  Tensor unpacked(size_t i) { return kSaved<Backward> == 2 && i == 1 ? saved[i].unpack(getptr()) : saved[i].unpack(); }
 
   // (The incoming gradient is the caller's.)
   void require_grad(const variable_list& gradients, const Tensor& incoming) const {
@@ -262,12 +278,16 @@ struct OpNode final : torch::autograd::TraceableFunction {
     }
   }
 
-  static variable_list run(const variable_list& grads, const Tensor& first, const Tensor& second, const State& state,
+  static variable_list run(const variable_list& grads, const Tensors& tensors, const State& state,
                            const Wanted& wanted) {
     variable_list result(Backward::kArguments);
     if (grads[0].defined()) {
       const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-      Backward::apply(grads[0], first, second, state, wanted, result);
+      if constexpr (kSaved<Backward> == 2) {
+        Backward::apply(grads[0], tensors[0], tensors[1], state, wanted, result);
+      } else {
+        Backward::apply(grads[0], tensors, state, wanted, result);
+      }
     }
     return result;
   }
@@ -275,8 +295,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
   // The order is that of packed_types and of run_packed.
   std::vector<at::IValue> packed() {
     torch::dynamo::autograd::PackedArgs args;
-    args.pack(Tensor(first_saved.unpack()));
-    args.pack(Tensor(second_saved.unpack(getptr())));
+    for (size_t i = 0; i < saved.size(); ++i) args.pack(unpacked(i));
     State::visit(state, [&](const auto& field) { node_fields::pack(field, args); });
     args.pack(wanted_now());
     return args.vec();
@@ -284,7 +303,7 @@ struct OpNode final : torch::autograd::TraceableFunction {
 
   static std::vector<at::TypePtr> packed_types() {
     const auto tensor = torch::dynamo::autograd::IValuePacker<Tensor>::packed_type();
-    std::vector<at::TypePtr> types = {tensor, tensor};
+    std::vector<at::TypePtr> types(kSaved<Backward>, tensor);
     const State unset{};
     State::visit(unset, [&](const auto& field) {
       types.push_back(node_fields::packed_type<std::remove_cv_t<std::remove_reference_t<decltype(field)>>>());
@@ -295,12 +314,12 @@ struct OpNode final : torch::autograd::TraceableFunction {
 
   static variable_list run_packed(const variable_list& grads, const std::vector<at::IValue>& values) {
     torch::dynamo::autograd::PackedArgs args(values);
-    const auto first = args.unpack<Tensor>();
-    const auto second = args.unpack<Tensor>();
+    Tensors tensors;
+    for (Tensor& tensor : tensors) tensor = args.unpack<Tensor>();
     State state{};
     State::visit(state, [&](auto& field) { node_fields::unpack(field, args); });
     const auto wanted = args.unpack<Wanted>();
-    return run(grads, first, second, state, wanted);
+    return run(grads, tensors, state, wanted);
   }
 };
 
@@ -319,27 +338,30 @@ auto make_node(const Tensors&... differentiable) {
   return node;
 }
 
-// ---- forward mode: the tangent of a bilinear op is the sum of the op at (tangent, primal) and (primal, tangent)
+// ---- forward mode
 
 inline const at::Tensor& tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0); }
 inline at::Tensor primal(const at::Tensor& tensor) { return tensor._fw_primal(/*level=*/0); }
 
-template <class Op>
-void set_bilinear_tangent(const at::Tensor& result, const at::Tensor& first, const at::Tensor& second, Op op) {
-  const bool first_moves = torch::autograd::isFwGradDefined(first);
-  const bool second_moves = torch::autograd::isFwGradDefined(second);
-  if (!first_moves && !second_moves) {
-    return;
-  }
+// What the result changes by with its op's first argument, by_first(), and with its second one, where these move.
+template <class ByFirst, class BySecond>
+void set_tangent_of_two(const at::Tensor& result, const at::Tensor& first, const at::Tensor& second, ByFirst by_first,
+                        BySecond by_second) {
   at::Tensor sum;
-  if (first_moves) {
-    sum = op(tangent(first), primal(second));
-  }
-  if (second_moves) {
-    const at::Tensor term = op(primal(first), tangent(second));
+  if (torch::autograd::isFwGradDefined(first)) sum = by_first();
+  if (torch::autograd::isFwGradDefined(second)) {
+    const at::Tensor term = by_second();
     sum = sum.defined() ? sum.add(term) : term;
   }
-  result._set_fw_grad(sum, /*level=*/0, /*is_inplace_op=*/false);
+  if (sum.defined()) result._set_fw_grad(sum, /*level=*/0, /*is_inplace_op=*/false);
+}
+
+// The tangent of a bilinear op is the sum of the op at (tangent, primal) and (primal, tangent).
+template <class Op>
+void set_bilinear_tangent(const at::Tensor& result, const at::Tensor& first, const at::Tensor& second, Op op) {
+  set_tangent_of_two(
+      result, first, second, [&] { return op(tangent(first), primal(second)); },
+      [&] { return op(primal(first), tangent(second)); });
 }
 
 inline bool is_wrapped(const at::Tensor& tensor) {

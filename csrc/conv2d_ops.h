@@ -3,12 +3,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
 
-#include "export.h"
 #include "conv2d_checks.h"
+#include "find_op.h"
 
 namespace conv2d_ext {
 
@@ -29,14 +28,22 @@ using ConvTransposeSignature = at::Tensor(const at::Tensor&, const at::Tensor&, 
                                           c10::SymIntArrayRef);
 
 // Handles for call() and redispatch(), looked up once.
-CONV2D_EXT_EXPORT const c10::TypedOperatorHandle<Conv2dSignature>& conv2d_op();
-const c10::TypedOperatorHandle<Conv2dGradInputSignature>& conv2d_grad_input_op();
-const c10::TypedOperatorHandle<Conv2dGradWeightSignature>& conv2d_grad_weight_op();
-const c10::TypedOperatorHandle<Conv2dGradBiasSignature>& conv2d_grad_bias_op();
-const c10::TypedOperatorHandle<Conv2dAddBiasSignature>& conv2d_add_bias_op();
-CONV2D_EXT_EXPORT const c10::TypedOperatorHandle<Conv1dSignature>& conv1d_op();
-CONV2D_EXT_EXPORT const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose1d_op();
-CONV2D_EXT_EXPORT const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose2d_op();
+namespace op_names {
+inline constexpr char conv2d[] = "conv2d", conv2d_grad_input[] = "conv2d_grad_input",
+                      conv2d_grad_weight[] = "conv2d_grad_weight", conv2d_grad_bias[] = "conv2d_grad_bias",
+                      conv2d_add_bias[] = "conv2d_add_bias", conv1d[] = "conv1d",
+                      conv_transpose1d[] = "conv_transpose1d", conv_transpose2d[] = "conv_transpose2d";
+}
+inline const auto& conv2d_op() { return op_named<Conv2dSignature, op_names::conv2d>(); }
+inline const auto& conv2d_grad_input_op() { return op_named<Conv2dGradInputSignature, op_names::conv2d_grad_input>(); }
+inline const auto& conv2d_grad_weight_op() {
+  return op_named<Conv2dGradWeightSignature, op_names::conv2d_grad_weight>();
+}
+inline const auto& conv2d_grad_bias_op() { return op_named<Conv2dGradBiasSignature, op_names::conv2d_grad_bias>(); }
+inline const auto& conv2d_add_bias_op() { return op_named<Conv2dAddBiasSignature, op_names::conv2d_add_bias>(); }
+inline const auto& conv1d_op() { return op_named<Conv1dSignature, op_names::conv1d>(); }
+inline const auto& conv_transpose1d_op() { return op_named<ConvTransposeSignature, op_names::conv_transpose1d>(); }
+inline const auto& conv_transpose2d_op() { return op_named<ConvTransposeSignature, op_names::conv_transpose2d>(); }
 
 inline at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                          const SymConv2dParams& params, bool allow_winograd = false) {

@@ -4,14 +4,8 @@
 #include <torch/library.h>
 
 #include "autograd_node.h"
-#include "find_op.h"
 
 namespace conv2d_ext {
-
-const c10::TypedOperatorHandle<CopyAsSignature>& copy_as_op() {
-  static const auto op = find_op<CopyAsSignature>("copy_as");
-  return op;
-}
 
 namespace {
 

@@ -3,12 +3,16 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "find_op.h"
 
 namespace conv2d_ext {
 
 using CopyAsSignature = at::Tensor(const at::Tensor&, bool, bool);
-const c10::TypedOperatorHandle<CopyAsSignature>& copy_as_op();
+namespace op_names {
+inline constexpr char copy_as[] = "copy_as";
+}
+inline const auto& copy_as_op() { return op_named<CopyAsSignature, op_names::copy_as>(); }
 
 // channels_last, of 4 or 5 dimensions, or contiguous.
 inline at::Tensor copy_as(const at::Tensor& input, bool channels_last, bool grad_channels_last) {

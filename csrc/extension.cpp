@@ -1,6 +1,7 @@
 // All that includes torch's headers, but the bindings, as one translation unit: parsing them is most of what these
 // files take to compile. The bindings are another library, conv2d_ext._C.
 #include "attention.cpp"
+#include "attention_autograd.cpp"
 #include "conv2d_autograd.cpp"
 #include "conv2d_checks.cpp"
 #include "conv_transpose_checks.cpp"

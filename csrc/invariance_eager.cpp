@@ -90,7 +90,7 @@ class LayerNormSums {
     weight_ = tensor(5), bias_ = tensor(6);
     rows_dims_ = input_.dim() - int64_t(argument(op, stack, 2).toListRef().size());
     wanted_ = argument(op, stack, 7).toBoolList();
-    dtype_ = input_.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    dtype_ = compute_type(input_.scalar_type());
   }
   // Where they are differentiated again, mean and rstd depend on the input, as PyTorch's own derivative knows.
   bool takes() const {

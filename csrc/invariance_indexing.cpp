@@ -41,7 +41,7 @@ struct SampleWeights {
             : at::searchsorted(offsets, at::arange(indices.size(0), offsets.options()), /*out_int32=*/false,
                                /*right=*/true)
                   .sub(1);
-    const auto dtype = grad.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto dtype = compute_type(grad.scalar_type());
     const Tensor products = grad.index_select(0, bags).to(dtype).mul(weight.index_select(0, indices).to(dtype));
     return products.sum(1).masked_fill(indices.eq(padding_idx), 0).to(grad.scalar_type());
   }

@@ -16,6 +16,7 @@ namespace conv2d_ext {
 namespace {
 
 using namespace invariance;
+using cpu::pointwise::PairFunction;
 using Parameters = c10::SmallVector<double, 3>;
 
 // The functions, each with the arguments that PyTorch's op has beside its input.
@@ -37,31 +38,24 @@ struct Promoting : Plain {
     return true;
   }
 };
-struct Sigmoid : Promoting {
-  static constexpr std::string_view name() { return "sigmoid"; }
+template <cpu::pointwise::Function function, class Base = Plain>
+struct Named : Base {
+  template <class... Arguments>
+  static std::string_view name(const Arguments&...) {
+    return cpu::pointwise::kInfo[int(function)].name;
+  }
 };
-struct Silu : Plain {
-  static constexpr std::string_view name() { return "silu"; }
-};
-struct Mish : Plain {
-  static constexpr std::string_view name() { return "mish"; }
-};
-struct Sinh : Promoting {
-  static constexpr std::string_view name() { return "sinh"; }
-};
-struct Cosh : Promoting {
-  static constexpr std::string_view name() { return "cosh"; }
-};
-struct Atanh : Promoting {
-  static constexpr std::string_view name() { return "atanh"; }
-};
-struct Exp2 : Promoting {
-  static constexpr std::string_view name() { return "exp_base"; }
+using Sigmoid = Named<cpu::pointwise::Function::kSigmoid, Promoting>;
+using Silu = Named<cpu::pointwise::Function::kSilu>;
+using Mish = Named<cpu::pointwise::Function::kMish>;
+using Sinh = Named<cpu::pointwise::Function::kSinh, Promoting>;
+using Cosh = Named<cpu::pointwise::Function::kCosh, Promoting>;
+using Atanh = Named<cpu::pointwise::Function::kAtanh, Promoting>;
+struct Exp2 : Named<cpu::pointwise::Function::kExpBase, Promoting> {
   static Parameters parameters() { return {2}; }
 };
 // PyTorch's holds but in 16 bits.
-struct Rsqrt : Plain {
-  static constexpr std::string_view name() { return "rsqrt"; }
+struct Rsqrt : Named<cpu::pointwise::Function::kRsqrt> {
   static bool takes(const Tensor& input) { return input.element_size() == 2; }
 };
 struct Gelu : Plain {
@@ -71,32 +65,27 @@ struct Gelu : Plain {
   static std::string_view name(std::string_view approximate) { return approximate == "tanh" ? "gelu_tanh" : "gelu"; }
   static Parameters parameters(std::string_view) { return {}; }
 };
-struct Softplus : Plain {
-  static std::string_view name(const Scalar&, const Scalar&) { return "softplus"; }
+struct Softplus : Named<cpu::pointwise::Function::kSoftplus> {
   static Parameters parameters(const Scalar& beta, const Scalar& threshold) {
     return {beta.toDouble(), threshold.toDouble()};
   }
 };
-struct Elu : Plain {
-  static std::string_view name(const Scalar&, const Scalar&, const Scalar&) { return "elu"; }
+struct Elu : Named<cpu::pointwise::Function::kElu> {
   static Parameters parameters(const Scalar& alpha, const Scalar& scale, const Scalar& input_scale) {
     return {alpha.toDouble(), scale.toDouble(), input_scale.toDouble()};
   }
 };
-struct Celu : Plain {
+struct Celu : Named<cpu::pointwise::Function::kElu> {
   static bool takes(const Tensor&, const Scalar& alpha) { return !alpha.isComplex() && alpha.toDouble() != 0; }
-  static std::string_view name(const Scalar&) { return "elu"; }
   static Parameters parameters(const Scalar& alpha) { return {alpha.toDouble(), 1, 1 / alpha.toDouble()}; }
 };
-struct Softshrink : Plain {
+struct Softshrink : Named<cpu::pointwise::Function::kSoftshrink> {
   static bool takes(const Tensor&, const Scalar& lambd) {
     return lambd.toDouble() >= 0 && std::isfinite(lambd.toDouble());
   }
-  static std::string_view name(const Scalar&) { return "softshrink"; }
   static Parameters parameters(const Scalar& lambd) { return {lambd.toDouble()}; }
 };
-struct Logit : Promoting {
-  static std::string_view name(std::optional<double>) { return "logit"; }
+struct Logit : Named<cpu::pointwise::Function::kLogit, Promoting> {
   static Parameters parameters(std::optional<double> eps) { return {eps.value_or(-1)}; }
 };
 // What PyTorch multiplies out, and the square root, hold.
@@ -244,13 +233,13 @@ struct PowerOfNumber {
 
 // ---- functions of two tensors
 
-// Both as PyTorch expands and promotes them; none where it isn't taken. of_integers: whether a function of two integers
-// is one of floating-point numbers.
-std::optional<std::pair<Tensor, Tensor>> operands(const Tensor& first, const Tensor& second, bool of_integers) {
+// Both as PyTorch expands and promotes them; none where it isn't taken.
+std::optional<std::pair<Tensor, Tensor>> operands(const Tensor& first, const Tensor& second, PairFunction function) {
   const auto takes = [](const Tensor& t) { return is_on_cpu(t) && (is_real(t.scalar_type()) || has_integers(t)); };
   if (!takes(first) || !takes(second)) return std::nullopt;
   at::ScalarType dtype = at::result_type(first, second);
-  if (of_integers && at::isIntegralType(dtype, /*includeBool=*/true))
+  // Of two integers atan2 alone is a floating-point number.
+  if (function == PairFunction::kAtan2 && at::isIntegralType(dtype, /*includeBool=*/true))
     dtype = at::typeMetaToScalarType(at::get_default_dtype());
   if (!is_real(dtype) || !broadcast(first, second)) return std::nullopt;
   const bool is_cast = first.scalar_type() != dtype || second.scalar_type() != dtype;
@@ -260,60 +249,46 @@ std::optional<std::pair<Tensor, Tensor>> operands(const Tensor& first, const Ten
   return is_cast ? std::pair(both[0].to(dtype), both[1].to(dtype)) : std::pair(both[0], both[1]);
 }
 
-struct PowName {
-  static constexpr std::string_view value = "pow";
-  static constexpr bool of_integers = false;
-};
-struct Atan2Name {
-  static constexpr std::string_view value = "atan2";
-  static constexpr bool of_integers = true;
-};
-struct LogAddExpName {
-  static constexpr std::string_view value = "logaddexp";
-  static constexpr bool of_integers = false;
-};
-struct LogAddExp2Name {
-  static constexpr std::string_view value = "logaddexp2";
-  static constexpr bool of_integers = false;
-};
+Tensor compute_pair(PairFunction function, const Tensor& first, const Tensor& second) {
+  return pointwise_pair(first, second, cpu::pointwise::kPairNames[int(function)]);
+}
 
-template <class AtOp, class Name>
+template <class AtOp, PairFunction function>
 struct Binary {
   using Op = AtOp;
   static Tensor call(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
     if (!leaves<Op>(keys)) {
-      if (const auto both = operands(self, other, Name::of_integers))
-        return pointwise_pair(both->first, both->second, Name::value);
+      if (const auto both = operands(self, other, function)) return compute_pair(function, both->first, both->second);
     }
     return Op::redispatch(keys & kBelow, self, other);
   }
 };
 
-template <class AtOp, class Name>
+template <class AtOp, PairFunction function>
 struct BinaryInPlace {
   using Op = AtOp;
   static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& other) {
     if (!leaves<Op>(keys) && at::result_type(self, other) == self.scalar_type()) {
-      const auto both = operands(self, other, Name::of_integers);
+      const auto both = operands(self, other, function);
       if (both && both->first.scalar_type() == self.scalar_type() && both->first.sym_sizes() == self.sym_sizes()) {
         refuse_overlap(self, other);
         // Where it is differentiated it needs the values that are overwritten here.
         const bool is_saved = may_record(self, other);
-        return self.copy_(pointwise_pair(is_saved ? both->first.clone() : both->first, both->second, Name::value));
+        return self.copy_(compute_pair(function, is_saved ? both->first.clone() : both->first, both->second));
       }
     }
     return Op::redispatch(keys & kBelow, self, other);
   }
 };
 
-template <class AtOp, class Name>
+template <class AtOp, PairFunction function>
 struct BinaryOut {
   using Op = AtOp;
   static Tensor& call(DispatchKeySet keys, const Tensor& self, const Tensor& other, Tensor& out) {
     if (!leaves<Op>(keys) && is_on_cpu(out) && !records_gradients(out, self, other)) {
-      const auto both = operands(self, other, Name::of_integers);
+      const auto both = operands(self, other, function);
       if (both && both->first.scalar_type() == out.scalar_type()) {
-        return write_elements(out, pointwise_pair(both->first, both->second, Name::value), self, other);
+        return write_elements(out, compute_pair(function, both->first, both->second), self, other);
       }
     }
     return Op::redispatch(keys & kBelow, self, other, out);
@@ -455,7 +430,7 @@ struct WithSecondOut {
 // rounded once.
 Tensor grad_of_loss(const Tensor& grad_output, const Tensor& self, const Tensor& target, int64_t reduction, double edge,
                     double outer, double inner) {
-  const auto dtype = self.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto dtype = compute_type(self.scalar_type());
   const Tensor difference = self.to(dtype).sub(target.to(dtype));
   Tensor grad = grad_output.to(dtype);
   if (reduction == at::Reduction::Mean) grad = grad.div(Scalar(difference.sym_numel()));
@@ -507,12 +482,13 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   cover_forms<Elu, ops::elu, ops::elu_, ops::elu_out, const Scalar&, const Scalar&, const Scalar&>(m);
   cover_forms<Power, ops::pow_Tensor_Scalar, ops::pow__Scalar, ops::pow_Tensor_Scalar_out, const Scalar&>(m);
   cover_forms<Logit, ops::logit, ops::logit_, ops::logit_out, std::optional<double>>(m);
-  cover_all<Binary<ops::pow_Tensor_Tensor, PowName>, BinaryInPlace<ops::pow__Tensor, PowName>,
-            BinaryOut<ops::pow_Tensor_Tensor_out, PowName>>(m);
-  cover_all<Binary<ops::atan2, Atan2Name>, BinaryInPlace<ops::atan2_, Atan2Name>, BinaryOut<ops::atan2_out, Atan2Name>>(
-      m);
-  cover_all<Binary<ops::logaddexp, LogAddExpName>, BinaryOut<ops::logaddexp_out, LogAddExpName>,
-            Binary<ops::logaddexp2, LogAddExp2Name>, BinaryOut<ops::logaddexp2_out, LogAddExp2Name>>(m);
+  cover_all<Binary<ops::pow_Tensor_Tensor, PairFunction::kPower>, BinaryInPlace<ops::pow__Tensor, PairFunction::kPower>,
+            BinaryOut<ops::pow_Tensor_Tensor_out, PairFunction::kPower>>(m);
+  cover_all<Binary<ops::atan2, PairFunction::kAtan2>, BinaryInPlace<ops::atan2_, PairFunction::kAtan2>,
+            BinaryOut<ops::atan2_out, PairFunction::kAtan2>>(m);
+  cover_all<Binary<ops::logaddexp, PairFunction::kLogAddExp>, BinaryOut<ops::logaddexp_out, PairFunction::kLogAddExp>,
+            Binary<ops::logaddexp2, PairFunction::kLogAddExp2>,
+            BinaryOut<ops::logaddexp2_out, PairFunction::kLogAddExp2>>(m);
   cover_all<Unary<ops::softplus, Softplus, const Scalar&, const Scalar&>,
             UnaryOut<ops::softplus_out, Softplus, const Scalar&, const Scalar&>, Unary<ops::celu, Celu, const Scalar&>,
             UnaryInPlace<ops::celu_, Celu, const Scalar&>, Unary<ops::softshrink, Softshrink, const Scalar&>,

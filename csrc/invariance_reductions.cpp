@@ -270,8 +270,6 @@ struct VectorNormOut {
 // ---- products: halves are multiplied until one number is left, in an order that positions fix. (PyTorch shares a
 // single product out among threads.)
 
-using MaybeDtype = std::optional<at::ScalarType>;
-
 // factors: how many are multiplied. (A single one is PyTorch's, whose gradient knows that it is a product's.)
 bool takes_product(const Tensor& self, const SymInt& factors, MaybeDtype dtype) {
   return is_on_cpu(self) && !self.is_complex() && is_real(dtype.value_or(self.scalar_type())) &&
@@ -309,7 +307,7 @@ Tensor product_over(const Tensor& self, at::IntArrayRef dims, bool keepdim, at::
   const std::vector<int64_t> order = memory_order(self);
   std::vector<int64_t> back(order.size());
   for (size_t i = 0; i < order.size(); ++i) back[size_t(order[i])] = int64_t(i);
-  Tensor factors = self.permute(order).to(dtype == at::kDouble ? at::kDouble : at::kFloat);
+  Tensor factors = self.permute(order).to(compute_type(dtype));
   for (const int64_t dim : dims) factors = halved(factors, back[size_t(dim)]);
   factors = factors.permute(back);
   if (!keepdim) {

@@ -1,5 +1,5 @@
-// Every schema of the library but those of recorded calls (invariance_compiled.cpp), the typed handles of conv2d_ops.h,
-// and what PyTorch must know of the operators without computing: shapes and strides (meta), dtypes (autocast).
+// Every schema of the library but those of recorded calls (invariance_compiled.cpp), and what PyTorch must know of the
+// operators without computing: shapes and strides (meta), dtypes (autocast).
 //
 // Activations are batched (N, C, H, W) or unbatched (C, H, W). padding is (top, bottom, left, right), so that
 // padding='same' needs no padded copy. Without bias the first three ops are linear in each tensor, and the
@@ -29,7 +29,6 @@
 #include "conv2d_format.h"
 #include "conv2d_ops.h"
 #include "convolution_family.h"
-#include "find_op.h"
 #include "matmul.h"
 
 TORCH_LIBRARY(conv2d_ext, m) {
@@ -86,46 +85,6 @@ TORCH_LIBRARY(conv2d_ext, m) {
 }
 
 namespace conv2d_ext {
-
-const c10::TypedOperatorHandle<Conv2dSignature>& conv2d_op() {
-  static const auto op = find_op<Conv2dSignature>("conv2d");
-  return op;
-}
-
-const c10::TypedOperatorHandle<Conv2dGradInputSignature>& conv2d_grad_input_op() {
-  static const auto op = find_op<Conv2dGradInputSignature>("conv2d_grad_input");
-  return op;
-}
-
-const c10::TypedOperatorHandle<Conv2dGradWeightSignature>& conv2d_grad_weight_op() {
-  static const auto op = find_op<Conv2dGradWeightSignature>("conv2d_grad_weight");
-  return op;
-}
-
-const c10::TypedOperatorHandle<Conv2dGradBiasSignature>& conv2d_grad_bias_op() {
-  static const auto op = find_op<Conv2dGradBiasSignature>("conv2d_grad_bias");
-  return op;
-}
-
-const c10::TypedOperatorHandle<Conv2dAddBiasSignature>& conv2d_add_bias_op() {
-  static const auto op = find_op<Conv2dAddBiasSignature>("conv2d_add_bias");
-  return op;
-}
-
-const c10::TypedOperatorHandle<Conv1dSignature>& conv1d_op() {
-  static const auto op = find_op<Conv1dSignature>("conv1d");
-  return op;
-}
-
-const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose1d_op() {
-  static const auto op = find_op<ConvTransposeSignature>("conv_transpose1d");
-  return op;
-}
-
-const c10::TypedOperatorHandle<ConvTransposeSignature>& conv_transpose2d_op() {
-  static const auto op = find_op<ConvTransposeSignature>("conv_transpose2d");
-  return op;
-}
 
 namespace {
 

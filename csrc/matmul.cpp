@@ -19,11 +19,6 @@
 
 namespace conv2d_ext {
 
-const c10::TypedOperatorHandle<MatmulSignature>& matmul_op() {
-  static const auto op = find_op<MatmulSignature>("matmul");
-  return op;
-}
-
 namespace {
 
 void check_dense(const char* function, const char* name, const at::Tensor& tensor) {

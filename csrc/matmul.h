@@ -8,16 +8,19 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
 
 #include "export.h"
+#include "find_op.h"
 
 namespace conv2d_ext {
 
 using MatmulSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&);
-const c10::TypedOperatorHandle<MatmulSignature>& matmul_op();
+namespace op_names {
+inline constexpr char matmul[] = "matmul";
+}
+inline const auto& matmul_op() { return op_named<MatmulSignature, op_names::matmul>(); }
 
 // mat1 (M, K) or (B, M, K); mat2 (K, N), or (B, K, N) where mat1 has a batch; bias (N,) or none, and none with a batch
 // of mat2. All of one dtype and device, with any strides. The result: (M, N) or (B, M, N), contiguous.

@@ -1,4 +1,4 @@
-// Checks that the ops beside the convolutions share. op: the name to complain by.
+// Dtypes and checks that the ops beside the convolutions share. op: the name to complain by.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +8,9 @@ namespace conv2d_ext {
 inline bool is_real(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf;
 }
+
+// 16-bit types are computed in float32.
+inline at::ScalarType compute_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 inline void check_real(const char* op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(is_real(tensor.scalar_type()), op, ": expected ", name,
@@ -25,8 +28,7 @@ inline void check_kind(const char* op, const char* name, const at::Tensor& tenso
                        const at::Tensor& like) {
   TORCH_CHECK(tensor.scalar_type() == like.scalar_type(), op, ": expected ", name, " of ", like_name, "'s dtype ",
               like.scalar_type(), ", but got ", tensor.scalar_type());
-  TORCH_CHECK(tensor.device() == like.device(), op, ": expected ", name, " on ", like_name, "'s device ", like.device(),
-              ", but got ", tensor.device());
+  check_device(op, name, tensor, like_name, like);
 }
 
 // The same, of its size as well.

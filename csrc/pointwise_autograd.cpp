@@ -222,20 +222,6 @@ Tensor pointwise_autograd(c10::DispatchKeySet keys, const Tensor& input, std::st
   return result;
 }
 
-void set_grad_tangent(const Tensor& result, const Tensor& grad_output, const Tensor& input, std::string_view function,
-                      Numbers parameters) {
-  const Tensor x = primal(input);
-  Tensor sum;
-  if (isFwGradDefined(grad_output)) {
-    sum = pointwise_grad(tangent(grad_output), x, function, parameters);
-  }
-  if (isFwGradDefined(input)) {
-    const Tensor term = tangent(input) * primal(grad_output) * second_derivative(x, function, parameters);
-    sum = sum.defined() ? sum + term : term;
-  }
-  result._set_fw_grad(sum, /*level=*/0, /*is_inplace_op=*/false);
-}
-
 Tensor pointwise_grad_autograd(c10::DispatchKeySet keys, const Tensor& grad_output, const Tensor& input,
                                std::string_view function, Numbers parameters) {
   const Tensor result = below_autograd(pointwise_grad_op(), keys, grad_output, input, function, parameters);
@@ -245,9 +231,10 @@ Tensor pointwise_grad_autograd(c10::DispatchKeySet keys, const Tensor& grad_outp
     node->save(grad_output, input);
     torch::autograd::set_history(result, node);
   }
-  if (isFwGradDefined(grad_output) || isFwGradDefined(input)) {
-    set_grad_tangent(result, grad_output, input, function, parameters);
-  }
+  set_tangent_of_two(
+      result, grad_output, input,
+      [&] { return pointwise_grad(tangent(grad_output), primal(input), function, parameters); },
+      [&] { return tangent(input) * primal(grad_output) * second_derivative(primal(input), function, parameters); });
   return result;
 }
 
@@ -308,14 +295,10 @@ Tensor pointwise_pair_autograd(c10::DispatchKeySet keys, const Tensor& first, co
     node->save(first, second);
     torch::autograd::set_history(result, node);
   }
-  Tensor change;
-  const Tensor* const tensors[] = {&first, &second};
-  for (size_t i = 0; i < 2; ++i) {
-    if (!isFwGradDefined(*tensors[i])) continue;
-    const Tensor term = tangent(*tensors[i]) * partial(function, primal(first), primal(second), i == 1);
-    change = change.defined() ? change + term : term;
-  }
-  if (change.defined()) result._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
+  const auto slope = [&](bool with_second) { return partial(function, primal(first), primal(second), with_second); };
+  set_tangent_of_two(
+      result, first, second, [&] { return tangent(first) * slope(false); },
+      [&] { return tangent(second) * slope(true); });
   return result;
 }
 

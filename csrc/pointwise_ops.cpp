@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <string>
 
@@ -15,7 +16,6 @@
 #include "conv2d_tensors.h"
 #include "cpu/base/huge_pages.h"
 #include "cpu/float_environment.h"
-#include "find_op.h"
 #include "op_checks.h"
 
 namespace conv2d_ext {
@@ -34,21 +34,6 @@ std::optional<cpu::pointwise::PairFunction> find_pair_function(std::string_view 
     if (kPairNames[i] == name) return PairFunction(i);
   }
   return std::nullopt;
-}
-
-const c10::TypedOperatorHandle<PointwiseSignature>& pointwise_op() {
-  static const auto op = find_op<PointwiseSignature>("pointwise");
-  return op;
-}
-
-const c10::TypedOperatorHandle<PointwiseGradSignature>& pointwise_grad_op() {
-  static const auto op = find_op<PointwiseGradSignature>("pointwise_grad");
-  return op;
-}
-
-const c10::TypedOperatorHandle<PointwisePairSignature>& pointwise_pair_op() {
-  static const auto op = find_op<PointwisePairSignature>("pointwise_pair");
-  return op;
 }
 
 namespace {
@@ -121,11 +106,11 @@ constexpr int64_t kBuffer = 512;
 
 template <class Bits>
 void gather(const char* from, int64_t stride, int64_t n, void* to) {
-  for (int64_t i = 0; i < n; ++i) static_cast<Bits*>(to)[i] = *reinterpret_cast<const Bits*>(from + i * stride);
+  for (int64_t i = 0; i < n; ++i) std::memcpy(static_cast<Bits*>(to) + i, from + i * stride, sizeof(Bits));
 }
 template <class Bits>
 void scatter(const void* from, int64_t n, char* to, int64_t stride) {
-  for (int64_t i = 0; i < n; ++i) *reinterpret_cast<Bits*>(to + i * stride) = static_cast<const Bits*>(from)[i];
+  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * stride, static_cast<const Bits*>(from) + i, sizeof(Bits));
 }
 
 // One row of a loop: data[0] the result's elements, then each operand's.

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
 #include <string_view>
 
 #include "cpu/pointwise/pointwise.h"
+#include "find_op.h"
 
 namespace conv2d_ext {
 
@@ -23,9 +23,13 @@ std::optional<cpu::pointwise::Function> find_function(std::string_view name);
 std::optional<cpu::pointwise::PairFunction> find_pair_function(std::string_view name);
 
 // Handles for call() and redispatch(), looked up once.
-const c10::TypedOperatorHandle<PointwiseSignature>& pointwise_op();
-const c10::TypedOperatorHandle<PointwiseGradSignature>& pointwise_grad_op();
-const c10::TypedOperatorHandle<PointwisePairSignature>& pointwise_pair_op();
+namespace op_names {
+inline constexpr char pointwise[] = "pointwise", pointwise_grad[] = "pointwise_grad",
+                      pointwise_pair[] = "pointwise_pair";
+}
+inline const auto& pointwise_op() { return op_named<PointwiseSignature, op_names::pointwise>(); }
+inline const auto& pointwise_grad_op() { return op_named<PointwiseGradSignature, op_names::pointwise_grad>(); }
+inline const auto& pointwise_pair_op() { return op_named<PointwisePairSignature, op_names::pointwise_pair>(); }
 
 // f(input)
 inline at::Tensor pointwise(const at::Tensor& input, std::string_view function, c10::ArrayRef<double> parameters = {}) {

@@ -9,7 +9,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "find_op.h"
 
 namespace conv2d_ext {
 
@@ -18,11 +19,15 @@ using VarSignature = at::Tensor(const at::Tensor&, c10::IntArrayRef, double, boo
 using SoftmaxSignature = at::Tensor(const at::Tensor&, int64_t, bool);
 using SoftmaxGradSignature = at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, bool);
 
-const c10::TypedOperatorHandle<SumSignature>& sum_op();
-const c10::TypedOperatorHandle<SumSignature>& mean_op();
-const c10::TypedOperatorHandle<VarSignature>& var_op();
-const c10::TypedOperatorHandle<SoftmaxSignature>& softmax_op();
-const c10::TypedOperatorHandle<SoftmaxGradSignature>& softmax_grad_op();
+namespace op_names {
+inline constexpr char sum[] = "sum", mean[] = "mean", var[] = "var", softmax[] = "softmax",
+                      softmax_grad[] = "softmax_grad";
+}
+inline const auto& sum_op() { return op_named<SumSignature, op_names::sum>(); }
+inline const auto& mean_op() { return op_named<SumSignature, op_names::mean>(); }
+inline const auto& var_op() { return op_named<VarSignature, op_names::var>(); }
+inline const auto& softmax_op() { return op_named<SoftmaxSignature, op_names::softmax>(); }
+inline const auto& softmax_grad_op() { return op_named<SoftmaxGradSignature, op_names::softmax_grad>(); }
 
 inline at::Tensor sum_over(const at::Tensor& input, c10::IntArrayRef dim, bool keepdim) {
   return sum_op().call(input, dim, keepdim);

@@ -4,21 +4,10 @@
 #include <torch/library.h>
 
 #include "autograd_node.h"
-#include "find_op.h"
 #include "op_checks.h"
 #include "reductions.h"
 
 namespace conv2d_ext {
-
-const c10::TypedOperatorHandle<SoftmaxSignature>& softmax_op() {
-  static const auto op = find_op<SoftmaxSignature>("softmax");
-  return op;
-}
-
-const c10::TypedOperatorHandle<SoftmaxGradSignature>& softmax_grad_op() {
-  static const auto op = find_op<SoftmaxGradSignature>("softmax_grad");
-  return op;
-}
 
 void check_softmax(const at::Tensor& input, int64_t dim) {
   check_real("conv2d_ext::softmax", "input", input);
@@ -138,19 +127,12 @@ Tensor softmax_grad_autograd(c10::DispatchKeySet keys, const Tensor& grad_output
     node->save(grad_output, output);
     torch::autograd::set_history(result, node);
   }
-  const bool grad_moves = isFwGradDefined(grad_output), output_moves = isFwGradDefined(output);
-  if (grad_moves || output_moves) {
-    Tensor change;
-    if (grad_moves) {
-      change = softmax_grad(tangent(grad_output), primal(output), dim, log);
-    }
-    if (output_moves) {
-      const Tensor by_output =
-          softmax_grad_by_output(tangent(output), primal(grad_output), primal(output), /*is_tangent=*/true, dim, log);
-      change = change.defined() ? at::add(change, by_output) : by_output;
-    }
-    result._set_fw_grad(change, /*level=*/0, /*is_inplace_op=*/false);
-  }
+  set_tangent_of_two(
+      result, grad_output, output, [&] { return softmax_grad(tangent(grad_output), primal(output), dim, log); },
+      [&] {
+        return softmax_grad_by_output(tangent(output), primal(grad_output), primal(output), /*is_tangent=*/true, dim,
+                                      log);
+      });
   return result;
 }
 

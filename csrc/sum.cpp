@@ -4,26 +4,10 @@
 #include <torch/library.h>
 
 #include "autograd_node.h"
-#include "find_op.h"
 #include "op_checks.h"
 #include "reductions.h"
 
 namespace conv2d_ext {
-
-const c10::TypedOperatorHandle<SumSignature>& sum_op() {
-  static const auto op = find_op<SumSignature>("sum");
-  return op;
-}
-
-const c10::TypedOperatorHandle<SumSignature>& mean_op() {
-  static const auto op = find_op<SumSignature>("mean");
-  return op;
-}
-
-const c10::TypedOperatorHandle<VarSignature>& var_op() {
-  static const auto op = find_op<VarSignature>("var");
-  return op;
-}
 
 std::vector<bool> reduced_dims(const char* op, const at::Tensor& input, c10::IntArrayRef dim) {
   check_real(op, "input", input);

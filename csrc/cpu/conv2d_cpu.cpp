@@ -49,28 +49,6 @@ void run(Call call, const Executor& threads) {
   for (int64_t n = 0; n < batch; n += at_once) run_all(images_of(call, n, min64(at_once, batch - n)));
 }
 
-// A batch of products whose second factors differ: one call for each.
-struct Products {
-  const MatmulSizes& size;
-  const DType dtype;
-  const ConstMatrixView &mat1, &mat2;
-  const Bias& bias;
-  const MatrixView& result;
-
-  // Product number b.
-  void multiply(int64_t b, const Executor& executor) const {
-    MatmulSizes one = size;
-    one.batch = 1;
-    const int64_t bytes = b * size_of(dtype);
-    ConstMatrixView first = mat1, second = mat2;
-    MatrixView to = result;
-    first.data = static_cast<const char*>(mat1.data) + mat1.batch_stride * bytes;
-    second.data = static_cast<const char*>(mat2.data) + mat2.batch_stride * bytes;
-    to.data = static_cast<char*>(result.data) + result.batch_stride * bytes;
-    run(product_call(one, dtype, first, second, bias, to), executor);
-  }
-};
-
 }  // namespace
 
 void forward(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView input, ConstTensorView weight,
@@ -98,13 +76,24 @@ void matmul(const MatmulSizes& size, DType dtype, ConstMatrixView mat1, ConstMat
   if (size.batch == 1 || mat2.batch_stride == 0) {
     return run(product_call(size, dtype, mat1, mat2, bias, result), executor);
   }
-  Products products{size, dtype, mat1, mat2, bias, result};
+  // A batch whose second factors differ: one call for each product.
+  MatmulSizes one = size;
+  one.batch = 1;
+  auto multiply = [&](int64_t b, const Executor& now) {
+    const int64_t bytes = b * size_of(dtype);
+    ConstMatrixView first = mat1, second = mat2;
+    MatrixView to = result;
+    first.data = static_cast<const char*>(mat1.data) + mat1.batch_stride * bytes;
+    second.data = static_cast<const char*>(mat2.data) + mat2.batch_stride * bytes;
+    to.data = static_cast<char*>(result.data) + result.batch_stride * bytes;
+    run(product_call(one, dtype, first, second, bias, to), now);
+  };
   if (!shares_products(size, mat2, executor.num_threads)) {
-    for (int64_t b = 0; b < size.batch; ++b) products.multiply(b, executor);
+    for (int64_t b = 0; b < size.batch; ++b) multiply(b, executor);
     return;
   }
-  run_items(executor, size.batch, &products,
-            [](void* context, int64_t b) { static_cast<const Products*>(context)->multiply(b, kSerial); });
+  run_items(executor, size.batch, &multiply,
+            [](void* context, int64_t b) { (*static_cast<decltype(multiply)*>(context))(b, kSerial); });
 }
 
 void grad_bias(const TensorSizes& size, DType dtype, ConstTensorView grad_output, void* grad_bias,

@@ -30,8 +30,7 @@ _REPLACED = {
     "scratch.cpp",
     "conv2d_cpu_ops.cpp",
     "reduce_ops.cpp",
-    "pointwise.cpp",
-    "reduce.cpp",
+    "tables_in_use.cpp",
 }
 # Threads and scratch are watched by the sanitizers; oracle and tensors would only be slower.
 _WATCHED = {"harness.cpp", "seams.cpp", "threads.cpp"}
