@@ -21,9 +21,9 @@ struct alignas(64) ItemRange {
   int64_t end;
 };
 
-// Each worker has a range of items: a repeated call finds their data in that core's caches, and neighbours share
-// operands. Items may be uneven: a worker that is done takes items from other ranges.
-// at::parallel_for carries a worker's exception to the caller.
+// Each worker begins with a range of items of its own. Neighbouring items share operands, and a call that is repeated
+// finds them in the caches of the same core. Items may take unequal times: a worker that has none left takes those of
+// other ranges. at::parallel_for carries a worker's exception to the caller.
 inline void run_items(int64_t items, void* context, void (*body)(void* context, int64_t item)) {
   const int64_t workers = std::min<int64_t>(items, available_threads());
   if (workers <= 1) {

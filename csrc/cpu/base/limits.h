@@ -86,8 +86,9 @@ CONV2D_LIMIT kWeightRows = 1024;
 CONV2D_LIMIT kFarWeightBytes = 1024;
 // Packed weights that stay in scratch for the next tiles.
 CONV2D_LIMIT kKeptWeightBytes = 3 * 1024 * 1024;
-// Products with zeros of the padding are left out where they are so many of a thousand: with vectors of 64 bytes, and
-// with narrower ones. It takes more where results fill half a panel or less, which the list of steps costs more.
+// Products with zeros of the padding are left out where at least so many of a thousand are such: with vectors of 64
+// bytes, and with narrower ones. With panels that results fill by half or less, to which the list of steps costs more,
+// it takes so many more of a thousand.
 CONV2D_LIMIT kPaddingPermille = 21;
 CONV2D_LIMIT kNarrowPaddingPermille = 125;
 CONV2D_LIMIT kHalfPanelPermille = 60;

@@ -537,8 +537,8 @@ struct ConvCall {
       const int64_t m = item.m0 + start * kPerVector;
       T* const c = item.c_tile.sums + pixels * start * L;
       if (gemm.channels * gemm.taps() != 0 && sums_in_result(item, m, width)) continue;
-      // A sum without channels or taps. (Of sums with products none that starts from the bias is here: it has one
-      // block.)
+      // A sum without channels or taps is its bias. (No sum of products that starts from the bias comes here: it has
+      // one block, and is stored by then.)
       if (gemm.channels * gemm.taps() == 0) fill_zero(c, pixels * width);
       load_bias_panel(item.piece, m, vectors, item.bias);
       store(item, 0, {c, width, pixels, 0, item.bias}, m, vectors);

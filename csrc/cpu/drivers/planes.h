@@ -3,7 +3,7 @@
 // Panels of pixels (drivers/pixels.h) read a few lines of every plane, then the next few. In planes of a power of two
 // of bytes these lines fall into one set of each cache, in far planes into a page each: prefetched lines are evicted
 // before they are used. So here a work item, a run of pixels, takes up to eight planes at a time. Its unfinished chains
-// and their sums lie in scratch, in at most a quarter of L2. Nothing of the source is copied.
+// and their sums lie in scratch, at most 256 KiB, which L2 holds. Nothing of the source is copied.
 //
 // The sums are those of the GEMM drivers, chain for chain and bit for bit: storing an unfinished chain rounds nothing.
 #pragma once

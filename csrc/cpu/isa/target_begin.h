@@ -1,5 +1,5 @@
-// Included by engine_<isa>.cpp after shared_headers.h. Functions defined from here to target_end.h may use the
-// instructions of CONV2D_TARGET.
+// Included by engine_<isa>.cpp and tables_<isa>.cpp after shared_headers.h. Functions defined from here to target_end.h
+// may use the instructions of CONV2D_TARGET.
 #pragma once
 
 #define CONV2D_PRAGMA(text) _Pragma(#text)

@@ -19,7 +19,8 @@ struct StridedOperands {
   int64_t columns;  // that are stored, at most 2 * NV vectors
 };
 
-// The micro-kernel family strided_ukernel_<dtype>_<MR>x<NV>__<isa>: MR rows of NV vectors of positions in both phases.
+// The micro-kernel family strided_ukernel_<dtype>_<MR>x<NR>__<isa>: MR rows of NV vectors of positions in both phases,
+// which are NR = 2 * NV * kLanes columns.
 //
 // Registers: 2 * MR * NV <= 8 accumulators, a broadcast weight. Bound: one load for each multiply-add (2 a cycle).
 template <class S, class T, int MR, int NV>
@@ -77,7 +78,7 @@ void strided_ukernel(const StridedOperands<S, T>& operands) {
 template <class S, class T>
 using StridedUkernel = void (*)(const StridedOperands<S, T>&);
 
-// The micro-kernel for `vectors` vectors, and the rows it takes.
+// The micro-kernels for `vectors` vectors: of as many rows as the registers hold, and of one.
 template <class S, class T>
 struct StridedUkernels {
   StridedUkernel<S, T> several, one;

@@ -252,8 +252,8 @@ CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to
   }
 }
 
-// Pixels side by side (x_step 1). Channel blocks outside, so that each destination plane is written as one stream.
-// 16-bit types: or every other pixel (2).
+// Pixels side by side (kStep 1), of 16-bit types also every other pixel (2). Blocks of channels are the outer loop, so
+// that each destination plane is written as one stream.
 template <int kStep, class S, class Sums>
 CONV2D_INLINE void store_planes(const Sums& sums, const TileTarget<S>& to) {
   using T = typename Sums::Element;

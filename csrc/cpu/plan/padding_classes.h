@@ -29,8 +29,8 @@ struct PaddingClasses {
   int lists() const { return count + (has_whole ? 0 : 1); }
   int whole_list() const { return has_whole ? 0 : count; }
 };
-// Nothing is left out unless it is so many of a thousand products, where a micro-kernel of fewer rows takes as long as
-// one of `least_rows`, and more products than listing the steps of the others is worth.
+// When products are left out: where they are at least so many of a thousand, and more than the list of the others'
+// steps costs. A micro-kernel of fewer than `least_rows` rows is taken to need the time of one with as many.
 struct PaddingRule {
   int64_t permille;  // 0: nothing is left out
   int64_t least_rows;

@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kLeastResults = 6;
 // Results in a vector of the kernels that take pairs.
 constexpr int64_t kPairLanes = 16;
-// Channels of a group, source and result, that fill enough of a tile. Without groups there is no better kernel for any
-// number of result channels, nor for as few source channels as these.
+// Channels of a group, source and result, that fill enough of a tile, or of the rows of pairs in grad_weight. Without
+// groups there is no better kernel for any number of result channels, nor for as few source channels as these.
 constexpr int64_t kLeastAmxChannels = 16, kFewestAmxChannels = 4;
 // Of so many channels a step of AMX tiles takes four columns of the kernel or more; of two it would gain too little.
 constexpr int64_t kMostFoldedChannels = 8;

@@ -93,7 +93,7 @@ struct VectorShape {
   bool is_native;        // has kernels that transpose vectors in registers: real floating-point types, not portable
   ChainLimits limits;
   int64_t step = 1;           // products that a step of a sum takes
-  int64_t operand_bytes = 0;  // of an element of a patch or panel, where it is not one of the compute type
+  int64_t operand_bytes = 0;  // of an element of a patch or panel. 0: it is one of the compute type
   bool halves_pay = false;    // half a vector takes half the time; for the choice of a candidate, which changes no bit
   int64_t operand_size() const { return operand_bytes != 0 ? operand_bytes : element_size; }
   int64_t bytes() const { return lanes * element_size; }
@@ -120,9 +120,9 @@ bool takes_amx_weight(const Conv2dProblem& problem);
 // Whether a bfloat16 weight gradient takes pixels in pairs, on a CPU that has products of pairs.
 bool takes_pairs_weight(const Conv2dProblem& problem);
 
-// The canonical cut of K = (c, i, j), c slowest, in products or steps of several. Up to 256 taps: segments of whole
-// channels. More: each channel's taps are cut into rectangles, one segment each. A segment is summed in chains of
-// `chain` products; chains are added in order within a chunk of kSegmentsPerChunk segments, chunk sums in order.
+// The canonical cut of K = (c, i, j), c slowest, in products or steps of several. Up to limits.segment taps: segments
+// of whole channels. More: each channel's taps are cut into rectangles, one segment each. A segment is summed in chains
+// of `chain` products; chains are added in order within a chunk of kSegmentsPerChunk segments, chunk sums in order.
 struct KBlocking {
   int64_t segment_channels;    // channels in a full segment
   int64_t tap_rows, tap_cols;  // taps in a full segment's rectangle

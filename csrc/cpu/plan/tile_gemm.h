@@ -37,8 +37,8 @@ struct WeightTiling {
   int64_t block_channels, tap_rows, tap_cols;
   int64_t blocks_c, blocks_h, blocks_w;
   int64_t patch_elements;
-  // Of kInnerGroups whole vectors of groups in an item, else 0 (the last item takes what is left as one more, which
-  // overlaps); and items of groups.
+  // Where lanes are kInnerGroups: whole vectors of groups in an item (what is left for the last one is one more vector,
+  // which overlaps the one before), else 0; and how many such items there are.
   int64_t group_vectors, group_blocks;
   int64_t groups_in_turn;  // groups of an item, which walks over the pixels once; where lanes are groups 1
   int64_t patch_segments;  // segments, rows of one image below one another, that a patch serves: they share its rows
