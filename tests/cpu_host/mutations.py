@@ -1077,8 +1077,8 @@ MUTATIONS = (
     M(
         "drivers/dot.h",
         "the last images of several are taken as few",
-        "block.images - n <= Shape::kFewColumns",
-        "block.images - n <= Shape::kColumns",
+        "block.images - n <= kShape.few_columns",
+        "block.images - n <= kShape.columns",
         isas=("avx512",),
     ),
     M(

@@ -214,6 +214,19 @@ struct AmxCall {
     return tiling.one_block ? item.c_tile : item.c_tile.from(tiling.sums * item.panels.start(at) * L);
   }
 
+  // Those of a panel of result channels, `b` the source's.
+  CONV2D_INLINE AmxOperands operands_of(const Item& item, const KBlock& block, int64_t m, int64_t vectors,
+                                        const BFloat16Block* b) const {
+    const PackedPanel weights = packed_panel(item, block, m, vectors);
+    AmxOperands operands{};
+    operands.depth = block.channels * block.taps();
+    operands.a = weights.data;
+    operands.a_pitch = weights.pitch;
+    operands.b = b;
+    operands.k_offset = item.tap_offsets;
+    return operands;
+  }
+
   // Segment after segment of a block, for one panel of result channels and a run of sums.
   void multiply(const Item& item, const KBlock& block, const Operand& operand, int64_t at, int64_t first,
                 int64_t count) const {
@@ -221,13 +234,7 @@ struct AmxCall {
     const ChunkSums<float> c = sums_of(item, at);
     for (int64_t s = 0; s < block.channels; s += k.segment_channels) {
       const KBlock segment = block.part(s, k.segment_channels);
-      const PackedPanel weights = packed_panel(item, segment, m, vectors);
-      AmxOperands operands{};
-      operands.depth = segment.channels * segment.taps();
-      operands.a = weights.data;
-      operands.a_pitch = weights.pitch;
-      operands.b = operand.data + s * operand.patch.channel_pitch;
-      operands.k_offset = item.tap_offsets;
+      AmxOperands operands = operands_of(item, segment, m, vectors, operand.data + s * operand.patch.channel_pitch);
       operands.c = c.sums;
       operands.accumulate = !c.begin(k.segment_at(segment.channel, segment.tap_row, segment.tap_col), count * width);
       amx_panel(item.row_tiles + first / kTileRows, div_up(count, kTileRows), vectors, operands);
@@ -270,13 +277,7 @@ struct AmxCall {
     const RowTile* const rows = item.row_tiles + first / kTileRows;
     for (int64_t at = 0; at < item.panels.count; ++at) {
       const int64_t vectors = item.panels.size(at), m = item.m0 + item.panels.start(at) * L;
-      const PackedPanel weights = packed_panel(item, block, m, vectors);
-      AmxOperands operands{};
-      operands.depth = block.channels * block.taps();
-      operands.a = weights.data;
-      operands.a_pitch = weights.pitch;
-      operands.b = operand.data;
-      operands.k_offset = item.tap_offsets;
+      const AmxOperands operands = operands_of(item, block, m, vectors, operand.data);
       if (vectors == 2) {
         waiting.finish(waiting.narrow);
         multiply_panel<2>(item, at, operands, rows, count, waiting);

@@ -21,7 +21,7 @@ struct DotCall {
   using T = ComputeType<S>;
   static constexpr int L = Vec<T>::kLanes;
   static constexpr int64_t W = kDotWidth<T>;
-  using Shape = DotShape<T>;
+  static constexpr DotKernelShape kShape = dot_shape<T>();
 
   const ConvGemm& gemm;
   const DotBlocking k;
@@ -32,8 +32,8 @@ struct DotCall {
   DotCall(const ConvGemm& g, int num_threads)
       : gemm(g),
         k(block_dot(g, W, vector_shape<T>().limits)),
-        tiling(tile_dot(g, k, dot_shape<S>(), num_threads)),
-        layout(lay_out_scratch(tiling, dot_shape<S>())),
+        tiling(tile_dot(g, k, kShape, num_threads)),
+        layout(lay_out_scratch(tiling, kShape)),
         source_is_dense(sizeof(S) == sizeof(T) && meets_no_padding(g) &&
                         dot_is_dense(g, g.source_c, g.source_row * g.axis_h.tap, g.source_col * g.axis_w.tap)) {}
 
@@ -67,7 +67,7 @@ struct DotCall {
         block.source = source + gemm.axis_h.origin * gemm.source_row + gemm.axis_w.origin * gemm.source_col + k0;
         block.source_pitch = gemm.source_n;
       }
-      const int64_t step = images == 1 ? Shape::kSingleRows : Shape::kRows;
+      const int64_t step = images == 1 ? kShape.single_rows : kShape.rows;
       for (int64_t r = 0; r < rows; r += step, block.lanes += step * W) {
         const int64_t valid = min64(step, rows - r);
         if (!tiling.packs_rows) {
@@ -133,16 +133,16 @@ struct DotCall {
       operands.source = block.source;
       operands.valid_sources = 1;
       operands.lanes = block.lanes;
-      return dot_ukernel<R, T, Shape::kSingleRows, 1>(operands);
+      return dot_ukernel<R, T, kShape.single_rows, 1>(operands);
     }
-    for (int64_t n = 0; n < block.images; n += Shape::kColumns) {
+    for (int64_t n = 0; n < block.images; n += kShape.columns) {
       operands.source = block.source + n * block.source_pitch;
-      operands.valid_sources = min64(Shape::kColumns, block.images - n);
+      operands.valid_sources = min64(kShape.columns, block.images - n);
       operands.lanes = block.lanes + n * block.lane_pitch;
-      if (block.images - n <= Shape::kFewColumns) {
-        dot_ukernel<R, T, Shape::kRows, Shape::kFewColumns>(operands);
+      if (block.images - n <= kShape.few_columns) {
+        dot_ukernel<R, T, kShape.rows, kShape.few_columns>(operands);
       } else {
-        dot_ukernel<R, T, Shape::kRows, Shape::kColumns>(operands);
+        dot_ukernel<R, T, kShape.rows, kShape.columns>(operands);
       }
     }
   }

@@ -235,13 +235,10 @@ struct WinogradCall {
   // elements at a time, which hardware prefetchers follow badly.
   CONV2D_INLINE void prefetch_source(const Item& item, int64_t f, int64_t c, int64_t squares) const {
     if (c >= gemm.channels) return;
-    constexpr int64_t kLine = 64 / sizeof(T);
     const int64_t channels = min64(tiling.block_channels, gemm.channels - c);
     const T* const first = item.source + f * layout.source_pitch + c * (is_planar() ? squares : 1);
     const int64_t runs = is_planar() ? 1 : squares, length = is_planar() ? channels * squares : channels;
-    for (int64_t run = 0; run < runs; ++run) {
-      for (int64_t x = 0; x < length; x += kLine) __builtin_prefetch(first + run * layout.channel_pitch + x, 0, 2);
-    }
+    prefetch_row_parts(first, layout.channel_pitch, runs, {0, length});
   }
 
   // Row of squares after row of squares. Whether all results are finite.

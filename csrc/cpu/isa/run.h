@@ -160,7 +160,7 @@ inline IsaShape shape_of(DType dtype) {
     using S = typename decltype(storage)::type;
     IsaShape shape{};
     shape.vector = vector_shape<ComputeType<S>>();
-    if constexpr (kIsFloating<S>) shape.dot = dot_shape<S>();
+    if constexpr (kIsFloating<S>) shape.dot = dot_shape<ComputeType<S>>();
     return shape;
   });
 }

@@ -5,7 +5,6 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-constexpr const char* kIsaName = "avx2";
 constexpr bool kFusedMultiplyAdd = true;
 constexpr bool kHasIntegers = true;
 constexpr int kIntegerBytes = 32;

@@ -12,15 +12,6 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-#if defined(CONV2D_BFLOAT16_PAIRS)
-constexpr const char* kIsaName = "avx512_bf16";
-#elif defined(CONV2D_AMX_EMULATED)
-constexpr const char* kIsaName = "amx_emulated";
-#elif defined(CONV2D_AMX)
-constexpr const char* kIsaName = "amx";
-#else
-constexpr const char* kIsaName = "avx512";
-#endif
 constexpr bool kFusedMultiplyAdd = true;
 constexpr bool kHasIntegers = false;
 constexpr int kIntegerBytes = 32;

@@ -55,7 +55,6 @@ template <class T>
 constexpr bool kTakesBlocks = std::is_same_v<Operand<T>, BFloat16Block>;
 
 #if !defined(CONV2D_NATIVE_VEC)
-constexpr const char* kIsaName = "portable";
 constexpr bool kHasIntegers = true;
 constexpr int kIntegerBytes = 16;
 constexpr bool kLoopsInRounds = false;

@@ -105,22 +105,12 @@ void dot_ukernel(const DotOperands<S, T>& operands) {
   }
 }
 
-// The shapes that fill the registers, for one source vector and for several.
+// The shapes that fill the registers: rows times one source vector; rows times columns, or few columns, of several.
 template <class T>
-struct DotShape {
-  static constexpr int kBytes = Vec<T>::kLanes * int(sizeof(T));
-  static constexpr int kSingleRows = kBytes == 64 ? 8 : kBytes == 32 ? 6 : 3;
-  static constexpr int kRows = kBytes == 64 ? 6 : 3;
-  static constexpr int kColumns = kBytes == 64 ? 4 : kBytes == 32 ? 2 : 1;
-  static constexpr int kFewColumns = kBytes == 64 ? 2 : kColumns;  // of the last ones
-};
-
-template <class S>
 constexpr DotKernelShape dot_shape() {
-  using T = ComputeType<S>;
-  using Shape = DotShape<T>;
-  return {Vec<T>::kLanes, kDotWidth<T>,    int64_t(sizeof(T)), Shape::kSingleRows,
-          Shape::kRows,   Shape::kColumns, Shape::kFewColumns};
+  constexpr int64_t L = Vec<T>::kLanes, size = sizeof(T), W = kDotWidth<T>;
+  if (L * size == 64) return {L, W, size, 8, 6, 4, 2};
+  return L * size == 32 ? DotKernelShape{L, W, size, 6, 3, 2, 2} : DotKernelShape{L, W, size, 3, 3, 1, 1};
 }
 
 // The sums of L results' lanes, each in its place: lane l is added to lane l + W/2, then W/4 of these, and so on.

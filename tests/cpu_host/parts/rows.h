@@ -221,12 +221,12 @@ void check_dot_lanes(Random& random) {
 template <class S>
 void check_dot() {
   using T = ComputeType<S>;
-  using Shape = DotShape<T>;
+  constexpr DotKernelShape kShape = dot_shape<T>();
   begin_part(std::string("dot_ukernel ") + kNameOf<S>);
   Random random(12);
-  check_dot_ukernel<S, Shape::kSingleRows, 1>(random);
-  check_dot_ukernel<S, Shape::kRows, Shape::kColumns>(random);
-  check_dot_ukernel<S, Shape::kRows, Shape::kFewColumns>(random);
+  check_dot_ukernel<S, kShape.single_rows, 1>(random);
+  check_dot_ukernel<S, kShape.rows, kShape.columns>(random);
+  check_dot_ukernel<S, kShape.rows, kShape.few_columns>(random);
   for (int i = 0; i < 20; ++i) check_dot_lanes<T>(random);
 }
 
