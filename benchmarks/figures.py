@@ -645,17 +645,9 @@ def _cuda_section(document: cuda.Document, checks: dict) -> list[str]:
     lines += ["", f"Cases, of batches 1, 8 and 64: {counts}; {late} others had no time.", ""]
     lines += [f"- {case}: {document.left_out[case]}" for case in document.failed]
     lines += [""] * bool(document.failed)
-    passed = sum(part["passed"] for part in checks["tests"])
-    skipped = sum(part["skipped"] for part in checks["tests"])
     failed = [test for part in checks["tests"] for test in part["failed"]]
-    lines += [
-        f"At the same commit {passed} tests of CUDA passed there, {skipped} were skipped and "
-        f"{len(failed)} failed; compute-sanitizer's memcheck found {checks['sanitizer']['errors']} "
-        f"errors in the {checks['sanitizer']['calls']} calls of tests/cuda_small_set.py.",
-        "",
-        *(f"- {test}" for test in failed),
-        *[""] * bool(failed),
-    ]
+    lines += [_cuda_checks_line(checks, machine), ""]
+    lines += [*(f"- {test}" for test in failed), *[""] * bool(failed)]
     if checks["since"]:
         lines += ["Changed since, and in no test or figure here:", ""]
         lines += [*(f"- {change}" for change in checks["since"]), ""]
@@ -665,6 +657,29 @@ def _cuda_section(document: cuda.Document, checks: dict) -> list[str]:
         "![Layers on a GPU](images/cuda-layers.png)",
     ]
     return lines
+
+
+def _cuda_checks_line(checks: dict, machine: dict) -> str:
+    at = _commit({"versions": checks})
+    at = "the same commit" if at == _commit(machine) else f"commit {at}"
+    tests = checks["tests"]
+    passed, skipped = (sum(part[what] for part in tests) for what in ("passed", "skipped"))
+    failed = sum(len(part["failed"]) for part in tests)
+    unfinished = sum(not part["finished"] for part in tests)
+    found = [
+        f"At {at} {passed} tests of CUDA passed there, {skipped} were skipped and {failed} failed"
+        + f", and {unfinished} of {len(tests)} runs of tests were not finished" * bool(unfinished)
+    ]
+    for run in checks["sanitizer"]:
+        tool = f"compute-sanitizer's {run['tool']}"
+        if run["errors"] is None:
+            found.append(f"{tool} was not finished")
+        else:
+            found.append(
+                f"{tool} found {run['errors']} errors in the {run['calls']} calls of "
+                "tests/cuda_small_set.py"
+            )
+    return "; ".join(found) + "."
 
 
 def _json(name: str) -> dict:

@@ -1,10 +1,13 @@
 """A program: every kind of CUDA kernel once on small problems, for compute-sanitizer.
 
-Prints how many calls it made. Everything is drawn on the CPU, and no other library convolves here:
-under the sanitizer each kernel takes long.
+Prints how many calls it made; with --every 10 it makes a tenth of them. Everything is drawn on the
+CPU, and no other library convolves here: under the sanitizer each kernel takes long.
 """
 
 from __future__ import annotations
+
+import argparse
+import itertools
 
 import torch
 
@@ -60,16 +63,22 @@ def run(problem: Problem, dtype: torch.dtype, layout: str) -> int:
     return 6
 
 
+def chosen(every: int) -> list[tuple[torch.dtype, bool, Problem, str]]:
+    """Of all dtypes, TF32 settings, problems and formats, every so-manyth."""
+    maths = [(dtype, False) for dtype in DTYPES] + [(torch.float32, True)]
+    every_one = itertools.product(maths, PROBLEMS, LAYOUTS)
+    return [(*math, *rest) for math, *rest in itertools.islice(every_one, 0, None, every)]
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="(%(default)s)")
     calls = 0
     _C.want_on_cuda(packed=1)  # by itself only long sums pack their weight
-    for dtype in DTYPES:
-        for problem in PROBLEMS:
-            for layout in LAYOUTS:
-                for tf32 in (False, True) if dtype == torch.float32 else (False,):
-                    torch.backends.cuda.matmul.allow_tf32 = tf32
-                    with torch.backends.cudnn.flags(allow_tf32=tf32):
-                        calls += run(problem, dtype, layout)
+    for dtype, tf32, problem, layout in chosen(parser.parse_args().every):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        with torch.backends.cudnn.flags(allow_tf32=tf32):
+            calls += run(problem, dtype, layout)
     torch.cuda.synchronize()
     print(f"{calls} calls")
 

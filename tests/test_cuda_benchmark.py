@@ -309,7 +309,7 @@ def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(device, "IS_GPU", True)
     assert program.main(["--output", str(tmp_path)]) == 0
     assert "Nothing was measured: PyTorch finds no GPU" in capsys.readouterr().out
-    document = Document.read(tmp_path / "cuda-benchmark.json")
+    document = Document.read(tmp_path / "benchmark.json")
     assert "no GPU" in document.skipped
 
 

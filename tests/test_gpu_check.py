@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -12,14 +14,18 @@ import time
 import pytest
 import torch
 
+from benchmarks import figures
 from benchmarks.cuda import __main__ as benchmark
-from benchmarks.cuda import build, cases, device, journal, ncu, smoke, sweep
+from benchmarks.cuda import build, cases, checks, device, journal, ncu, smoke, sweep
 from benchmarks.cuda.children import Child, Children, Lost, Refused
 from benchmarks.cuda.run import Document
 from conv2d_ext import _C, testing
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CALLS = {
+    "lease": ("smoke", "benchmark", "sweep of kernels", "test_cuda",
+              "test_bits and test_correctness", "other tests with CUDA",
+              "compute-sanitizer racecheck"),
     "first": ("smoke", "benchmark"),
     "second": ("sweep of kernels", "ncu", "test_cuda", "test_bits", "test_correctness"),
     "third": ("compute-sanitizer memcheck", "compute-sanitizer racecheck", "benchmark, the rest",
@@ -48,10 +54,12 @@ def test_a_machine_without_a_gpu(tmp_path):
     process, text = _run(tmp_path, "third")
     assert process.returncode == 0, text
     summary = text.partition("=== summary")[2].splitlines()[1:]
-    assert [line.split("  ")[0] for line in summary] == ["skipped"] * 4
-    for step in ("compute-sanitizer", *CALLS["third"][2:]):
+    assert [line.split("  ")[0] for line in summary] == ["skipped"] * 5
+    for step in CALLS["third"]:
         assert any(step in line and "no GPU on this machine" in line for line in summary)
-    assert (tmp_path / "out" / "gpu-check-third.log").read_text() == process.stdout
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"logs.tar.gz"}
+    with tarfile.open(tmp_path / "out" / "logs.tar.gz") as logs:
+        assert logs.extractfile("./third.log").read().decode() == process.stdout
 
 
 @pytest.mark.parametrize("call", ["", "fourth"])
@@ -62,6 +70,25 @@ def test_a_call_must_be_named(tmp_path, call):
     assert not (tmp_path / "out").exists()
 
 
+def _budgets(started):
+    return [int(line.split("--budget ")[1].split()[0]) for line in started if "--budget" in line]
+
+
+def test_results_are_written_where_figures_read_them(tmp_path):
+    """Into benchmarks/results/cuda; the archives are no part of a commit."""
+    script = (ROOT / "benchmarks" / "gpu_check.sh").read_text()
+    (default,) = re.findall(r"^OUT=\$\{OUT:-(.+)\}$", script, re.MULTILINE)
+    assert ROOT / default == figures.RESULTS / "cuda"
+    if not (ROOT / ".git").exists():
+        pytest.skip("without git")
+    names = ("module.tar.gz", "logs.tar.gz", "benchmark.json", "checks.json", "sweep.jsonl")
+    ignored = subprocess.run(
+        ["git", "check-ignore", *(f"{default}/{name}" for name in names)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    ).stdout.split()  # fmt: skip
+    assert ignored == [f"{default}/{name}" for name in names[:2]]
+
+
 class TestMadeUpGpu:
     """With a stand-in for Python that finds a GPU and every module, and does as it is told."""
 
@@ -70,13 +97,14 @@ class TestMadeUpGpu:
         def run(call, does="", missing="", sanitizer_does='shift 6; "$@"', **environ):
             """The process, its summary, and what the stand-in was started for."""
             folder = tmp_path / "bin"
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             log = tmp_path / "started"
-            log.touch()
+            log.write_text("")
             programs = {
                 "python": f"""
                     case "$*" in
                       *find_spec*) echo "{missing}"; exit ;;
+                      *cuda.checks*) exec {sys.executable} "$@" ;;
                       "-m pytest"*) echo "pytest ${{*##*tb=short }}" >> {log} ;;
                       "-m benchmarks"*) shift; echo "$*" >> {log} ;;
                       *cuda_small_set*) echo small set >> {log} ;;
@@ -112,9 +140,64 @@ class TestMadeUpGpu:
     def test_every_call_ends_within_nine_minutes(self, run):
         """What the programs are given, and the limits of other steps, never exceed what is left."""
         started = run("first")[2]
-        budgets = [int(line.split("--budget ")[1].split()[0]) for line in started]
+        budgets = _budgets(started)
         assert budgets[0] <= 100
         assert 400 < budgets[1] <= 530 - 25
+
+    @pytest.mark.parametrize("budget", [530, 1060])
+    def test_limits_grow_with_the_budget(self, run, budget):
+        process, _, started = run("lease", BUDGET=str(budget))
+        times = budget // 530
+        assert _budgets(started) == [60 * times - 15, 130 * times - 15, 40 * times - 15]
+        limits = re.findall(r"=== (.+) \(at most (\d+) s\)", process.stdout)
+        limits = {name: int(limit) for name, limit in limits}
+        assert 170 * times < limits["test_cuda"] <= 520 * times * 0.35 + 6
+        assert started[-2:] == ["sanitizer racecheck", "small set"]
+
+    def test_a_lease_leaves_out_racecheck_first(self, run):
+        _, summary, started = run("lease", does="sleep 1", BUDGET="35")
+        assert "skipped  compute-sanitizer racecheck        no time left for it" in summary
+        assert "small set" not in started
+
+    @pytest.mark.slow
+    def test_figures_read_what_a_lease_writes(self, run, tmp_path, monkeypatch):
+        """The real programs, of no case, and reports of tests and of the sanitizer."""
+        report = (
+            '<testsuites><testsuite name="pytest tests -m needs_cuda"><testcase classname='
+            '"tests.test_cuda.TestA" name="test_b[c]"><failure/></testcase><testcase classname='
+            '"tests.test_cuda" name="test_d"/></testsuite></testsuites>'
+        )
+        does = f"""
+            case "$*" in
+              benchmarks.cuda.ncu*) echo '{{}}' > "$5/ncu.jsonl" ;;
+              benchmarks.cuda*) exec {sys.executable} -m "$@" --filter '^$' ;;
+              *--junitxml*)
+                  while [ "$1" != --junitxml ]; do shift; done
+                  echo '{report}' > "$2" ;;
+              *cuda_small_set*) echo 144 calls ;;
+            esac"""
+        sanitizer = """shift 6; "$@"
+            echo "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)" """
+        out = tmp_path / "results" / "cuda"
+        process, _, _ = run(
+            "lease", does=does, sanitizer_does=sanitizer, OUT=str(out), DEVICE="cpu", REVISION="abc"
+        )
+        assert process.returncode == 0, process.stdout
+        written = {"benchmark.json", "smoke.jsonl", "sweep.jsonl", "checks.json", "logs.tar.gz"}
+        assert {path.name for path in out.iterdir()} == written
+        assert len(written) < 8  # with the module: as many come back from a lent machine
+        monkeypatch.setattr(figures, "RESULTS", out.parent)
+        document, checks = figures._cuda_document(), figures._json("cuda/checks")
+        text = "\n".join(figures._cuda_section(document, checks))
+        assert "At the same commit 3 tests of CUDA passed there, 0 were skipped and 3 fa" in text
+        assert "racecheck found 0 errors in the 144 calls of tests/cuda_small_set.py." in text
+        assert "- tests/test_cuda.py::TestA::test_b[c]\n" in text
+        # A call for the same commit adds to what is there.
+        process, _, _ = run("second", does=does, OUT=str(out), DEVICE="cpu", REVISION="abc")
+        assert process.returncode == 0, process.stdout
+        assert len(figures._json("cuda/checks")["tests"]) == 5
+        with tarfile.open(out / "logs.tar.gz") as logs:
+            assert {"./lease.log", "./second.log", "./ncu.jsonl"} <= set(logs.getnames())
 
     def test_without_a_module_nothing_is_measured(self, run):
         """Not even where one of other sources is in place."""
@@ -303,8 +386,9 @@ def test_smoke_sees_what_is_wrong(on_cpu, direction, monkeypatch):
 
 
 @pytest.mark.slow
-def test_benchmark(on_cpu, tmp_path, capsys):
+def test_benchmark(on_cpu, tmp_path, capsys, monkeypatch):
     """One case hangs and one crashes; the others are in the file, which is written after each."""
+    monkeypatch.setenv("REVISION", "abc")  # where the tests have come without history
     planned = cases.plan([1])
     chosen = [c for c in planned if c.problem.name.startswith("resnet50 64@56-64/k3p1 batch 1")]
     chosen = [c for c in chosen if c.tier.startswith("every class")][:4]
@@ -315,7 +399,7 @@ def test_benchmark(on_cpu, tmp_path, capsys):
     arguments = ["--output", str(tmp_path), "--batch", "1", "--filter", pattern,
                  "--case-limit", "15", "--budget", "200"]  # fmt: skip
     assert benchmark.main(arguments, command) == 1
-    document = Document.read(tmp_path / "cuda-benchmark.json")
+    document = Document.read(tmp_path / "benchmark.json")
     assert len(document.results) == 2
     assert "CPU in its place" in document.machine["gpu"]
     assert document.left_out == {
@@ -323,6 +407,22 @@ def test_benchmark(on_cpu, tmp_path, capsys):
         str(chosen[2]): "failed: crashed: SIGSEGV",
     }
     assert "2 cases in" in capsys.readouterr().out
+    # Another call measures what this one lacks, and keeps what it has; also where nothing answers.
+    gone = (sys.executable, "-c", "raise SystemExit(4)")
+    assert benchmark.main([*arguments, "--continue"], gone) == 1
+    before = [result.figures for result in document.results]
+    assert benchmark.main([*arguments, "--continue", "--no-pictures"], _faulty()) == 0
+    document = Document.read(tmp_path / "benchmark.json")
+    assert [result.figures for result in document.results[:2]] == before
+    assert len(document.results) == 4
+    assert document.left_out == {}
+    # Of another commit it keeps nothing.
+    document.machine["versions"]["revision"] = "another"
+    document.write(tmp_path / "benchmark.json")
+    again = [*arguments, "--continue", "--filter", f"^{re.escape(str(chosen[0]))}$"]
+    assert benchmark.main(again, _faulty()) == 0
+    assert len(Document.read(tmp_path / "benchmark.json").results) == 1
+    assert "measured anew" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -390,6 +490,58 @@ def test_metrics_of_ncu(tmp_path):
         assert found["failed"] == failed
         assert len(found["kernels"]) == (0 if failed else 1)
     assert len(set(map(str, ncu.CASES))) == len(ncu.CASES) == 6
+
+
+# ---- what tests and the sanitizer found
+
+
+def test_checks(tmp_path):
+    (tmp_path / "tests-a.xml").write_text(
+        '<testsuites><testsuite name="pytest tests/test_bits.py">'
+        '<testcase classname="tests.test_bits" name="test_a"/>'
+        '<testcase classname="tests.test_bits" name="test_b"><skipped/></testcase>'
+        '<testcase classname="tests.test_bits.TestC" name="test_c"><failure/></testcase>'
+        '<testcase classname="tests.test_bits.TestC" name="test_c"><error/></testcase>'
+        '<testcase classname="" name="tests.test_gone"><error/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    (tmp_path / "tests-b.unfinished").write_text("pytest tests/test_cuda.py\n")
+    (tmp_path / "not-of-cuda-c.xml").write_text("")
+    heading = "=== compute-sanitizer x (at most 9 s): compute-sanitizer x\n"
+    for tool, text in (
+        ("memcheck", "1386 calls\n========= ERROR SUMMARY: 1 error\n"),
+        ("racecheck", "7 calls\n== RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)\n"),
+        ("stopped", "========= ERROR SUMMARY: 0 errors\n"),
+    ):
+        (tmp_path / f"sanitizer-{tool}.log").write_text(heading + text)
+    assert checks.main([str(tmp_path), "--output", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "checks.json").read_text())
+    assert found["versions"]["torch"] == torch.__version__
+    first, second = found["tests"]
+    assert first == {
+        "command": "pytest tests/test_bits.py", "passed": 1, "skipped": 1, "finished": True,
+        "failed": ["tests/test_bits.py::TestC::test_c", "tests.test_gone"],
+    }  # fmt: skip
+    assert second["command"] == "pytest tests/test_cuda.py"
+    assert not second["finished"]
+    of = {run["tool"]: (run["calls"], run["errors"]) for run in found["sanitizer"]}
+    assert of == {"memcheck": (1386, 1), "racecheck": (7, 2), "stopped": (0, None)}
+    assert {run["command"] for run in found["sanitizer"]} == {"compute-sanitizer x"}
+    found["revision"] = "other"
+    line = figures._cuda_checks_line(found, {"versions": {"revision": "this"}})
+    assert line.startswith("At commit other 1 tests of CUDA passed there, 1 were skipped and 2 fa")
+    assert ", and 1 of 2 runs of tests were not finished; compute" in line
+    assert "memcheck found 1 errors in the 1386 calls of tests/cuda_small_set.py; " in line
+    assert line.endswith("compute-sanitizer's stopped was not finished.")
+
+
+def test_a_tenth_of_the_small_set_has_every_kind():
+    import cuda_small_set as small
+
+    every, tenth = small.chosen(1), small.chosen(10)
+    assert len(every) == len(set(every)) == 7 * len(small.PROBLEMS) * len(small.LAYOUTS)
+    for kinds in zip(*(map(set, zip(*some, strict=True)) for some in (every, tenth)), strict=True):
+        assert kinds[0] == kinds[1]
 
 
 # ---- the module, kept and put back

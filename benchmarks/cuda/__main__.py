@@ -16,6 +16,7 @@ from benchmarks.cuda.describe import command as command_line
 from benchmarks.cuda.run import Document, Result, TooLarge, run_cases
 
 WRONG = 1
+FILE = "benchmark.json"
 DESCRIBE_S = 60
 
 
@@ -24,10 +25,10 @@ def main(argv: Sequence[str] | None = None, command: Sequence[str] = WORKER) -> 
     failed; 2 for bad arguments."""
     arguments = parse(argv)
     started = time.monotonic()
-    names = ("budget", "batch", "filter", "tiers", "case_limit")
+    names = ("budget", "batch", "filter", "tiers", "case_limit", "continues")
     settings = {name: getattr(arguments, name) for name in names}
     arguments.output.mkdir(parents=True, exist_ok=True)
-    path = arguments.output / f"{arguments.name}.json"
+    path = arguments.output / FILE
     if arguments.show:
         report.print_document(Document.read(arguments.show), arguments.details)
         return 0
@@ -64,6 +65,8 @@ def main(argv: Sequence[str] | None = None, command: Sequence[str] = WORKER) -> 
             described = children.ask({"do": "describe"}, DESCRIBE_S)
             document.machine = {**described["machine"], "command": command_line()}
             document.ceilings = described["ceilings"]
+            if arguments.continues:
+                chosen = continue_file(document, path, chosen)
             budget = arguments.budget - (time.monotonic() - started)
             kept = {"results": document.results, "left_out": document.left_out}
             run_cases(chosen, measure, budget, advance, **kept)
@@ -72,22 +75,49 @@ def main(argv: Sequence[str] | None = None, command: Sequence[str] = WORKER) -> 
         except KeyboardInterrupt:
             document.left_out["all others"] = "interrupted"
     document.seconds = time.monotonic() - started
-    document.write(path)
+    if not (document.skipped and arguments.continues):  # which is to keep what is there
+        document.write(path)
     report.print_document(document, arguments.details)
     if document.skipped:
         return WRONG
     if device.IS_GPU:
         report.print_targets(document)
     written = [path]
-    if importlib.util.find_spec("matplotlib") is None:
+    if arguments.pictures and importlib.util.find_spec("matplotlib") is None:
         print("No pictures: matplotlib is not installed", file=sys.stderr)
-    else:
+    elif arguments.pictures:
         from benchmarks.cuda import plots
 
         written += plots.draw(document, arguments.output)
     for file in written:
         print(f"Written: {file}")
     return WRONG if document.wrong or document.failed else 0
+
+
+def continue_file(document: Document, path: Path, chosen: Sequence[cases.Case]) -> list[cases.Case]:
+    """Takes over the results of a file of the same commit, GPU and versions; returns the cases that
+    it lacks."""
+    try:
+        before = Document.read(path)
+    except (OSError, ValueError):
+        return list(chosen)
+    same = ("gpu", "driver", "versions", "build")
+    if (
+        document.machine["versions"]["revision"] is None
+        or before.settings["batch"] != document.settings["batch"]
+        or any(before.machine.get(fact) != document.machine[fact] for fact in same)
+    ):
+        print(f"{path} is of another commit, machine or batch: it is measured anew")
+        return list(chosen)
+    document.results += before.results
+    have = {(r.name, r.batch, r.precision, r.layout, r.direction) for r in before.results}
+    return [
+        case
+        for case in chosen
+        if (
+            case.problem.name, case.problem.batch, case.precision.name, case.layout, case.direction
+        ) not in have
+    ]  # fmt: skip
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -120,9 +150,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--details", action="store_true", help="print every case")
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", default=Path("build/benchmarks"),
-        help="for the figures as JSON and the pictures (%(default)s)",
+        help=f"for {FILE} and the pictures (%(default)s)",
     )  # fmt: skip
-    parser.add_argument("--name", default="cuda-benchmark", help="of the JSON file (%(default)s)")
+    parser.add_argument(
+        "--continue", action="store_true", dest="continues",
+        help=f"keep what {FILE} there has of the same commit and GPU, and measure the other cases",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-pictures", action="store_false", dest="pictures", help="write the JSON alone"
+    )
     parser.add_argument("--show", type=Path, metavar="FILE", help="print a saved run, measure none")
     arguments = parser.parse_args(argv)
     if not arguments.budget > 0:
