@@ -1,4 +1,4 @@
-// Sums and products of sizes that nothing is known to bound yet. Host code.
+// Integer arithmetic of sizes that nothing is known to bound yet. Host code.
 #pragma once
 
 #include <cstdint>
@@ -26,5 +26,8 @@ template <class... Rest>
 int64_t saturating_mul(int64_t a, int64_t b, Rest... rest) {
   return saturating_mul(saturating_mul(a, b), rest...);
 }
+
+// Of 0 <= a, 0 < b: no sum that could overflow.
+inline int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
 
 }  // namespace conv2d_ext

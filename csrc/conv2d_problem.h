@@ -44,8 +44,8 @@ struct Conv2dProblem {
   CONV2D_HOST_DEVICE int64_t taps() const { return kernel_h * kernel_w; }
   CONV2D_HOST_DEVICE int64_t out_pixels() const { return out_h * out_w; }
 
-  // The GEMM view, per group: C[M, N] = A[M, K] * B[K, N], A the weight, B the (never built) columns.
-  CONV2D_HOST_DEVICE int64_t gemm_m() const { return out_channels_per_group(); }
+  // The GEMM view, per group: C[M, N] = A[M, K] * B[K, N], A the weight, B the (never built) columns. M is
+  // out_channels_per_group().
   CONV2D_HOST_DEVICE int64_t gemm_n() const { return batch * out_h * out_w; }
   CONV2D_HOST_DEVICE int64_t gemm_k() const { return in_channels_per_group() * kernel_h * kernel_w; }
 

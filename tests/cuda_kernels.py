@@ -215,7 +215,7 @@ class Kernel:
 @functools.cache
 def constants() -> dict[str, int]:
     """Of the direct kernels' source."""
-    source = (ROOT / "csrc" / "cuda" / "direct_kernel.cuh").read_text()
+    source = (ROOT / "csrc" / "cuda" / "kernels.h").read_text()
     return {name: int(n) for name, n in re.findall(r"constexpr int (\w+) = (\d+);", source)}
 
 

@@ -174,7 +174,7 @@ def test_chains_of_direct_weight_gradients(math):
     """A thread's sums of more than 256 products take a hundred million multiplications to reach, so
     the kernels are compiled with shorter chains."""
     library = build_altered(
-        "direct_kernel.cuh",
+        "kernels.h",
         "constexpr int kDirectChain = 256;",
         "constexpr int kDirectChain = 12;",
         unit="direct.cu",
@@ -470,6 +470,21 @@ def test_sizes_beyond_the_kernels_are_refused():
     problem = Problem("too high", 1, 1, (1 << 30, 1), 1, (1, 1), stride=(1 << 29, 1), bias=False)
     with pytest.raises(AssertionError, match="fewer than 2\\^30 rows"):
         engine().plan("forward", problem, image, torch.zeros(1, 1, 1, 1))
+
+
+def test_bias_gradients_of_too_many_channels_are_refused():
+    """Whose CTAs no grid has: 8 channels each, and one segment of pixels."""
+    one = torch.zeros(())
+
+    def plan(channels: int) -> None:
+        problem = Problem("many channels", 1, 1, (1, 1), channels, (1, 1), bias=False)
+        grad_output, result = one.expand(problem.output_shape), one.expand(channels)
+        engine().plan("grad_bias", problem, grad_output, None, result=result)
+
+    plan(8 * (2**31 - 1))
+    for channels in (8 * (2**31 - 1) + 1, 2**40):
+        with pytest.raises(AssertionError, match="result is too large for one call"):
+            plan(channels)
 
 
 @pytest.mark.parametrize("math", [MATHS[0], MATHS[3]], ids=str)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "../checked_arithmetic.h"
 #include "plan.h"
 
 namespace conv2d_ext::cuda {
@@ -11,7 +12,6 @@ namespace {
 
 constexpr int64_t kL1LineBytes = 128;
 
-int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t address(const void* data) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(data)); }
 
 // How many neighbouring results of 16 bits lie side by side everywhere, aligned: 8, 4, or 0 where fewer do.
@@ -124,7 +124,7 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
         DirectLaunch direct{};
         direct.lanes_are_groups = lies_over_channels(p.source_group, p.groups, p.source_w);
         direct.pixel_blocks = div_up(pixels, plan.tile_n);
-        direct.group_blocks = direct.lanes_are_groups ? div_up(p.groups, 32) : p.groups;
+        direct.group_blocks = div_up(p.groups, direct_conv_groups(direct.lanes_are_groups));
         direct.phases = phases;
         direct.stream = stream;
         error = launch_direct_conv(plan.dtype, p, direct);
@@ -218,7 +218,7 @@ cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTen
     direct.segment_pixels = plan.segment_length;
     direct.column_blocks = div_up(plan.gemm_n, plan.tile_n);
     direct.row_blocks = div_up(plan.gemm_m, plan.tile_m);
-    direct.group_blocks = div_up(p.groups, 8);
+    direct.group_blocks = div_up(p.groups, kSlots);
     direct.reduce_items = reduce_items;
     direct.reduce_x_tiles = reduce_x_tiles;
     direct.lanes_are_groups = channels_last;

@@ -100,6 +100,8 @@ CONV2D_EXT_EXPORT Plan plan_grad_weight(const Conv2dProblem& problem, DType dtyp
 // Sums in an order that follows from k, the dtype and its math alone.
 CONV2D_EXT_EXPORT Plan plan_matmul(const MatmulSizes& size, DType dtype, Float32Math math, ConstMatrixView mat1,
                                    ConstMatrixView mat2, const MatrixView& result, const Machine& machine);
+// As Plan::error and Plan::workspace_bytes.
+const char* grad_bias_error(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype);
 int64_t grad_bias_workspace(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype);
 
 // As in cpu/conv2d_cpu.h; every element of the result is written. workspace: plan.workspace_bytes, aligned to 256, or

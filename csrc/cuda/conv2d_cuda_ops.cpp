@@ -104,6 +104,8 @@ struct Cuda {
     Call call(grad_output);
     const int64_t batch = grad_output.dim() == 4 ? grad_output.size(0) : 1;
     const int64_t channels = grad_output.size(-3), height = grad_output.size(-2), width = grad_output.size(-1);
+    const char* const error = grad_bias_error(batch, channels, height, width, call.dtype());
+    TORCH_CHECK(error[0] == '\0', "conv2d_grad_bias: ", error, ", but got grad_output of size ", grad_output.sizes());
     const int64_t bytes = grad_bias_workspace(batch, channels, height, width, call.dtype());
     C10_CUDA_CHECK(cuda::grad_bias(batch, channels, height, width, call.dtype(), view(grad_output),
                                    result.mutable_data_ptr(), call.workspace(bytes), call.stream()));

@@ -114,8 +114,6 @@ cudaError_t launch_grad_bias(DType dtype, const BiasLaunch& launch_of) {
   return with_type(dtype, [&](auto* type) { return bias<Pointed<decltype(type)>>(launch_of); });
 }
 
-int direct_weight_columns() { return kDirectColumns; }
-
 int direct_weight_rows(DType dtype, int64_t m) {
   return m == 1 ? 1 : with_type(dtype, [](auto* type) { return kRows<Pointed<decltype(type)>>; });
 }

@@ -11,11 +11,9 @@
 #pragma once
 
 #include "gemm_geometry.cuh"
+#include "kernels.h"
 
 namespace conv2d_ext::cuda {
-
-constexpr int kDirectChain = 256;
-constexpr int kDirectThreads = 256;
 
 // Memory that is read only while the kernel runs, in the type that sums have.
 template <class T>
@@ -36,8 +34,6 @@ __device__ __forceinline__ float load_operand(const BFloat16* from) {
 }
 
 // ---- forward and grad_input
-
-constexpr int kDirectPixels = 4;
 
 struct DirectShape {
   int64_t pixel_blocks, group_blocks;
@@ -60,7 +56,7 @@ __global__ void __launch_bounds__(kDirectThreads, 1)
   const AxisPhase& cols = p.cols[item % p.col_phases];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int64_t group = shape.lanes_are_groups ? group_block * 32 + lane : group_block;
+  const int64_t group = shape.lanes_are_groups ? group_block * direct_conv_groups(true) + lane : group_block;
   if (group >= p.groups) return;
   const int64_t pixels = p.batch * rows.positions * cols.positions;
   const int64_t first = shape.lanes_are_groups ? (pixel_block * (kDirectThreads / 32) + warp) * kDirectPixels
@@ -162,10 +158,6 @@ __global__ void __launch_bounds__(kDirectThreads, 1)
 }
 
 // ---- grad_weight
-
-constexpr int kResidues = 32;
-constexpr int kSlots = kDirectThreads / kResidues;  // groups of a CTA
-constexpr int kDirectColumns = 9;
 
 template <class Sum, int ROWS>
 constexpr int direct_weight_shared_bytes() {

@@ -24,8 +24,6 @@ struct GemmTiling {
   static constexpr int kTileM = Policy::kWarpM * WARPS_M;
   static constexpr int kTileX = Policy::kWarpX * WARPS_X;
   static constexpr int kTileK = Policy::kTileK;
-  static constexpr int kStages = STAGES;
-  static constexpr int kWarpsX = WARPS_X;
   static constexpr int kThreads = WARPS_M * WARPS_X * 32;
 
   // Elements of a stage's halves, and their rows.

@@ -79,7 +79,19 @@ struct PackLaunch {
 };
 cudaError_t launch_pack_weight(const ConvParams& params, const PackLaunch& launch);
 
-// The kernels for few channels a group, and grad_bias's, of every dtype.
+// The kernels for few channels a group, and grad_bias's, of every dtype; and what their launches count with
+// (direct_kernel.cuh).
+constexpr int kDirectThreads = 256;                 // of a CTA
+constexpr int kDirectChain = 256;                   // products
+constexpr int kDirectPixels = 4;                    // of a thread of direct_conv
+constexpr int kDirectColumns = 9;                   // of a CTA of direct_weight
+constexpr int kResidues = 32;                       // that direct_weight and grad_bias deal pixels out to
+constexpr int kSlots = kDirectThreads / kResidues;  // their groups, or channels, of a CTA
+// Of a CTA of direct_conv: neighbouring lanes take neighbouring groups, or pixels of one group.
+constexpr int direct_conv_groups(bool lanes_are_groups) { return lanes_are_groups ? 32 : 1; }
+constexpr int direct_conv_pixels(bool lanes_are_groups) {
+  return kDirectThreads * kDirectPixels / direct_conv_groups(lanes_are_groups);
+}
 struct DirectLaunch {
   int64_t pixel_blocks, group_blocks, phases;
   bool lanes_are_groups;
@@ -116,7 +128,6 @@ struct DirectWeightLaunch {
   cudaStream_t stream;
 };
 int direct_weight_rows(DType dtype, int64_t m);  // result channels of a CTA
-int direct_weight_columns();
 int direct_weight_shared_bytes(DType dtype, int64_t m);
 cudaError_t launch_direct_weight(DType dtype, const WeightParams& params, const DirectWeightLaunch& launch);
 

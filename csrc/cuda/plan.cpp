@@ -17,12 +17,11 @@ namespace conv2d_ext::cuda {
 
 namespace {
 
-int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
-
 // ---- limits of the kernels' 32-bit fields
 
 constexpr int64_t kMostSide = int64_t{1} << 30;
-constexpr int64_t kMostItems = (int64_t{1} << 31) - 1;
+constexpr int64_t kMostItems = (int64_t{1} << 31) - 1;  // also of a grid's CTAs
+constexpr const char* kTooManyItems = "the result is too large for one call on CUDA";
 
 const char* size_error(const Conv2dProblem& p) {
   const int64_t sides[] = {p.in_h + p.pad_top + p.pad_bottom,
@@ -54,7 +53,7 @@ bool is_direct(int64_t m, int64_t groups, DType dtype) {
 }
 
 // Shorter segments would spend their time on beginning and ending. The GEMM's are at least a chain; the direct kernel's
-// pixels are dealt out to 32 residues.
+// pixels are dealt out to kResidues.
 constexpr int64_t kLeastGemmPixels = 256;
 constexpr int64_t kLeastDirectPixels = 1024;
 constexpr int64_t kWantedWeightTiles = 1024;
@@ -232,7 +231,7 @@ void plan_direct_conv(Plan& plan, const ConvCall& call, const void* source, cons
   plan.engine = Engine::kDirect;
   plan.segments = 1;
   plan.segment_length = plan.gemm_k;
-  plan.chain_length = std::min<int64_t>(plan.gemm_k, 256);
+  plan.chain_length = std::min<int64_t>(plan.gemm_k, kDirectChain);
   plan.tile_k = 1;
   plan.depthwise = depthwise_tiling(call, plan.dtype, source, machine);
   const int64_t phases = static_cast<int64_t>(call.rows.phases.size() * call.cols.phases.size());
@@ -247,11 +246,11 @@ void plan_direct_conv(Plan& plan, const ConvCall& call, const void* source, cons
   plan.kernel = "direct_conv";
   const bool lanes_are_groups = lies_over_channels(p.source_group, p.groups, p.source_w);
   const int64_t pixels = call.params.batch * call.rows.most_positions * call.cols.most_positions;
-  const int pixels_of_cta = lanes_are_groups ? 32 : 1024;
   plan.tile_m = plan.gemm_m == 1 ? 1 : plan.gemm_m <= 4 ? 4 : kMostDirectChannels;
-  plan.tile_n = pixels_of_cta;
-  plan.threads = 256;
-  plan.ctas = saturating_mul(div_up(pixels, pixels_of_cta), lanes_are_groups ? div_up(p.groups, 32) : p.groups, phases);
+  plan.tile_n = direct_conv_pixels(lanes_are_groups);
+  plan.threads = kDirectThreads;
+  plan.ctas =
+      saturating_mul(div_up(pixels, plan.tile_n), div_up(p.groups, direct_conv_groups(lanes_are_groups)), phases);
 }
 
 // ---- what copies of 16 bytes ask of the operands
@@ -470,7 +469,7 @@ Plan plan_conv(Direction direction, DType dtype, Float32Math math, const ConvCal
     plan_conv_gemm(plan, call, readings_of(plan, call, vectors, source, weight), machine);
   }
   plan.wanted = note_on_wants(plan, machine);
-  if (plan.ctas > kMostItems) plan.error = "the result is too large for one call on CUDA";
+  if (plan.ctas > kMostItems) plan.error = kTooManyItems;
   return plan;
 }
 
@@ -580,15 +579,15 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
           "few output channels a group: computed in IEEE float32, tiles of tensor cores would be mostly empty";
     plan.math = Float32Math::kIeee;
     plan.tile_m = direct_weight_rows(dtype, plan.gemm_m);
-    plan.tile_n = direct_weight_columns();
-    plan.tile_k = 32;
-    plan.threads = 256;
+    plan.tile_n = kDirectColumns;
+    plan.tile_k = kResidues;
+    plan.threads = kDirectThreads;
     plan.shared_bytes = direct_weight_shared_bytes(dtype, plan.gemm_m);
     const int64_t tiles =
-        saturating_mul(div_up(plan.gemm_m, plan.tile_m), div_up(plan.gemm_n, plan.tile_n), div_up(p.groups, 8));
+        saturating_mul(div_up(plan.gemm_m, plan.tile_m), div_up(plan.gemm_n, plan.tile_n), div_up(p.groups, kSlots));
     segments = cut_weight_pixels(p, dtype, tiles, kLeastDirectPixels);
     plan.ctas = saturating_mul(tiles, segments.count);
-    plan.chain_length = 256;  // of a residue's products
+    plan.chain_length = kDirectChain;  // of a residue's products
   } else {
     plan.engine = Engine::kImplicitGemm;
     // Of a tile that is the same on every machine: segments fix bits.
@@ -639,8 +638,14 @@ Plan plan_grad_weight(const Conv2dProblem& problem, DType dtype, Float32Math mat
   plan.split = segments.count > 1;
   plan.workspace_bytes = plan.split ? segments.count * p.out_channels * plan.gemm_n * sum_bytes(dtype) : 0;
   plan.wanted = note_on_wants(plan, machine);
-  if (plan.ctas > kMostItems) plan.error = "the result is too large for one call on CUDA";
+  if (plan.ctas > kMostItems) plan.error = kTooManyItems;
   return plan;
+}
+
+const char* grad_bias_error(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype) {
+  if (batch * out_channels * out_h * out_w == 0) return "";
+  const PixelSegments segments = grad_bias_segments(batch, out_channels, out_h, out_w, dtype);
+  return saturating_mul(div_up(out_channels, kSlots), segments.count) > kMostItems ? kTooManyItems : "";
 }
 
 int64_t grad_bias_workspace(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype) {

@@ -167,16 +167,16 @@ class Engine:
         direction: str,
         problem: Problem,
         first: Operand,
-        second: Operand,
+        second: Operand | None,
         *,
         result: torch.Tensor | None = None,
         tf32: bool = False,
         machine: Machine = Machine(),
-    ) -> dict[str, object]:
-        """What run would do; not of grad_bias."""
+    ) -> dict[str, object] | None:
+        """What run would do; None of grad_bias, which is taken or refused."""
         execution = Execution(machine=machine)
         operands = (first, second, None)
-        return self._call(direction, problem, operands, result, tf32, execution, True)[1]["plan"]
+        return self._call(direction, problem, operands, result, tf32, execution, True)[1].get("plan")
 
     def matmul(
         self,

@@ -247,6 +247,9 @@ void run(const HostCall& call, Json& json) {
   int64_t workspace_bytes;
   Plan plan{};
   if (is_grad_bias) {
+    const char* const error = conv2d_ext::cuda::grad_bias_error(p.batch, p.out_channels, p.out_h, p.out_w, dtype);
+    if (error[0] != '\0') json.add("error", error);
+    if (error[0] != '\0' || call.plan_only != 0) return;
     workspace_bytes = conv2d_ext::cuda::grad_bias_workspace(p.batch, p.out_channels, p.out_h, p.out_w, dtype);
   } else {
     plan = plan_of(call, first, second, result);

@@ -7,7 +7,6 @@
 
 namespace conv2d_ext::cpu {
 
-inline int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }  // of 0 <= a, 0 < b
 inline int64_t round_up(int64_t a, int64_t b) { return saturating_mul(div_up(a, b), b); }
 constexpr int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
