@@ -115,25 +115,79 @@ def decide_cuda(
     return CudaDecision(False, f"built for the CPU only: {refusal}" if warn else None)
 
 
-def choose_cuda_archs(requested: str | None, capabilities: list[tuple[int, int]]) -> str:
+class Toolkit(NamedTuple):
+    """A CUDA toolkit: its version, such as '13.0', and what its nvcc makes code for; nothing where
+    it doesn't say."""
+
+    version: str
+    capabilities: frozenset[tuple[int, int]] = frozenset()
+
+
+def choose_cuda_archs(
+    requested: str | None, capabilities: list[tuple[int, int]], toolkit: Toolkit
+) -> str:
     """requested: TORCH_CUDA_ARCH_LIST. capabilities: those of the visible GPUs.
 
-    Visible GPUs that are too old are left out. Raises BuildError where `requested` names one.
+    Visible GPUs that are too old are left out. One that the toolkit doesn't know gets the newest
+    code that it does, and PTX, which the driver translates: as torch's extensions do. Raises
+    BuildError where `requested` names either, or where no code fits a GPU.
     """
     if requested:
         for name in _arch_names(requested):
             numbers = re.match(r"(\d+)\.(\d)", name)
-            is_old = numbers and tuple(map(int, numbers.groups())) < OLDEST_CAPABILITY
+            pair = tuple(map(int, numbers.groups())) if numbers else None
+            is_old = pair and pair < OLDEST_CAPABILITY
             if is_old or re.split(r"\W", name)[0] in _OLD_ARCHITECTURES:
                 raise BuildError(
                     f"TORCH_CUDA_ARCH_LIST={requested}: wanted compute capability "
-                    f"{'.'.join(map(str, OLDEST_CAPABILITY))} or newer, got {name}."
+                    f"{_dotted(OLDEST_CAPABILITY)} or newer, got {name}."
+                )
+            if pair and toolkit.capabilities and pair not in toolkit.capabilities:
+                raise BuildError(
+                    f"TORCH_CUDA_ARCH_LIST={requested}: {_what_it_makes(pair, toolkit)}."
                 )
         return requested
-    usable = sorted({pair for pair in capabilities if pair >= OLDEST_CAPABILITY})
+    usable = {pair for pair in capabilities if pair >= OLDEST_CAPABILITY}
     if not usable:
         return DEFAULT_CUDA_ARCHS
-    return ";".join(f"{major}.{minor}" for major, minor in usable) + "+PTX"
+    known = sorted({_nearest_known(pair, toolkit) for pair in usable})
+    return ";".join(map(_dotted, known)) + "+PTX"
+
+
+def _nearest_known(gpu: tuple[int, int], toolkit: Toolkit) -> tuple[int, int]:
+    if not toolkit.capabilities or gpu in toolkit.capabilities:
+        return gpu
+    older = [pair for pair in toolkit.capabilities if OLDEST_CAPABILITY <= pair < gpu]
+    if not older:
+        raise BuildError(
+            f"a GPU of compute capability {_dotted(gpu)} is visible, and "
+            f"{_what_it_makes(gpu, toolkit)}: set CUDA_HOME to another one."
+        )
+    return max(older)
+
+
+def _what_it_makes(wanted: tuple[int, int], toolkit: Toolkit) -> str:
+    made = sorted(pair for pair in toolkit.capabilities if pair >= OLDEST_CAPABILITY)
+    return (
+        f"the CUDA toolkit {toolkit.version} makes no code for compute capability "
+        f"{_dotted(wanted)}, only for {', '.join(map(_dotted, made))}"
+    )
+
+
+def unknown_gpus(capabilities: list[tuple[int, int]], toolkit: Toolkit) -> str | None:
+    """One sentence where visible GPUs get PTX because the toolkit doesn't know them."""
+    usable = {pair for pair in capabilities if pair >= OLDEST_CAPABILITY}
+    unknown = sorted(usable - toolkit.capabilities) if toolkit.capabilities else []
+    if not unknown:
+        return None
+    return (
+        f"the CUDA toolkit {toolkit.version} doesn't know the visible GPUs of compute capability "
+        f"{', '.join(map(_dotted, unknown))}: their driver translates PTX when the module is loaded"
+    )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return "{}.{}".format(*capability)
 
 
 def _arch_names(archs: str) -> list[str]:
@@ -156,16 +210,24 @@ def gencode_flags(archs: str) -> list[str]:
     return [f"-gencode=arch=compute_{numbers[0]},code={code}" for code in codes]
 
 
-def toolkit_version(cuda_home: str | None) -> str | None:
-    """The version that nvcc reports, such as '13.0', or None without a working nvcc."""
+def find_toolkit(cuda_home: str | None) -> Toolkit | None:
+    """What nvcc reports, or None without a working one."""
+    match = re.search(r"release (\d+\.\d+)", _ask_nvcc(cuda_home, "--version"))
+    if match is None:
+        return None
+    codes = re.findall(r"^sm_(\d+)(\d)$", _ask_nvcc(cuda_home, "--list-gpu-code"), re.MULTILINE)
+    return Toolkit(match[1], frozenset((int(major), int(minor)) for major, minor in codes))
+
+
+def _ask_nvcc(cuda_home: str | None, question: str) -> str:
     if cuda_home is None:
-        return None
+        return ""
     try:
-        output = subprocess.check_output([Path(cuda_home, "bin", "nvcc"), "--version"], text=True)
+        return subprocess.check_output(
+            [Path(cuda_home, "bin", "nvcc"), question], text=True, stderr=subprocess.DEVNULL
+        )
     except (OSError, subprocess.CalledProcessError):
-        return None
-    match = re.search(r"release (\d+\.\d+)", output)
-    return match[1] if match else None
+        return ""
 
 
 def find_sources(root: Path, *, cuda: bool) -> list[str]:
@@ -283,19 +345,23 @@ def setup_arguments(root: Path) -> dict:
         }
     from torch.utils import cpp_extension
 
+    toolkit = find_toolkit(cpp_extension.CUDA_HOME)
     decision = decide_cuda(
         os.environ.get("CONV2D_EXT_CUDA"),
         torch.version.cuda,
-        toolkit_version(cpp_extension.CUDA_HOME),
+        toolkit.version if toolkit else None,
         has_sources=find_sources(root, cuda=True) != find_sources(root, cuda=False),
         gpu_visible=torch.cuda.is_available(),
     )
-    cuda_archs = too_old = None
+    cuda_archs = too_old = too_new = None
     nvcc_flags = NVCC_FLAGS
     if decision.build:
         devices = range(torch.cuda.device_count())
         capabilities = [torch.cuda.get_device_capability(device) for device in devices]
-        cuda_archs = choose_cuda_archs(os.environ.get("TORCH_CUDA_ARCH_LIST"), capabilities)
+        requested = os.environ.get("TORCH_CUDA_ARCH_LIST")
+        cuda_archs = choose_cuda_archs(requested, capabilities, toolkit)
+        if not requested:
+            too_new = unknown_gpus(capabilities, toolkit)
         if any(pair < OLDEST_CAPABILITY for pair in capabilities):
             too_old = "GPUs below compute capability 8.0 are visible, which the kernels can't use"
         os.environ["TORCH_CUDA_ARCH_LIST"] = cuda_archs
@@ -315,7 +381,7 @@ def setup_arguments(root: Path) -> dict:
         extra_compile_args={"cxx": cxx_flags, "nvcc": nvcc_flags},
         extra_link_args=LINK_FLAGS,
     )
-    warnings = tuple(sentence for sentence in (decision.warning, too_old) if sentence)
+    warnings = tuple(sentence for sentence in (decision.warning, too_old, too_new) if sentence)
     command = _build_ext_with_torch(cuda_archs, warnings)
     return {
         "ext_modules": [extension],

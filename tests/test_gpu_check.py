@@ -555,6 +555,8 @@ class TestModule:
         monkeypatch.setattr(build, "PACKAGE", folder)
         monkeypatch.setattr(build, "ROOT", tmp_path)
         monkeypatch.setattr(build, "_architectures", lambda: "9.0")
+        self.tools = ["nvcc 13.0", "g++ 13.3", "-O2"]
+        monkeypatch.setattr(build, "tools", lambda: self.tools)
         for name in ("setup.py", "pyproject.toml"):
             (tmp_path / name).write_text(name)
         (tmp_path / "csrc").mkdir()
@@ -599,12 +601,18 @@ class TestModule:
         assert len(self.built) == 1
         assert (tmp_path / "out" / build.ARCHIVE).exists()
 
-    @pytest.mark.parametrize("change", ["sources", "a broken archive", "no module"])
+    @pytest.mark.parametrize(
+        "change", ["sources", "nvcc", "a flag", "a broken archive", "no module"]
+    )
     def test_what_does_not_fit_is_built(self, package, tmp_path, change):
         self._run(tmp_path)
         archive = tmp_path / "out" / build.ARCHIVE
         if change == "sources":
             (tmp_path / "csrc" / "a.cpp").write_text("2")
+        elif change == "nvcc":
+            self.tools[0] = "nvcc 12.9"
+        elif change == "a flag":
+            self.tools[-1] += " -g"
         else:
             self._remove(package)
             if change == "a broken archive":
@@ -617,6 +625,15 @@ class TestModule:
         with tarfile.open(archive) as file:
             info = file.extractfile("_build_info.py").read().decode()
         assert build.digest_in(info) == self.built[1]
+
+
+def test_tools_that_a_module_follows_from(monkeypatch):
+    monkeypatch.setenv("CXXFLAGS", "-O0")
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-lineinfo")
+    nvcc, compiler, *flags = build.tools()
+    assert re.fullmatch(r"nvcc (\d+\.\d+|None)", nvcc)
+    assert compiler
+    assert flags == ["-O0", os.environ.get("NVCC_PREPEND_FLAGS", ""), "-lineinfo"]
 
 
 # ---- nothing beyond PyTorch's environment

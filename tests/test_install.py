@@ -189,20 +189,55 @@ def test_cuda_decision(requested, torch_cuda, toolkit, has_sources, gpu_visible,
         assert decide() == (expected, None)
 
 
-def test_cuda_architectures():
-    assert build.choose_cuda_archs("8.6", [(9, 0)]) == "8.6"
-    assert build.choose_cuda_archs("Hopper", []) == "Hopper"
-    assert build.choose_cuda_archs(None, [(9, 0), (8, 6), (9, 0)]) == "8.6;9.0+PTX"
-    assert build.choose_cuda_archs(None, []) == "8.0;9.0+PTX"
+TOOLKIT = build.Toolkit("12.4", frozenset({(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0)}))
+
+
+@pytest.mark.parametrize("toolkit", [TOOLKIT, build.Toolkit("12.4")], ids=["says", "doesn't say"])
+def test_cuda_architectures(toolkit):
+    def choose(requested, capabilities):
+        return build.choose_cuda_archs(requested, capabilities, toolkit)
+
+    assert choose("8.6", [(9, 0)]) == "8.6"
+    assert choose("Hopper", []) == "Hopper"
+    assert choose("9.0a;8.6+PTX", []) == "9.0a;8.6+PTX"
+    assert choose(None, [(9, 0), (8, 6), (9, 0)]) == "8.6;9.0+PTX"
+    assert choose(None, []) == "8.0;9.0+PTX"
     # The kernels need 8.0: older GPUs beside newer ones are left out, alone they are no reason.
-    assert build.choose_cuda_archs(None, [(7, 5), (8, 9)]) == "8.9+PTX"
-    assert build.choose_cuda_archs(None, [(7, 5)]) == "8.0;9.0+PTX"
+    assert choose(None, [(7, 5), (8, 9)]) == "8.9+PTX"
+    assert choose(None, [(7, 5)]) == "8.0;9.0+PTX"
+    assert build.unknown_gpus([(7, 5), (8, 9), (9, 0)], toolkit) is None
     for archs, got in (
         ("7.5", "7.5"), ("9.0;7.0+PTX", "7.0+PTX"), ("9.0 Turing", "Turing"),
         ("Kepler+Tesla", "Kepler+Tesla"),
     ):  # fmt: skip
         with pytest.raises(SystemExit, match=f"8.0 or newer, got {re.escape(got)}"):
-            build.choose_cuda_archs(archs, [(9, 0)])
+            choose(archs, [(9, 0)])
+
+
+def test_gpus_that_the_toolkit_does_not_know():
+    """They get PTX of the newest architecture that it does, as torch's extensions do."""
+    choose = build.choose_cuda_archs
+    assert choose(None, [(12, 0)], TOOLKIT) == "9.0+PTX"
+    assert build.gencode_flags("9.0+PTX")[-1] == "-gencode=arch=compute_90,code=compute_90"
+    assert choose(None, [(12, 0), (9, 0), (8, 0)], TOOLKIT) == "8.0;9.0+PTX"
+    # No newer than the GPU: PTX is only translated for newer ones.
+    newer = build.Toolkit("12.8", TOOLKIT.capabilities | {(10, 0), (12, 0)})
+    assert choose(None, [(10, 3)], newer) == "10.0+PTX"
+    sentence = build.unknown_gpus([(12, 0), (9, 0), (10, 3), (7, 5)], TOOLKIT)
+    assert sentence.startswith("the CUDA toolkit 12.4 doesn't know the visible GPUs of compute ")
+    assert "capability 10.3, 12.0: their driver translates PTX" in sentence
+    only_new = build.Toolkit("20.0", frozenset({(9, 0), (12, 0)}))
+    makes = "the CUDA toolkit {} makes no code for compute capability {}, only for {}".format
+    with pytest.raises(SystemExit) as error:
+        choose(None, [(8, 0)], only_new)
+    assert makes("20.0", "8.0", "9.0, 12.0") in str(error.value)
+    assert "a GPU of compute capability 8.0 is visible" in str(error.value)
+    with pytest.raises(SystemExit) as error:
+        choose("9.0;12.0+PTX", [(9, 0)], TOOLKIT)
+    known = "8.0, 8.6, 8.7, 8.9, 9.0"
+    assert str(error.value) == (
+        f"conv2d_ext: TORCH_CUDA_ARCH_LIST=9.0;12.0+PTX: {makes('12.4', '12.0', known)}."
+    )
 
 
 def test_machine_code_of_all_architectures_is_made_from_one_ptx():
@@ -215,14 +250,22 @@ def test_machine_code_of_all_architectures_is_made_from_one_ptx():
     assert build.gencode_flags("Hopper") == build.gencode_flags("8.0;9.0a") == []
 
 
-def test_toolkit_version(tmp_path):
-    assert build.toolkit_version(None) is None
-    assert build.toolkit_version(str(tmp_path)) is None
+def test_the_toolkit_is_asked(tmp_path):
+    assert build.find_toolkit(None) is None
+    assert build.find_toolkit(str(tmp_path)) is None
     (tmp_path / "bin").mkdir()
-    add_program(tmp_path / "bin", "nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'")
-    assert build.toolkit_version(str(tmp_path)) == "13.0"
+    release = "'Cuda compilation tools, release 13.0, V13.0.88'"
+    add_program(tmp_path / "bin", "nvcc", f'[ "$1" != --version ] || echo {release}')
+    assert build.find_toolkit(str(tmp_path)) == build.Toolkit("13.0", frozenset())
+    codes = "printf 'sm_75\\nsm_90\\nsm_90a\\nsm_103\\nsm_121\\n'"
+    add_program(
+        tmp_path / "bin", "nvcc",
+        f'case "$1" in --version) echo {release} ;; --list-gpu-code) {codes} ;; esac',
+    )  # fmt: skip
+    known = frozenset({(7, 5), (9, 0), (10, 3), (12, 1)})
+    assert build.find_toolkit(str(tmp_path)) == build.Toolkit("13.0", known)
     add_program(tmp_path / "bin", "nvcc", "exit 1")
-    assert build.toolkit_version(str(tmp_path)) is None
+    assert build.find_toolkit(str(tmp_path)) is None
 
 
 def test_sources(tmp_path):

@@ -2,8 +2,8 @@
 
 Needs torch, its setuptools of any version, a compiler and the CUDA toolkit. ninja is used where it
 is there; without it, files are compiled side by side all the same. module.tar.gz, which it writes,
-holds the built module: a later run for the same sources, torch, Python and GPU finds it in the
-output folder, in build/, or where --module says, and builds nothing.
+holds the built module: a later run for the same sources, torch, Python, compilers and GPU finds it
+in the output folder, in build/, or where --module says, and builds nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "conv2d_ext"
 ARCHIVE = "module.tar.gz"
+_FLAGS = ("CXXFLAGS", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # environment variables
 # A line at the end of _build_info.py, which belongs to the module and travels with it.
 MARK = "# Built by benchmarks/cuda/build.py from "
 
@@ -36,7 +38,8 @@ def digest_of_sources(archs: str) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for fact in (archs, torch.__version__, sys.implementation.cache_tag, platform.machine()):
+    facts = (archs, torch.__version__, sys.implementation.cache_tag, platform.machine(), *tools())
+    for fact in facts:
         digest.update(fact.encode() + b"\0")
     files = [ROOT / "setup.py", ROOT / "pyproject.toml"]
     folders = ("csrc", "build_backend", "conv2d_ext/include")
@@ -45,6 +48,28 @@ def digest_of_sources(archs: str) -> str:
         if path.is_file() and path.suffix != ".pyc":
             digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def tools() -> list[str]:
+    """nvcc, the C++ compiler, and the flags that are added to those in build_backend."""
+    from torch.utils import cpp_extension
+
+    backend = _backend()
+    toolkit, compiler = backend.find_toolkit(cpp_extension.CUDA_HOME), backend.find_compiler()
+    return [
+        f"nvcc {toolkit.version if toolkit else None}",
+        backend.compiler_version(compiler) if compiler else "",
+        *(os.environ.get(name, "") for name in _FLAGS),
+    ]
+
+
+def _backend() -> ModuleType:
+    folder = str(ROOT / "build_backend")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    import conv2d_ext_build
+
+    return conv2d_ext_build
 
 
 def module_path() -> Path:
@@ -101,12 +126,11 @@ def build(digest: str) -> None:
     """As `setup.py build_ext --inplace` does, without reading pyproject.toml, whose metadata an
     older setuptools doesn't understand."""
     os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT / "build_backend"))
-    from conv2d_ext_build import _put_ninja_on_path, setup_arguments
+    backend = _backend()
     from setuptools import Distribution
 
-    _put_ninja_on_path()
-    arguments = setup_arguments(ROOT)
+    backend._put_ninja_on_path()
+    arguments = backend.setup_arguments(ROOT)
     distribution = Distribution({"name": "conv2d-ext", **arguments})
     distribution.script_name = "setup.py"
     command = distribution.get_command_obj("build_ext")
@@ -186,15 +210,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _architectures() -> str:
     """As the build will choose them."""
     import torch
+    from torch.utils import cpp_extension
 
-    sys.path.insert(0, str(ROOT / "build_backend"))
-    from conv2d_ext_build import choose_cuda_archs
-
-    if os.environ.get("CONV2D_EXT_CUDA") == "0":
+    backend = _backend()
+    toolkit = backend.find_toolkit(cpp_extension.CUDA_HOME)
+    if os.environ.get("CONV2D_EXT_CUDA") == "0" or toolkit is None:
         return "none"
     devices = range(torch.cuda.device_count())
     capabilities = [torch.cuda.get_device_capability(device) for device in devices]
-    return choose_cuda_archs(os.environ.get("TORCH_CUDA_ARCH_LIST"), capabilities)
+    return backend.choose_cuda_archs(os.environ.get("TORCH_CUDA_ARCH_LIST"), capabilities, toolkit)
 
 
 if __name__ == "__main__":
