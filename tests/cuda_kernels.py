@@ -200,6 +200,7 @@ class Kernel:
     resources: Resources
     opcodes: collections.Counter[str]  # of the whole kernel
     loop: HotLoop | None
+    loads_ahead: int  # the most from global memory before an addition of floating point
 
     @property
     def label(self) -> str:
@@ -225,7 +226,19 @@ def multiplies(instruction: Instruction) -> bool:
 
 def read_kernel(arch: str, name: str, code: list[Instruction], resources: Resources) -> Kernel:
     opcodes = collections.Counter(i.opcode for i in code)
-    return Kernel(arch, name, resources, opcodes, sass.hot_loop(code, multiplies))
+    loop = sass.hot_loop(code, multiplies)
+    return Kernel(arch, name, resources, opcodes, loop, loads_ahead(code))
+
+
+def loads_ahead(code: list[Instruction]) -> int:
+    most = found = 0
+    for instruction in code:
+        if instruction.opcode.startswith("LDG."):
+            found += 1
+            most = max(most, found)
+        elif instruction.opcode.startswith(("FADD", "DADD")):
+            found = 0
+    return most
 
 
 def executed(loop: HotLoop, gemm: Gemm) -> float | None:

@@ -17,7 +17,7 @@ import functools
 import itertools
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -316,6 +316,106 @@ def test_bits_of_an_image_do_not_depend_on_the_batch(problem, direction, math):
         )
         found = run(direction, problem.with_batch(1), math, alone)
         assert torch.equal(bits(found.result[0]), bits(together.result[n]))
+
+
+# Segments: fewer than are loaded ahead (16, after the first), as many, more; and rows of results
+# that are shorter than a CTA, and that one ends inside of.
+SEGMENT_COUNTS = (2, 16, 17, 18, 34)
+ROWS_OF_RESULTS = ((5, (1, 1)), (9, (3, 5)), (13, (9, 3)), (6, (9, 13)), (20, (5, 8)))
+
+
+def _results(direction: str, problem: Problem, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """Memory for results: contiguous, channels_last, and both behind an odd number of elements."""
+    for last, offset in itertools.product((False, True), (0, 1)):
+        dense = empty_result(direction, problem, dtype, last)
+        memory = torch.full((dense.numel() + offset,), -12345.0, dtype=dtype)
+        yield memory.as_strided(dense.shape, dense.stride(), offset)
+
+
+@pytest.mark.parametrize(("number", "math"), with_maths(range(len(SEGMENT_COUNTS) + 1)), ids=str)
+def test_partial_sums_are_added_in_order(number, math):
+    """Where segments of K have CTAs of their own, as in a CTA that takes all of them."""
+    direction = "forward"
+    if number < len(SEGMENT_COUNTS):
+        m, pixels = ROWS_OF_RESULTS[number]
+        long = Problem("long", 1, 8192, (1, 1), m, (1, 1))
+        tensors = make_tensors(long, math.dtype)
+        chain = 8192 // engine().plan("forward", long, *tensors[:2], tf32=math.tf32)["segments"]
+        channels = chain * SEGMENT_COUNTS[number]
+        problem = Problem("segments", 1, channels, pixels, m, (1, 1))
+    else:
+        # Groups, and phases with fewer results than others, and with fewer taps and segments.
+        direction = "grad_input"
+        problem = Problem("phases", 1, 22, (5, 7), 560, (3, 3), (2, 2), (1, 1), groups=2)
+    tensors = make_tensors(problem, math.dtype)
+    bias = tensors.bias if direction == "forward" else None
+    answers = [
+        engine().run(
+            direction,
+            problem,
+            *operands(direction, tensors),
+            bias,
+            result=result,
+            tf32=math.tf32,
+            execution=Execution(machine=Machine(split=split)),
+        )
+        for split, result in [
+            (0, None),
+            *((1, result) for result in _results(direction, problem, math.dtype)),
+        ]
+    ]
+    for answer in answers[1:]:
+        assert answer.plan["split"]
+        if number < len(SEGMENT_COUNTS):
+            assert answer.plan["segments"] == SEGMENT_COUNTS[number]
+        assert torch.equal(bits(answer.result), bits(answers[0].result))
+    assert not answers[0].plan["split"]
+
+
+WHOLE_SUMS = [math for math in MATHS if math.dtype.itemsize > 2]
+
+
+@pytest.mark.parametrize("groups", [1, 10])
+@pytest.mark.parametrize("number", range(len(SEGMENT_COUNTS)))
+def test_partial_sums_of_weight_gradients_are_added_in_order(number, groups):
+    """Each image is a segment here, whose gradient is a call's of its own; they are added below,
+    with what an addition rounds away."""
+    count = SEGMENT_COUNTS[number]
+    m, kernel = [(5, (1, 1)), (9, (3, 1)), (1, (2, 2)), (20, (1, 3)), (33, (1, 1))][number]
+    side = 16 if groups == 1 else 32
+    image = tuple(side + k - 1 for k in kernel)
+    channels = 7 if groups == 1 else 10
+    problem = Problem(
+        "images", count, channels, image, m if groups == 1 else 10, kernel, groups=groups
+    )
+    for math in WHOLE_SUMS[number % 2 :: 2]:
+        tensors = make_tensors(problem, math.dtype)
+        sum, lost = None, 0
+        for n in range(count):
+            alone = (tensors.grad_output[n : n + 1], tensors.input[n : n + 1])
+            found = engine().run("grad_weight", problem.with_batch(1), *alone, tf32=math.tf32)
+            assert found.plan["segments"] == 1
+            value = found.result if sum is None else found.result.clone()
+            value = torch.view_as_real(value) if math.dtype.is_complex else value
+            if sum is None:
+                sum = value
+                continue
+            following = sum + value
+            taken = following - sum
+            lost = lost + ((sum - (following - taken)) + (value - taken))
+            sum = following
+        for result in _results("grad_weight", problem, math.dtype):
+            found = engine().run(
+                "grad_weight",
+                problem,
+                *operands("grad_weight", tensors),
+                result=result,
+                tf32=math.tf32,
+            )
+            assert found.plan["segments"] == count
+            assert found.plan["engine"] == (1 if groups == 1 else 2)
+            real = torch.view_as_real(found.result) if math.dtype.is_complex else found.result
+            assert torch.equal(bits(real), bits(sum + lost)), math
 
 
 @over_maths

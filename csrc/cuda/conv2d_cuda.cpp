@@ -137,10 +137,7 @@ cudaError_t launch_conv(const Plan& plan, const ConvCall& call, int64_t source, 
         tile.partial_row = pixels * tile.sum_bytes;
         GemmLaunch gemm{};
         gemm.items = tile.m_tiles * tile.x_tiles * tile.segments * p.groups * phases;
-        if (plan.split) {
-          gemm.reduce_x_tiles = div_up(pixels, kReduceTile);
-          gemm.reduce_items = gemm.reduce_x_tiles * p.m * p.groups * phases;
-        }
+        if (plan.split) gemm.reduce_items = div_up(pixels * p.m * p.groups * phases, kReduceThreads);
         gemm.shared_bytes = plan.shared_bytes;
         gemm.most_shared_bytes = kernel.most_shared_bytes();
         gemm.vector_a = plan.vector_a;
@@ -211,8 +208,7 @@ cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTen
   tile.dense_rows = g.m;
   tile.partial_row = plan.gemm_n * tile.sum_bytes;
   tile.segments = plan.segments;
-  const int64_t reduce_x_tiles = plan.split ? div_up(plan.gemm_n, kReduceTile) : 0;
-  const int64_t reduce_items = reduce_x_tiles * p.out_channels;
+  const int64_t reduce_items = plan.split ? div_up(plan.gemm_n * p.out_channels, kReduceThreads) : 0;
   if (plan.engine == Engine::kDirect) {
     DirectWeightLaunch direct{};
     direct.segment_pixels = plan.segment_length;
@@ -220,7 +216,6 @@ cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTen
     direct.row_blocks = div_up(plan.gemm_m, plan.tile_m);
     direct.group_blocks = div_up(p.groups, kSlots);
     direct.reduce_items = reduce_items;
-    direct.reduce_x_tiles = reduce_x_tiles;
     direct.lanes_are_groups = channels_last;
     direct.stream = stream;
     return launch_direct_weight(plan.dtype, g, direct);
@@ -237,7 +232,6 @@ cudaError_t grad_weight(const Plan& plan, const Conv2dProblem& problem, ConstTen
   GemmLaunch gemm{};
   gemm.items = tile.m_tiles * tile.x_tiles * tile.segments * p.groups;
   gemm.reduce_items = reduce_items;
-  gemm.reduce_x_tiles = reduce_x_tiles;
   gemm.shared_bytes = plan.shared_bytes;
   gemm.most_shared_bytes = kernel.most_shared_bytes();
   gemm.vector_a = plan.vector_a;

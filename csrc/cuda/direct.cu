@@ -43,7 +43,7 @@ cudaError_t weight_of(const WeightParams& params, const DirectWeightLaunch& laun
                                    direct_weight_shared_bytes<SumOf<T>, ROWS>(), launch_of.stream, params, shape);
   if (error != cudaSuccess || launch_of.reduce_items == 0) return error;
   return launch(reduce_partials<T, WeightGeometry>, dim3(static_cast<unsigned>(launch_of.reduce_items)),
-                dim3(kReduceTile), 0, launch_of.stream, params, launch_of.reduce_x_tiles);
+                dim3(kReduceThreads), 0, launch_of.stream, params);
 }
 
 template <class T>

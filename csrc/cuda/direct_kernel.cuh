@@ -15,24 +15,6 @@
 
 namespace conv2d_ext::cuda {
 
-// Memory that is read only while the kernel runs, in the type that sums have.
-template <class T>
-__device__ __forceinline__ T load_operand(const T* from) {
-  return load_global(from);
-}
-template <class T>
-__device__ __forceinline__ Complex<T> load_operand(const Complex<T>* from) {
-  using Words = std::conditional_t<sizeof(T) == 4, float2, double2>;
-  const Words words = load_global(reinterpret_cast<const Words*>(from));
-  return {words.x, words.y};
-}
-__device__ __forceinline__ float load_operand(const Float16* from) {
-  return widen(Float16{load_global(reinterpret_cast<const uint16_t*>(from))});
-}
-__device__ __forceinline__ float load_operand(const BFloat16* from) {
-  return widen(BFloat16{load_global(reinterpret_cast<const uint16_t*>(from))});
-}
-
 // ---- forward and grad_input
 
 struct DirectShape {
@@ -366,9 +348,8 @@ __global__ void __launch_bounds__(kDirectThreads) add_pixel_sums(const __grid_co
   const int64_t channel = int64_t{blockIdx.x} * kDirectThreads + threadIdx.x;
   if (channel >= p.channels) return;
   const Sum* const partials = reinterpret_cast<const Sum*>(p.partials);
-  CompensatedSum<Sum> sum{partials[channel]};
-  for (int64_t segment = 1; segment < p.segments; ++segment) sum.add(partials[segment * p.channels + channel]);
-  store_result(reinterpret_cast<T*>(p.result) + channel, sum.total());
+  const Sum sum = add_in_order<CompensatedSum<Sum>>(partials + channel, p.channels, static_cast<int32_t>(p.segments));
+  store_result(reinterpret_cast<T*>(p.result) + channel, sum);
 }
 
 }  // namespace conv2d_ext::cuda

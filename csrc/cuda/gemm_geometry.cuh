@@ -74,12 +74,9 @@ struct ConvGeometry {
     take_group_and_phase(group_and_phase);
     cut(p.tile.tile_k);
   }
-  // Without segments, in tiles of one m and kReduceTile x.
-  __device__ ConvGeometry(const Params& params, uint32_t item, int64_t x_tiles) : p(params), segment(0) {
-    tile.x0 = int64_t{take_index(item, x_tiles)} * kReduceTile;
-    tile.m0 = static_cast<int32_t>(take_index(item, p.m));
-    take_group_and_phase(item);
-    cut(p.tile.tile_k);
+  // How many of them there are.
+  static __device__ uint32_t groups_and_phases(const Params& params) {
+    return params.groups * params.row_phases * params.col_phases;
   }
 
   __device__ const AxisPhase& rows() const { return p.rows[row_phase]; }
@@ -143,8 +140,9 @@ struct ConvGeometry {
     offsets.im2col = first * p.source_c + position.h * p.source_h + position.w * p.source_w;
   }
 
-  // Address of C[0, x], or 0 where there is none.
-  __device__ int64_t result_address(int64_t x) const {
+  // Address of C[0, x], or 0 where there is none. Index: of 64 or 32 bits, in which x is divided.
+  template <class Index>
+  __device__ int64_t result_address(Index x) const {
     if (x >= x_count()) return 0;
     const Pixel pixel = pixel_of(x);
     return p.tile.result + group * p.result_group + rows().result_offset + cols().result_offset + pixel.n * p.result_n +
@@ -174,12 +172,13 @@ struct ConvGeometry {
   struct Pixel {
     int64_t n, h, w;
   };
-  __device__ Pixel pixel_of(int64_t x) const {
-    const int64_t width = cols().positions;
-    const int64_t image = rows().positions * width;
-    const int64_t n = x / image;
-    const int64_t rest = x - n * image;
-    const int64_t h = rest / width;
+  template <class Index>
+  __device__ Pixel pixel_of(Index x) const {
+    const Index width = static_cast<Index>(cols().positions);
+    const Index image = static_cast<Index>(rows().positions) * width;
+    const Index n = x / image;
+    const Index rest = x - n * image;
+    const Index h = rest / width;
     return {n, h, rest - h * width};
   }
   __device__ void take_group_and_phase(uint32_t item) {
@@ -230,11 +229,11 @@ struct WeightGeometry {
     tile.k_end = min_of(tile.k_begin + p.tile.segment_tiles, k_tiles);
     chain_tiles = p.tile.chain_tiles;
   }
-  __device__ WeightGeometry(const Params& params, uint32_t item, int64_t x_tiles) : p(params), segment(0) {
-    tile.x0 = int64_t{take_index(item, x_tiles)} * kReduceTile;
-    tile.m0 = static_cast<int32_t>(take_index(item, p.m));
-    group = item;
+  // Of all that a group has.
+  __device__ WeightGeometry(const Params& params, uint32_t group_of) : p(params), group(group_of), segment(0) {
+    tile.x0 = tile.m0 = 0;
   }
+  static __device__ uint32_t groups_and_phases(const Params& params) { return params.groups; }
 
   __device__ int64_t x_count() const { return int64_t{p.channels} * p.taps_h * p.taps_w; }
   __device__ int32_t m_count() const { return p.m; }
@@ -273,7 +272,8 @@ struct WeightGeometry {
     offsets.im2col = image * p.source_n + position.h * p.source_h + position.w * p.source_w;
   }
 
-  __device__ int64_t result_address(int64_t x) const {
+  template <class Index>
+  __device__ int64_t result_address(Index x) const {
     if (x >= x_count()) return 0;
     const Column column = column_of(x);
     return p.tile.result + group * p.result_group + column.c * p.result_c + column.kh * p.result_h +
@@ -302,11 +302,13 @@ struct WeightGeometry {
   struct Column {
     int64_t c, kh, kw;
   };
-  __device__ Column column_of(int64_t x) const {
-    const int64_t taps = int64_t{p.taps_h} * p.taps_w;
-    const int64_t channel = p.channels_fastest ? x % p.channels : x / taps;
-    const int64_t tap = p.channels_fastest ? x / p.channels : x % taps;
-    return {channel, tap / p.taps_w, tap % p.taps_w};
+  template <class Index>
+  __device__ Column column_of(Index x) const {
+    const Index taps_w = static_cast<Index>(p.taps_w), channels = static_cast<Index>(p.channels);
+    const Index taps = static_cast<Index>(p.taps_h) * taps_w;
+    const Index channel = p.channels_fastest ? x % channels : x / taps;
+    const Index tap = p.channels_fastest ? x / channels : x % taps;
+    return {channel, tap / taps_w, tap % taps_w};
   }
 
   int64_t group;

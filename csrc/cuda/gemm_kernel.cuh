@@ -347,28 +347,24 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_X * 32, MIN_CTAS)
   }
 }
 
-// Adds partial sums in the order of their segments. A thread owns one result: a tile has one m and kReduceTile x.
+// Adds partial sums in the order of their segments, one result a thread. Results are numbered through all rows, groups
+// and phases, in the order in which a segment's sums lie, so that no lane is idle where rows are short. 32 bits hold
+// the numbers: all sums fit the workspace.
 template <class Element, class Geometry>
-__global__ void __launch_bounds__(kReduceTile)
-    reduce_partials(const __grid_constant__ typename Geometry::Params params, int64_t x_tiles) {
+__global__ void __launch_bounds__(kReduceThreads)
+    reduce_partials(const __grid_constant__ typename Geometry::Params params) {
   using Sum = SumOf<Element>;
-  const Geometry geometry(params, blockIdx.x, x_tiles);
-  const int64_t x = geometry.tile.x0 + threadIdx.x;
+  using InOrder = std::conditional_t<Geometry::kCompensates, CompensatedSum<Sum>, PlainSum<Sum>>;
+  uint32_t number = blockIdx.x * kReduceThreads + threadIdx.x;
+  const uint32_t x = take_index(number, params.tile.partial_row / int64_t{sizeof(Sum)});
+  const int32_t m = static_cast<int32_t>(take_index(number, params.m));
+  if (number >= Geometry::groups_and_phases(params)) return;
+  const Geometry geometry(params, number);
   if (x >= geometry.x_count()) return;
-  const int64_t first = geometry.partial_address(x) + geometry.tile.m0 * geometry.partial_step();
-  const auto partial = [&](int32_t segment) {
-    return *reinterpret_cast<const Sum*>(first + segment * geometry.partial_segment());
-  };
-  Sum sum = partial(0);
-  if constexpr (Geometry::kCompensates) {
-    CompensatedSum<Sum> all{sum};
-    for (int32_t segment = 1; segment < geometry.segments(); ++segment) all.add(partial(segment));
-    sum = all.total();
-  } else {
-    for (int32_t segment = 1; segment < geometry.segments(); ++segment) sum = add(sum, partial(segment));
-  }
-  sum = add(sum, geometry.bias() != nullptr ? geometry.template bias_at<Element>(0) : zero_of<Sum>());
-  store_result(reinterpret_cast<Element*>(geometry.result_address(x) + geometry.tile.m0 * geometry.result_step()), sum);
+  const auto* const first = reinterpret_cast<const Sum*>(geometry.partial_address(x) + m * geometry.partial_step());
+  const Sum bias = geometry.bias() != nullptr ? geometry.template bias_at<Element>(m) : zero_of<Sum>();
+  const Sum sum = add_in_order<InOrder>(first, geometry.partial_segment() / int64_t{sizeof(Sum)}, geometry.segments());
+  store_result(reinterpret_cast<Element*>(geometry.result_address(x) + m * geometry.result_step()), add(sum, bias));
 }
 
 }  // namespace conv2d_ext::cuda

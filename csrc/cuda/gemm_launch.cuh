@@ -11,8 +11,7 @@ template <class Policy, class Geometry>
 cudaError_t launch_reduction(const typename Geometry::Params& params, const GemmLaunch& launch_of) {
   if (launch_of.reduce_items == 0) return cudaSuccess;
   return launch(reduce_partials<typename Policy::Element, Geometry>,
-                dim3(static_cast<unsigned>(launch_of.reduce_items)), dim3(kReduceTile), 0, launch_of.stream, params,
-                launch_of.reduce_x_tiles);
+                dim3(static_cast<unsigned>(launch_of.reduce_items)), dim3(kReduceThreads), 0, launch_of.stream, params);
 }
 
 template <class Policy, class Geometry, int WARPS_M, int WARPS_X, int STAGES, int MIN_CTAS, Load LOAD_A, Load LOAD_B>

@@ -90,8 +90,8 @@ struct WeightParams {
 // No tile is longer. The kernels round K up to whole tiles in 32 bits: the planner leaves room for that.
 constexpr int64_t kMostTileK = 64;
 
-// Results of a CTA of reduce_partials, all of one m.
-constexpr int kReduceTile = 256;
+// Of a CTA of reduce_partials, one result each. Few, so that a small gradient's results lie on many SMs.
+constexpr int kReduceThreads = 128;
 
 // ---- the order of k in a convolution: (block of channels, tap, channel of the block), counted in groups of 8 channels
 // that share a tap. The last group of a block may be short; its other products are of zeros. Problems with fewer than

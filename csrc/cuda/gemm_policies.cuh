@@ -57,6 +57,14 @@ struct CompensatedSum<Complex<T>> {
   __device__ __forceinline__ Complex<T> total() const { return {re.total(), im.total()}; }
 };
 
+// A sum of values in order, without what its additions round away.
+template <class T>
+struct PlainSum {
+  T sum;
+  __device__ __forceinline__ void add(T value) { sum = cuda::add(sum, value); }
+  __device__ __forceinline__ T total() const { return sum; }
+};
+
 template <class T>
 __device__ __forceinline__ Complex<T> multiply_add(Complex<T> a, Complex<T> b, Complex<T> c) {
   return {multiply_add(-a.im, b.im, multiply_add(a.re, b.re, c.re)),
@@ -90,6 +98,48 @@ __device__ __forceinline__ float load_widened(const BFloat16* from) { return wid
 
 template <class T>
 using SumOf = decltype(load_widened(static_cast<const T*>(nullptr)));
+
+// The same of memory that nothing writes while the kernel runs.
+template <class T>
+__device__ __forceinline__ T load_operand(const T* from) {
+  return load_global(from);
+}
+template <class T>
+__device__ __forceinline__ Complex<T> load_operand(const Complex<T>* from) {
+  using Words = std::conditional_t<sizeof(T) == 4, float2, double2>;
+  const Words words = load_global(reinterpret_cast<const Words*>(from));
+  return {words.x, words.y};
+}
+__device__ __forceinline__ float load_operand(const Float16* from) {
+  return widen(Float16{load_global(reinterpret_cast<const uint16_t*>(from))});
+}
+__device__ __forceinline__ float load_operand(const BFloat16* from) {
+  return widen(BFloat16{load_global(reinterpret_cast<const uint16_t*>(from))});
+}
+
+// Sums of a kernel before this one: `count` of them, `step` elements apart, added in order. An addition waits for the
+// one before it; loads don't, so many are in flight.
+constexpr int kLoadsAhead = 16;
+template <class InOrder, class Sum>
+__device__ __forceinline__ Sum add_in_order(const Sum* first, int64_t step, int32_t count) {
+  InOrder all{load_operand(first)};
+  const Sum* next = first + step;
+#pragma unroll 1
+  for (int32_t left = count - 1; left > 0; left -= kLoadsAhead) {
+    Sum values[kLoadsAhead];
+#pragma unroll
+    for (int i = 0; i < kLoadsAhead; ++i) {
+      if (i < left) values[i] = load_operand(next);
+      next += step;
+    }
+#pragma unroll
+    for (int i = 0; i < kLoadsAhead; ++i) {
+      if (i >= left) break;
+      all.add(values[i]);
+    }
+  }
+  return all.total();
+}
 
 // As many elements as fit 16 bytes, loaded and stored at once.
 template <class T>

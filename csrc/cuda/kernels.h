@@ -18,8 +18,7 @@ enum class GemmKind : int {
 // How a launch of a GEMM kernel is told from others of its table entry.
 struct GemmLaunch {
   int64_t items;         // CTAs
-  int64_t reduce_items;  // of reduce_partials; 0 where there are no partials
-  int64_t reduce_x_tiles;
+  int64_t reduce_items;  // CTAs of reduce_partials; 0 where there are no partials
   int shared_bytes;
   int most_shared_bytes;  // of any launch of this table entry
   Vectors vector_a, vector_b;
@@ -123,7 +122,7 @@ cudaError_t launch_depthwise_conv(DType dtype, const ConvParams& params, const D
 
 struct DirectWeightLaunch {
   int64_t segment_pixels, column_blocks, row_blocks, group_blocks;
-  int64_t reduce_items, reduce_x_tiles;  // as in GemmLaunch
+  int64_t reduce_items;  // as in GemmLaunch
   bool lanes_are_groups;
   cudaStream_t stream;
 };

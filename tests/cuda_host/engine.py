@@ -176,7 +176,9 @@ class Engine:
         """What run would do; None of grad_bias, which is taken or refused."""
         execution = Execution(machine=machine)
         operands = (first, second, None)
-        return self._call(direction, problem, operands, result, tf32, execution, True)[1].get("plan")
+        return self._call(direction, problem, operands, result, tf32, execution, True)[1].get(
+            "plan"
+        )
 
     def matmul(
         self,

@@ -64,6 +64,11 @@ FOUR_STEPS = Problem("4 steps", 1, 8, (5, 7), 33, (2, 4))
 PHASES_2 = Problem("2 phases", 1, 9, (7, 6), 10, (3, 3), (2, 2), (1, 1))
 # Two chains of the full length.
 FULL_CHAINS = Problem("K = 512", 1, 64, (5, 7), 33, (2, 4))
+SPLIT = Machine(split=1)
+SEGMENTED_GROUPS = Problem("groups of K in segments", 1, 640, (3, 5), 22, (1, 1), groups=2)
+SEGMENTED_PHASES = SEGMENTS[3]
+MANY_SEGMENTS = Problem("20 segments of pixels", 20, 3, (16, 16), 9, (1, 1))
+MANY_PIXELS = Problem("20 segments of 1024 pixels", 20, 3, (32, 32), 9, (1, 1))
 
 
 def _kernel(name, old, new, direction="forward", problem=TAILS, **rest) -> Mutation:
@@ -177,11 +182,51 @@ MUTATIONS = (
         problem=SEGMENTED,
         machine=UNSPLIT,
     ),
-    _kernel(
+    _in(
+        "gemm_policies.cuh",
         "a segment's partial sum is left out",
-        "segment = 1; segment < geometry.segments(); ++segment) sum =",
-        "segment = 2; segment < geometry.segments(); ++segment) sum =",
-        problem=SEGMENTED,
+        "if (i >= left) break;",
+        "if (i + 1 >= left) break;",
+        "gemm_f32.cu",
+        "forward",
+        "float32",
+        SEGMENTED,
+        machine=SPLIT,
+    ),
+    _in(
+        "gemm_policies.cuh",
+        "a partial sum is loaded ahead twice",
+        "left > 0; left -= kLoadsAhead",
+        "left > 0; left -= kLoadsAhead, next -= step",
+        "gemm_f32.cu",
+        "grad_weight",
+        "float32",
+        MANY_SEGMENTS,
+    ),
+    _in(
+        "gemm_policies.cuh",
+        "sums of grad_bias's last segments are added twice",
+        "left > 0; left -= kLoadsAhead",
+        "left > 0; left -= kLoadsAhead - 1",
+        "direct.cu",
+        "grad_bias",
+        "float32",
+        MANY_PIXELS,
+    ),
+    _kernel(
+        "all groups are reduced as the first",
+        "const Geometry geometry(params, number);\n  if (x >=",
+        "const Geometry geometry(params, 0);\n  if (x >=",
+        problem=SEGMENTED_GROUPS,
+        machine=SPLIT,
+    ),
+    _kernel(
+        "pixels that a phase hasn't are reduced",
+        "if (x >= geometry.x_count()) return;\n  const auto* const first",
+        "const auto* const first",
+        direction="grad_input",
+        problem=SEGMENTED_PHASES,
+        machine=SPLIT,
     ),
     _in(
         "conv2d_cuda.cpp",
@@ -206,8 +251,8 @@ MUTATIONS = (
     _in(
         "gemm_kernel.cuh",
         "a segment of pixels is left out",
-        "segment = 1; segment < geometry.segments(); ++segment) all",
-        "segment = 2; segment < geometry.segments(); ++segment) all",
+        "int64_t{sizeof(Sum)}, geometry.segments());",
+        "int64_t{sizeof(Sum)}, geometry.segments() - 1);",
         "gemm_f32.cu",
         "grad_weight",
         "float32",
