@@ -182,7 +182,8 @@ def unknown_gpus(capabilities: list[tuple[int, int]], toolkit: Toolkit) -> str |
         return None
     return (
         f"the CUDA toolkit {toolkit.version} doesn't know the visible GPUs of compute capability "
-        f"{', '.join(map(_dotted, unknown))}: their driver translates PTX when the module is loaded"
+        f"{', '.join(map(_dotted, unknown))}: they run code for older GPUs, or PTX that their "
+        "driver translates when the module is loaded"
     )
 
 

@@ -225,7 +225,7 @@ def test_gpus_that_the_toolkit_does_not_know():
     assert choose(None, [(10, 3)], newer) == "10.0+PTX"
     sentence = build.unknown_gpus([(12, 0), (9, 0), (10, 3), (7, 5)], TOOLKIT)
     assert sentence.startswith("the CUDA toolkit 12.4 doesn't know the visible GPUs of compute ")
-    assert "capability 10.3, 12.0: their driver translates PTX" in sentence
+    assert "capability 10.3, 12.0: they run code for older GPUs, or PTX" in sentence
     only_new = build.Toolkit("20.0", frozenset({(9, 0), (12, 0)}))
     makes = "the CUDA toolkit {} makes no code for compute capability {}, only for {}".format
     with pytest.raises(SystemExit) as error:

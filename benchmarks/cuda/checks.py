@@ -68,12 +68,16 @@ def gather(logs: Path) -> dict:
     tests = []
     for name in sorted(names):
         report, unfinished = logs / f"{name}.xml", logs / f"{name}.unfinished"
-        if report.exists():
+        finished = not unfinished.exists()
+        try:
             found = read_tests(report)
-        else:
-            command = unfinished.read_text(encoding="utf-8").strip()
-            found = {"command": command, "passed": 0, "failed": [], "skipped": 0}
-        tests.append({**found, "finished": not unfinished.exists()})
+        except (
+            FileNotFoundError,
+            ElementTree.ParseError,
+        ):  # stopped before, or while, it was written
+            command = name if finished else unfinished.read_text(encoding="utf-8").strip()
+            found, finished = {"command": command, "passed": 0, "failed": [], "skipped": 0}, False
+        tests.append({**found, "finished": finished})
     sanitizer = [read_sanitizer(log) for log in sorted(logs.glob("sanitizer-*.log"))]
     found = surroundings()
     wanted = ("gpu", "versions", "revision", "started")

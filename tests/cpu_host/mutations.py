@@ -672,13 +672,6 @@ MUTATIONS = (
         "visit(0, blocks.vectors,",
     ),
     M(
-        "plan/tile_pixels.cpp",
-        "sums in chunks are taken as one",
-        "!reads_whole_planes(gemm) || k.has_chunks()) return false;",
-        "!reads_whole_planes(gemm)) return false;",
-        isas=("avx512",),
-    ),
-    M(
         "kernels/pixels.h",
         "chains don't end",
         "min64(k + operands.chain, depth)",

@@ -47,8 +47,10 @@ CONV2D_LIMIT kFarPixelBytes = 1024;
 CONV2D_LIMIT kFarWeightRowBytes = 4096;
 // From this many result channels on, misaligned planes are copied.
 CONV2D_LIMIT kLeastChannelsToAlign = 64;
-// Panels of planes take all of K at once where sums are this long and result channels this many; weights that have to be
-// copied are no more than so many bytes; of planes that share few sets of the caches, up to so many result channels.
+// Panels of planes take all of K at once where L1 has so many ways (since Ice Lake and Zen 5), sums are this long and
+// result channels this many; weights that have to be copied are no more than so many bytes; of planes that share few
+// sets of the caches, up to so many result channels.
+CONV2D_LIMIT kLeastWholeWays = 12;
 CONV2D_LIMIT kLeastWholeDepth = 33;
 CONV2D_LIMIT kLeastWholeRows = 3;
 CONV2D_LIMIT kWholeWeightBytes = 512 * 1024;

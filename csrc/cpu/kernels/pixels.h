@@ -80,8 +80,8 @@ CONV2D_INLINE void multiply_pixels(const PixelOperands<T>& operands) {
   constexpr int kPanel = NV * V::kLanes, kLine = 64 / int(sizeof(T));
   // Successive k lie in different planes, which hardware prefetchers don't follow from panel to panel. One or two rows,
   // which compute hardly longer than memory takes, ask in every step for the next panel but one. More rows ask for
-  // their share of the next panel at once. Of whole planes all channels exceed L1: each step asks for that kStepsAhead
-  // later, of the same panel.
+  // their share of the next panel at once. A panel of whole planes exceeds L1: each step asks for the pixels that the
+  // panel's step kStepsAhead later reads.
   constexpr bool kAsksEachStep = kSteps == Steps::kTaps && MR <= 2;
   constexpr int kStepsAhead = 8;
   WeightPointers<T, MR> weights(operands.w, operands.w_pitch);

@@ -116,9 +116,10 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
   if (goes_by_columns(g, block_k(g, vector.limits), vector, size_of(dtype))) return nullptr;
   const bool pointwise = g.taps() == 1;
   const int64_t run = pointwise ? g.rows * g.cols : g.cols;
-  // More rows of one vector gain nothing: each multiply-add has a load.
-  constexpr int64_t kMostRowsOfOneVector = 6;
-  const int64_t rows = cut_panels(g.m, min64(pixel_rows(vector), kMostRowsOfOneVector)).size(0);
+  // Sums in flight: more rows than these gain nothing where they are of one vector, since each multiply-add has a load;
+  // of several vectors these are enough.
+  constexpr int64_t kMostRows = 6;
+  const int64_t rows = cut_panels(g.m, min64(pixel_rows(vector), kMostRows)).size(0);
   const int64_t sums = rows * min64(pixel_panel_vectors(rows, vector), div_up(run, vector.lanes));
   const double over_pixels = vector.filled(run) * std::min(1.0, double(sums) / double(kSumsInFlight));
   const int64_t parts = vector.halves_pay && !pointwise ? 2 : 1;

@@ -30,9 +30,10 @@ bool segments_are_contiguous(const ConvGemm& gemm, const KBlocking& k) {
 }  // namespace
 
 bool takes_whole_planes(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size) {
-  const bool lines = vector.lanes * storage_size == 64 && l1_ways() >= 12;
+  const bool lines = vector.lanes * storage_size == 64 && l1_ways() >= limit::kLeastWholeWays;
   if (!lines || storage_size != vector.element_size || !reads_whole_planes(gemm) || k.has_chunks()) return false;
   if (gemm.channels < limit::kLeastWholeDepth || gemm.m < limit::kLeastWholeRows) return false;
+  if (gemm.destination_col != 1 || gemm.cols < vector.lanes) return false;
   // Weights whose k are not neighbours are copied, all of them at once.
   const int64_t copied = gemm.weight_c == 1 ? 0 : saturating_mul(gemm.m, gemm.channels, storage_size);
   // Planes a multiple of 4 KiB apart share few sets of L1 and L2: few result channels read them again.

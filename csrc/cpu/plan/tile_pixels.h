@@ -28,7 +28,8 @@ constexpr int64_t pixel_panel_vectors(int64_t rows, const VectorShape& vector) {
 // The most result channels of a 1x1 kernel that goes by columns.
 constexpr int64_t kMostPixelColumnResults = 6;
 
-// Whether panels of a 1x1 kernel's pixels may take all of K, one after the other: the source is read in place.
+// Whether panels of a 1x1 kernel's pixels take all of K, one after the other, where a tile's sums are direct: source
+// and result are planes, of a vector of pixels or more.
 bool takes_whole_planes(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size);
 
 // Whether the pixels of a 1x1 kernel are read where they lie, full panels of them.
@@ -56,8 +57,8 @@ struct PixelTiling : TileGrid {
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads);
 
-// The panels of a run of pixels, for blocks of up to `rows` result channels. The last one of whole_planes overlaps the
-// one before, of which there is one where the run has a vector.
+// The panels of a run of pixels, for blocks of up to `rows` result channels. The last panel of whole_planes overlaps
+// the one before; so there are two where the pixels exceed one vector and don't fill the last one.
 Panels cut_run(const PixelTiling& tiling, int64_t run, int64_t rows, const VectorShape& vector);
 
 // A thread's scratch: offsets in bytes.
