@@ -182,8 +182,8 @@ class TestMadeUpGpu:
             echo "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)" """
         out = tmp_path / "results" / "cuda"
         process, _, _ = run(
-            "lease", does=does, sanitizer_does=sanitizer, OUT=str(out), DEVICE="cpu", REVISION="abc",
-            BUDGET="5300",
+            "lease", does=does, sanitizer_does=sanitizer, OUT=str(out), DEVICE="cpu",
+            REVISION="abc", BUDGET="5300",
         )  # fmt: skip
         assert process.returncode == 0, process.stdout
         written = {"benchmark.json", "smoke.jsonl", "sweep.jsonl", "checks.json", "logs.tar.gz"}
