@@ -69,12 +69,10 @@ def gather(logs: Path) -> dict:
     for name in sorted(names):
         report, unfinished = logs / f"{name}.xml", logs / f"{name}.unfinished"
         finished = not unfinished.exists()
+        # A run may have been stopped before its report was written, or meanwhile.
         try:
             found = read_tests(report)
-        except (
-            FileNotFoundError,
-            ElementTree.ParseError,
-        ):  # stopped before, or while, it was written
+        except (FileNotFoundError, ElementTree.ParseError):
             command = name if finished else unfinished.read_text(encoding="utf-8").strip()
             found, finished = {"command": command, "passed": 0, "failed": [], "skipped": 0}, False
         tests.append({**found, "finished": finished})

@@ -7,10 +7,11 @@
 //  * the pixels of a 1x1 kernel, full panels of them;
 //  * weights whose k is contiguous (but many pixels of a 1x1 kernel read a copy of rows that lie far apart);
 //  * results: full panels are summed in the planes of the result tensor.
-// Where all three are so, a panel takes all of K before the next one, and the last panel overlaps the one before
-// instead of going through scratch: its first pixels are computed twice. What needs converting or has other strides
-// goes through scratch, and so does the last panel of a run where pixels don't fill it: nothing is read or written
-// beyond a tensor's end.
+// Where planes are both read and summed in place (takes_whole_planes), a panel takes all of K before the next one, and
+// the last panel overlaps the one before instead of going through scratch: its first pixels are computed twice.
+//
+// What needs converting or has other strides goes through scratch, and so does otherwise the last panel of a run where
+// pixels don't fill it: nothing is read or written beyond a tensor's end.
 //
 // Of 1x1 kernels to few channels no pixel is packed where pixels have their channels side by side: they are transposed
 // in registers (kernels/columns.h), and read once. Each is multiplied a few times: reading them is the bound.

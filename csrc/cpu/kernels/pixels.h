@@ -98,12 +98,12 @@ CONV2D_INLINE void multiply_pixels(const PixelOperands<T>& operands) {
   const int64_t depth = operands.depth;
   bool accumulate = operands.accumulate;
   // Planes of the result are often farther away than L2: their lines are asked for before the first chain.
-  T* planes = operands.c;
+  T* result = operands.c;
 #pragma GCC unroll 8
-  for (int j = 0; j < MR; ++j, planes += operands.c_pitch) {
+  for (int j = 0; j < MR; ++j, result += operands.c_pitch) {
 #pragma GCC unroll 4
-    for (int x = 0; x < kPanel; x += kLine) __builtin_prefetch(planes + x, 1);
-    __builtin_prefetch(planes + kPanel - 1, 1);
+    for (int x = 0; x < kPanel; x += kLine) __builtin_prefetch(result + x, 1);
+    __builtin_prefetch(result + kPanel - 1, 1);
   }
 
   for (int64_t k = 0; k != depth;) {

@@ -107,7 +107,7 @@ struct PixelTiler {
   const KBlocking& k;
   const VectorShape& vector;
   const int64_t storage_size;
-  const bool source_in_place;
+  const bool source_in_place, takes_whole;  // takes_whole_planes()
   const int num_threads;
 
   bool is_pointwise() const { return gemm.taps() == 1; }
@@ -157,7 +157,7 @@ struct PixelTiler {
     const bool rows_far_apart = is_pointwise() && gemm.m > 1 &&
                                 saturating_mul(gemm.weight_m, storage_size) >= limit::kFarRowsBytes &&
                                 t.tile_rows * t.tile_cols >= limit::kLeastPixelsToCopyRows;
-    t.whole_planes = t.direct && (t.join_rows || t.tile_rows == 1) && takes_whole_planes(gemm, k, vector, storage_size);
+    t.whole_planes = t.direct && (t.join_rows || t.tile_rows == 1) && takes_whole;
     const bool weight_in_place =
         same_type() && segments_are_contiguous(gemm, k) && (t.whole_planes ? gemm.weight_c == 1 : !rows_far_apart);
     t.weight_depth = weight_in_place ? 0 : t.whole_planes ? gemm.channels : k.max_depth();
@@ -209,8 +209,9 @@ struct PixelTiler {
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads) {
   if (goes_by_columns(gemm, k, vector, storage_size)) return tile_columns(gemm, k, vector, storage_size, num_threads);
-  const PixelTiler tiler{gemm,       k, vector, storage_size, reads_pixels_in_place(gemm, k, vector, storage_size),
-                         num_threads};
+  const bool takes_whole = takes_whole_planes(gemm, k, vector, storage_size);
+  const bool in_place = takes_whole || reads_pixels_in_place(gemm, k, vector, storage_size);
+  const PixelTiler tiler{gemm, k, vector, storage_size, in_place, takes_whole, num_threads};
   PixelTiling t = tiler.cut(tiler.most_pixels());
   // Finer tiles where there are few.
   const int64_t least = kMaxPanelVectors * vector.lanes;
