@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
+from torch.fx.proxy import TracerBase
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
@@ -39,23 +40,31 @@ class _Layer(nn.Module):
     _pytorch_class = nn.Module
 
     def forward(self, input: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript compiles both sides of `and`)
-            if isinstance(input, Proxy):
-                return self._traced(input)
         return self._compute(input)
 
-    def _traced(self, input: Proxy, *args: object) -> Proxy:
+    def _call_impl(self, *args: object, **kwargs: object) -> object:
+        """A call with its hooks: what torch.nn.Module.__call__ is made of, whatever torch.fx has
+        put in its place."""
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(first, Proxy):
+            return self._traced(first.tracer, args, kwargs)
+        return super()._call_impl(*args, **kwargs)
+
+    def _traced(self, tracer: TracerBase, args: tuple, kwargs: dict[str, object]) -> object:
         """A leaf of torch.fx wherever PyTorch's layer would be one.
 
         Tracers know leaves by the module of their class, torch.nn: they are asked about the same
-        layer as one of torch.nn. The root, whose path is empty, is no leaf.
+        layer as one of torch.nn. The root, whose path is empty, and subclasses are no leaves. What
+        surrounds a leaf's forward, hooks or a function in its place, is the leaf's, not the
+        graph's.
         """
-        plain = self._pytorch_class.__new__(self._pytorch_class)
-        plain.__dict__.update(self.__dict__)
-        path = input.tracer.path_of_module(self)
-        if path and input.tracer.is_leaf_module(plain, path):
-            return input.tracer.create_proxy("call_module", path, (input, *args), {})
-        return self._compute(input, *args)
+        if type(self).__module__ == __name__:
+            plain = self._pytorch_class.__new__(self._pytorch_class)
+            plain.__dict__.update(self.__dict__)
+            path = tracer.path_of_module(self)
+            if path and tracer.is_leaf_module(plain, path):
+                return tracer.create_proxy("call_module", path, args, kwargs)
+        return super()._call_impl(*args, **kwargs)
 
     def __setattr__(self, name: str, value: object) -> None:
         # torch.ao.quantization marks what it will quantize, looks for torch.nn's layers by their
@@ -141,11 +150,6 @@ class Conv2d(_Layer, nn.Conv2d):
 
 class _TransposedLayer(_Layer):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript compiles both sides of `and`)
-            if isinstance(input, Proxy):
-                if output_size is None:
-                    return self._traced(input)
-                return self._traced(input, output_size)
         if self.padding_mode != "zeros":
             raise ValueError("Only `zeros` padding mode is supported for transposed convolutions")
         return self._compute(input, output_size)

@@ -223,6 +223,66 @@ def test_a_layer_is_a_leaf_of_fx_where_pytorchs_is(cls):
                            ours(input_of(ours[0])))  # fmt: skip
 
 
+def _wrap_forward(layer):
+    forward = layer.forward
+    layer.forward = lambda *args: forward(*args) * 2
+
+
+# What runs around a layer's forward.
+AROUND = {
+    "hook": lambda layer: layer.register_forward_hook(lambda module, args, output: output * 2),
+    "pre-hook": lambda layer: layer.register_forward_pre_hook(
+        lambda module, args: (args[0] + 1, *args[1:])
+    ),
+    "wrapped forward": _wrap_forward,
+}
+
+
+@over_classes
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("tracer", [fx.Tracer, NoLeaves])
+def test_fx_runs_what_is_around_forward_once(cls, around, tracer):
+    ours = nn.Sequential(layer_of(cls))
+    AROUND[around](ours[0])
+    theirs = copy.deepcopy(ours)
+    conv2d_ext.convert(ours)
+    input = input_of(ours[0])
+    expected = ours(input)
+    torch.testing.assert_close(expected, theirs(input))
+    if around == "wrapped forward":  # a deep copy's is the original's
+        theirs = None
+    graph = tracer().trace(ours)
+    assert torch.equal(fx.GraphModule(ours, graph)(input), expected)
+    if theirs is not None:
+        ops = [[n.op == "call_module" for n in g.nodes] for g in (graph, tracer().trace(theirs))]
+        assert any(ops[0]) == any(ops[1]) == (tracer is fx.Tracer)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(input), expected)
+
+
+@over_classes
+@pytest.mark.parametrize("residual", [False, True], ids=["scaled", "residual"])
+def test_fx_traces_through_a_subclass_as_through_one_of_pytorchs(cls, residual):
+    graphs = []
+    for base in (cls, type(conv2d_ext.convert(layer_of(cls)))):
+
+        class Subclass(base):
+            def forward(self, input):
+                output = super().forward(input) * 2
+                return output + input.sum() if residual else output
+
+        layer = layer_of(cls)
+        input = input_of(layer)
+        layer.__class__ = Subclass
+        model = nn.Sequential(layer)
+        traced = fx.symbolic_trace(model)
+        assert torch.equal(traced(input), model(input))
+        graphs.append([node.op for node in traced.graph.nodes])
+    assert "call_module" not in graphs[1]
+    assert graphs[0] == graphs[1]
+
+
 @over_classes
 def test_a_layer_is_not_quantized_and_says_so(cls):
     layer = conv2d_ext.convert(layer_of(cls))
