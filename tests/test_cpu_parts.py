@@ -112,8 +112,7 @@ _INTEGERS = _parts(f"{_GEMM}, pack_patch, store_tile, add_chunk", "int16") | {
 }
 _NATIVE = (
     {f"{part}, listed" for part in _parts("gemm_ukernel", "float32, float64")}
-    | _parts("ListedSteps, pixel_ukernel", "float32, float64")
-    | {f"{part}, whole planes" for part in _parts("pixel_ukernel", "float32, float64")}
+    | _parts("ListedSteps, pixel_ukernel, whole_plane_ukernel", "float32, float64")
     | _parts("depthwise_weight_panel", "float32, float64, bfloat16, float16")
     | _parts("depthwise_ukernel", "float32, float64, bfloat16")
     | {"depthwise_ukernel bfloat16, widened"}

@@ -24,10 +24,10 @@ COMPILED = conv2d_ext.build_config()["compiled_isas"]
 # 'address size name' of a function in the symbol table; a hidden function is local there.
 _SYMBOL = re.compile(r"^([0-9a-f]+) .* F \.text\s+([0-9a-f]+)\s+(?:\.hidden )?(.*)$")
 _UKERNEL = re.compile(
-    r"cpu::(?P<isa>\w+)::(?P<family>gemm_ukernel|pixel_ukernel)"
+    r"cpu::(?P<isa>\w+)::(?P<family>gemm_ukernel|pixel_ukernel|whole_plane_ukernel)"
     r"<(?P<dtype>\w+), (?P<rows>\d+), (?P<vectors>\d+)"
     r"(?:, (?P<lanes_are_groups>true|false), (?P<half>true|false), (?P<listed>true|false)"
-    r", (?P<result>[\w:]+))?(?:, \([\w:]+Steps\)(?P<steps>\d))?>\("
+    r", (?P<result>[\w:]+))?>\("
 )
 # Of depthwise problems: 'rows' pixels by 'columns' taps, and 'rows' by 'columns' taps.
 _DEPTHWISE = re.compile(
@@ -67,10 +67,9 @@ FORMS = {
     ("gemm_ukernel", "false", "true", "false"): "result channels, half of the last vector",
     ("gemm_ukernel", "true", "false", "false"): "groups",
     ("pixel_ukernel", None, None, None): "pixels",
+    ("whole_plane_ukernel", None, None, None): "pixels of whole planes",
 }
-_PLANES = "pixels of whole planes"  # a pixel_ukernel of Steps::kPlanes
-
-
+_PLANES = FORMS["whole_plane_ukernel", None, None, None]
 _LISTED = FORMS["gemm_ukernel", "false", "false", "true"]
 
 
@@ -229,12 +228,10 @@ _ROUNDED = ", rounded to bfloat16"
 
 def form_of(ukernel: re.Match) -> str:
     form = FORMS[tuple(ukernel[k] for k in ("family", "lanes_are_groups", "half", "listed"))]
-    if ukernel["steps"] == "1":
-        form = _PLANES
     return form if ukernel["result"] in (None, ukernel["dtype"]) else form + _ROUNDED
 
 
-_WHOLE = [form for form in FORMS.values() if form != _HALF]
+_WHOLE = [form for form in FORMS.values() if form not in (_HALF, _PLANES)]
 # The sums of bfloat16 pairs are float32.
 FAMILIES = [
     (isa, dtype, form)

@@ -924,6 +924,11 @@ void check_whole_planes() {
     expect(t.source_in_place && t.direct && !k.has_chunks(), "read and summed in place");
     expect(t.weight_depth == (g.weight_c == 1 ? 0 : g.channels), "all of K of a row's weights");
     expect(t.chunk_m * t.weight_depth * 4 <= limits::tiling::kWholeWeightBytes, "few weights are copied");
+    const int64_t rows = cut_panels(g.m, pixel_rows(vector)).size(0), panel = pixel_panel_vectors(rows, vector) * 16;
+    expect(t.tile_cols == g.cols || t.tile_cols % panel == 0 || t.tile_cols < panel, "whole panels");
+    expect(g.channels * 3 * 64 <= limits::tiling::kWholePanelBytes, "a panel stays in L2");
+    expect(t.panels_at_once == 4 || t.panels_at_once * g.channels * panel * 4 <= limits::tiling::kWholeRunBytes,
+           "all result channels read the same panels from L2");
   }
   expect(whole > 500 || sysconf(_SC_LEVEL1_DCACHE_SIZE) / 4096 < 12, "there are such tilings");
 }

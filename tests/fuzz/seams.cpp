@@ -328,11 +328,15 @@ int64_t* const kLimits[] = {
     &t::kLeastWholePixels,
     &t::kFarPixelBytes,
     &t::kFarWeightRowBytes,
-    &t::kLeastWholeDepth,
+    &t::kWholePanelBytes,
     &t::kLeastWholeRows,
     &t::kWholeWeightBytes,
     &t::kMostRowsOfOneSet,
     &t::kLeastWholeWays,
+    &t::kWholePageBytes,
+    &t::kWholeTilePixels,
+    &t::kWholeRunBytes,
+    &t::kNextPanelDepth,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

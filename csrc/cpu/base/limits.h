@@ -47,14 +47,22 @@ CONV2D_LIMIT kFarPixelBytes = 1024;
 CONV2D_LIMIT kFarWeightRowBytes = 4096;
 // From this many result channels on, misaligned planes are copied.
 CONV2D_LIMIT kLeastChannelsToAlign = 64;
-// Panels of planes take all of K at once where L1 has so many ways (since Ice Lake and Zen 5), sums are this long and
-// result channels this many; weights that have to be copied are no more than so many bytes; of planes that share few
-// sets of the caches, up to so many result channels.
+// Panels of planes take all of K at once where L1 has so many ways (since Ice Lake and Zen 5) and result channels are
+// this many; weights that have to be copied are no more than so many bytes; of planes that share few sets of the
+// caches, up to so many result channels. All lines of a panel stay in L2, and their pages in the TLB (1024 of 4 KiB).
 CONV2D_LIMIT kLeastWholeWays = 12;
-CONV2D_LIMIT kLeastWholeDepth = 33;
+CONV2D_LIMIT kWholePanelBytes = 448 * 1024;
 CONV2D_LIMIT kLeastWholeRows = 3;
 CONV2D_LIMIT kWholeWeightBytes = 512 * 1024;
 CONV2D_LIMIT kMostRowsOfOneSet = 64;
+CONV2D_LIMIT kWholePageBytes = 1024 * 4096;
+// A tile then has about so many pixels, and as many panels meet all result channels in turn as together are no more
+// than so many bytes, or four. Sums of up to so many products ask for their planes' next panel, half as many where the
+// source is streamed (kStreamedBytes); longer ones for the planes of so many steps later.
+CONV2D_LIMIT kWholeTilePixels = 1440;
+CONV2D_LIMIT kWholeRunBytes = 256 * 1024;
+CONV2D_LIMIT kNextPanelDepth = 64;
+inline constexpr int64_t kWholeStepsAhead = 4;
 // Patch and C tile together stay below a usual L2.
 CONV2D_LIMIT kPatchBytes = 300 * 1024;
 // Of tiles that take fewer pixels where their patch then holds all channels (tile_gemm.cpp).

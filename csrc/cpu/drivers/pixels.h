@@ -7,8 +7,9 @@
 //  * the pixels of a 1x1 kernel, full panels of them;
 //  * weights whose k is contiguous (but many pixels of a 1x1 kernel read a copy of rows that lie far apart);
 //  * results: full panels are summed in the planes of the result tensor.
-// Where planes are both read and summed in place (takes_whole_planes), a panel takes all of K before the next one, and
-// the last panel overlaps the one before instead of going through scratch: its first pixels are computed twice.
+// Where planes are both read and summed in place (takes_whole_planes), each panel takes all of K at once
+// (kernels/whole_planes.h), and the last one overlaps the one before instead of going through scratch: its first pixels
+// are computed twice. A few panels at a time meet all result channels.
 //
 // What needs converting or has other strides goes through scratch, and so does otherwise the last panel of a run where
 // pixels don't fill it: nothing is read or written beyond a tensor's end.
@@ -21,6 +22,7 @@
 
 #include "../kernels/columns.h"
 #include "../kernels/pixels.h"
+#include "../kernels/whole_planes.h"
 #include "../pack/interleave.h"
 #include "../pack/patch.h"
 #include "../pack/store.h"
@@ -204,35 +206,38 @@ struct PixelCall {
       o.w = w + m * o.w_pitch;
       o.c = c + m * o.c_pitch;
       set_bias(item, m, add_bias, o);
-      pixel_ukernel_for<T, Steps::kTaps>(rows, panels.size(p))(o);
+      pixel_ukernel_for<T>(rows, panels.size(p))(o);
       o.first_asked += count * o.asked_steps;
     });
   }
 
-  // All of K for one panel after the other, of planes that are read and summed in place.
+  // All of K at once, of planes that are read and summed in place.
   void multiply_whole_planes(const Item& item) const {
     const WeightRows w = weight_rows(item, KBlock{0, gemm.channels, 0, 1, 0, 1});
-    PixelOperands<T> o{};
+    WholePlaneOperands<T> o{};
+    o.depth = gemm.channels;
+    o.segment = k.segment_channels;
     o.chain = k.chain;
     o.w_pitch = w.pitch;
-    o.b_pitch = gemm.source_c;
+    o.plane_pitch = gemm.source_c;
     o.c_pitch = gemm.destination_m;
-    // A chain ends with its segment.
-    const int64_t at_once = k.segment_channels % k.chain == 0 ? gemm.channels : k.segment_channels;
     const Panels& panels = item.panels;
-    for (int64_t p = 0; p < panels.count; ++p) {
-      const int64_t pixel = min64(panels.start(p) * L, item.run - panels.size(p) * L);
+    for (int64_t p = 0; p < panels.count; p += tiling.panels_at_once) {
+      const int64_t end = min64(p + tiling.panels_at_once, panels.count);
       for_each_size(item.blocks, [&](int64_t m, int64_t rows, int64_t count) {
         o.blocks = count;
-        o.c = item.destination + m * gemm.destination_m + pixel;
-        for (int64_t channel = 0; channel < gemm.channels; channel += at_once) {
-          o.depth = min64(at_once, gemm.channels - channel);
-          o.accumulate = channel > 0;
-          o.w = w.data + m * w.pitch + channel;
-          o.b = item.source + channel * gemm.source_c + item.tile.col + pixel;
-          set_bias(item, m, channel + o.depth == gemm.channels, o);
-          pixel_ukernel_for<T, Steps::kPlanes>(rows, panels.size(p))(o);
-        }
+        o.w = w.data + m * w.pitch;
+        o.start = bias_first ? item.bias + m : nullptr;
+        o.bias = bias_first ? item.zeros + m : item.bias + m;
+        for_each_width(panels, p, end, [&](int64_t first, int64_t vectors, int64_t of_width) {
+          const int64_t most = item.run - vectors * L, pixel = min64(panels.start(first) * L, most);
+          o.panels = of_width;
+          o.last = most - pixel;
+          o.ahead = tiling.asks_next_panel ? vectors * L : limits::tiling::kWholeStepsAhead * gemm.source_c;
+          o.planes = item.source + item.tile.col + pixel;
+          o.c = item.destination + m * gemm.destination_m + pixel;
+          whole_plane_ukernel_for<T>(rows, vectors)(o);
+        });
       });
     }
   }
@@ -248,6 +253,14 @@ struct PixelCall {
   CONV2D_INLINE static void for_each_size(const Panels& blocks, const Visit& visit) {
     if (blocks.larger > 0) visit(0, blocks.size(0), blocks.larger);
     if (blocks.larger < blocks.count) visit(blocks.start(blocks.larger), blocks.vectors, blocks.count - blocks.larger);
+  }
+
+  // visit(first panel, its vectors, panels) for those of [begin, end) of one width.
+  template <class Visit>
+  CONV2D_INLINE static void for_each_width(const Panels& panels, int64_t begin, int64_t end, const Visit& visit) {
+    const int64_t larger = min64(max64(panels.larger, begin), end);
+    if (begin < larger) visit(begin, panels.size(begin), larger - begin);
+    if (larger < end) visit(larger, panels.vectors, end - larger);
   }
 
   // The weights of one K segment, or by columns of all of K, for the micro-kernel: rows `pitch` apart.

@@ -6,8 +6,8 @@
 // where there is one.
 //
 // W: rows of weights, `w_pitch` apart, k contiguous: the weight tensor itself, or a copy in scratch.
-// B: neighbouring pixels of a planar source, of which NR are NR result pixels. Steps::kTaps: k_offset[k], a tap of a
-// channel, is the im2col. Steps::kPlanes: of a 1x1 kernel, b_pitch * k: planes of the source tensor, of all channels.
+// B: neighbouring pixels of a planar source, of which NR are NR result pixels; k_offset[k], a tap of a channel, is the
+// im2col.
 // C: rows of pixels, `c_pitch` apart: planes of the result tensor itself, or scratch.
 //
 // Where kernels/gemm.h holds vectors of result channels, and so packs weights and transposes results, this one packs no
@@ -26,24 +26,21 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-enum class Steps { kTaps, kPlanes };
-
 template <class T>
 struct PixelOperands {
   int64_t depth, chain;
   const T* w;
   int64_t w_pitch;
   const T* b;
-  const int64_t* k_offset;  // kTaps
-  int64_t b_pitch;          // kPlanes
+  const int64_t* k_offset;
   const T* start;
   const T* bias;  // or nullptr
   T* c;
   int64_t c_pitch;
   bool accumulate;
   int64_t blocks;
-  // kTaps of more than two rows: each block asks for so many steps of the next panel, after those that the block before
-  // has asked for: `next_pixels` elements, which lie `next` after this panel's.
+  // Of more than two rows each block asks for so many steps of the next panel, after those that the block before has
+  // asked for: `next_pixels` elements, which lie `next` after this panel's.
   int64_t asked_steps, first_asked, next, next_pixels;
 };
 
@@ -73,23 +70,19 @@ struct WeightPointers {
 };
 
 // One block.
-template <class T, int MR, int NV, Steps kSteps>
+template <class T, int MR, int NV>
 CONV2D_INLINE void multiply_pixels(const PixelOperands<T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
   constexpr int kPanel = NV * V::kLanes, kLine = 64 / int(sizeof(T));
   // Successive k lie in different planes, which hardware prefetchers don't follow from panel to panel. One or two rows,
   // which compute hardly longer than memory takes, ask in every step for the next panel but one. More rows ask for
-  // their share of the next panel at once. A panel of whole planes exceeds L1: each step asks for the pixels that the
-  // panel's step kStepsAhead later reads.
-  constexpr bool kAsksEachStep = kSteps == Steps::kTaps && MR <= 2;
-  constexpr int kStepsAhead = 8;
+  // their share of the next panel at once.
+  constexpr bool kAsksEachStep = MR <= 2;
   WeightPointers<T, MR> weights(operands.w, operands.w_pitch);
   const T* const b = operands.b;
   const int64_t* const k_offset = operands.k_offset;
-  const T *plane = b, *plane_ahead = b + (kSteps == Steps::kPlanes ? kStepsAhead * operands.b_pitch : 0);
-  const int64_t b_pitch = operands.b_pitch;
-  if constexpr (kSteps == Steps::kTaps && !kAsksEachStep) {
+  if constexpr (!kAsksEachStep) {
     const int64_t end = min64(operands.first_asked + operands.asked_steps, operands.depth);
     for (int64_t k = operands.first_asked; k < end; ++k) {
       for (int64_t x = 0; x < operands.next_pixels; x += kLine) __builtin_prefetch(b + k_offset[k] + operands.next + x);
@@ -116,14 +109,10 @@ CONV2D_INLINE void multiply_pixels(const PixelOperands<T>& operands) {
     }
 
     const auto step = [&](int64_t at) CONV2D_INLINE_LAMBDA {
-      const T* pixels = kSteps == Steps::kPlanes ? plane : b + k_offset[at];
+      const T* pixels = b + k_offset[at];
       if constexpr (kAsksEachStep) {
 #pragma GCC unroll 4
         for (int x = 0; x + kLine <= kPanel; x += kLine) __builtin_prefetch(pixels + 2 * kPanel + x);
-      }
-      if constexpr (kSteps == Steps::kPlanes) {
-#pragma GCC unroll 4
-        for (int x = 0; x < kPanel; x += kLine) __builtin_prefetch(plane_ahead + x);
       }
       reg bv[NV];
 #pragma GCC unroll 8
@@ -135,11 +124,6 @@ CONV2D_INLINE void multiply_pixels(const PixelOperands<T>& operands) {
         for (int v = 0; v < NV; ++v) multiply_add<T>(acc[j][v], wv, bv[v]);
       }
       weights.step();
-      if constexpr (kSteps == Steps::kPlanes) {
-        plane += b_pitch;
-        plane_ahead += b_pitch;
-        __asm__("" : "+r"(plane), "+r"(plane_ahead));
-      }
       end_step<T>(pixels);
     };
     if constexpr (kInRounds<T>) {
@@ -177,11 +161,11 @@ CONV2D_INLINE void multiply_pixels(const PixelOperands<T>& operands) {
   }
 }
 
-template <class T, int MR, int NV, Steps kSteps>
+template <class T, int MR, int NV>
 void pixel_ukernel(const PixelOperands<T>& operands) {
   PixelOperands<T> block = operands;
   for (int64_t n = 0; n < operands.blocks; ++n) {
-    multiply_pixels<T, MR, NV, kSteps>(block);
+    multiply_pixels<T, MR, NV>(block);
     block.w += MR * block.w_pitch;
     block.start += MR;
     if (block.bias != nullptr) block.bias += MR;
@@ -193,25 +177,28 @@ void pixel_ukernel(const PixelOperands<T>& operands) {
 template <class T>
 using PixelUkernel = void (*)(const PixelOperands<T>&);
 
-template <class T, int MR, Steps kSteps>
-CONV2D_INLINE PixelUkernel<T> pixel_ukernel_of(int64_t vectors) {
-  constexpr int64_t kWidest = pixel_panel_vectors(MR, vector_shape<T>());
-  if constexpr (kWidest >= 4) {
-    if (vectors == 4) return pixel_ukernel<T, MR, 4, kSteps>;
-  }
-  if constexpr (kWidest >= 3) {
-    if (vectors == 3) return pixel_ukernel<T, MR, 3, kSteps>;
-  }
-  return vectors == 2 ? pixel_ukernel<T, MR, 2, kSteps> : pixel_ukernel<T, MR, 1, kSteps>;
-}
-template <class T, Steps kSteps>
-PixelUkernel<T> pixel_ukernel_for(int64_t rows, int64_t vectors) {
-  const auto of = [vectors](auto mr) { return pixel_ukernel_of<T, decltype(mr)::value, kSteps>(vectors); };
+// visit(constant rows, constant vectors) for a block of so many rows and a panel of so many vectors.
+template <class T, class Visit>
+CONV2D_INLINE auto with_pixel_shape(int64_t rows, int64_t vectors, const Visit& visit) {
+  const auto of = [&](auto mr) {
+    constexpr int64_t kWidest = pixel_panel_vectors(decltype(mr)::value, vector_shape<T>());
+    if constexpr (kWidest >= 4) {
+      return with_constant<1, 2, 3, 4>(vectors, [&](auto nv) { return visit(mr, nv); });
+    } else {
+      return with_constant<1, 2, 3>(vectors, [&](auto nv) { return visit(mr, nv); });
+    }
+  };
   if constexpr (pixel_rows(vector_shape<T>()) > 4) {
     return with_constant<1, 2, 3, 4, 5, 6, 7, 8>(rows, of);
   } else {
     return with_constant<1, 2, 3, 4>(rows, of);
   }
+}
+template <class T>
+PixelUkernel<T> pixel_ukernel_for(int64_t rows, int64_t vectors) {
+  return with_pixel_shape<T>(rows, vectors, [](auto mr, auto nv) -> PixelUkernel<T> {
+    return pixel_ukernel<T, decltype(mr)::value, decltype(nv)::value>;
+  });
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

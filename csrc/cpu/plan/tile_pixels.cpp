@@ -32,12 +32,16 @@ bool segments_are_contiguous(const ConvGemm& gemm, const KBlocking& k) {
 bool takes_whole_planes(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size) {
   const bool lines = vector.lanes * storage_size == 64 && l1_ways() >= limit::kLeastWholeWays;
   if (!lines || storage_size != vector.element_size || !reads_whole_planes(gemm) || k.has_chunks()) return false;
-  if (gemm.channels < limit::kLeastWholeDepth || gemm.m < limit::kLeastWholeRows) return false;
+  if (gemm.channels == 0 || gemm.m < limit::kLeastWholeRows) return false;
   if (gemm.destination_col != 1 || gemm.cols < vector.lanes) return false;
+  const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size);
+  const int64_t panel_lines = pixel_panel_vectors(pixel_rows(vector), vector) + (plane_bytes % 64 != 0 ? 1 : 0);
+  if (saturating_mul(gemm.channels, panel_lines * 64) > limit::kWholePanelBytes) return false;
+  if (saturating_mul(gemm.channels, min64(plane_bytes, 4096)) > limit::kWholePageBytes) return false;
   // Weights whose k are not neighbours are copied, all of them at once.
   const int64_t copied = gemm.weight_c == 1 ? 0 : saturating_mul(gemm.m, gemm.channels, storage_size);
   // Planes a multiple of 4 KiB apart share few sets of L1 and L2: few result channels read them again.
-  const bool one_set = saturating_mul(gemm.source_c, storage_size) % 4096 == 0;
+  const bool one_set = plane_bytes % 4096 == 0;
   return copied <= limit::kWholeWeightBytes && (!one_set || gemm.m <= limit::kMostRowsOfOneSet);
 }
 
@@ -115,6 +119,12 @@ struct PixelTiler {
 
   int64_t depth() const { return max64(saturating_mul(gemm.channels, gemm.taps()), 1); }
 
+  // Pixels of the widest panel.
+  int64_t panel() const {
+    const int64_t rows = cut_panels(gemm.m, pixel_rows(vector)).size(0);
+    return pixel_panel_vectors(rows, vector) * vector.lanes;
+  }
+
   int64_t plane_of(int64_t rows, int64_t cols) const {
     return odd_lines(
         saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),
@@ -124,6 +134,7 @@ struct PixelTiler {
   // Pixels of a tile, about. Segments of few planes leave room for larger tiles, which store rows in longer runs; while
   // all threads have some.
   int64_t most_pixels() const {
+    if (takes_whole) return limit::kWholeTilePixels;
     const int64_t few_planes = limit::kPanelPlanes / max64(k.segment_channels, 1);
     const int64_t panels =
         min64(min64(limit::kMostPanelsOfTile, few_planes), panels_for_threads(gemm, vector, num_threads));
@@ -139,7 +150,7 @@ struct PixelTiler {
     for (;; target /= 2) {
       // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
       const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
-      t.tile_cols = min64(round_up(cols, vector.lanes), gemm.cols);
+      t.tile_cols = min64(round_up(cols, takes_whole && cols > panel() ? panel() : vector.lanes), gemm.cols);
       t.tile_rows = even_piece(gemm.rows, target / t.tile_cols);
       plane =
           plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
@@ -158,11 +169,21 @@ struct PixelTiler {
                                 saturating_mul(gemm.weight_m, storage_size) >= limit::kFarRowsBytes &&
                                 t.tile_rows * t.tile_cols >= limit::kLeastPixelsToCopyRows;
     t.whole_planes = t.direct && (t.join_rows || t.tile_rows == 1) && takes_whole;
+    if (t.whole_planes) order_panels(t);
     const bool weight_in_place =
         same_type() && segments_are_contiguous(gemm, k) && (t.whole_planes ? gemm.weight_c == 1 : !rows_far_apart);
     t.weight_depth = weight_in_place ? 0 : t.whole_planes ? gemm.channels : k.max_depth();
     cut_result_channels(t);
     return t;
+  }
+
+  // Of whole planes: how many panels meet all result channels in turn, and what each asks for.
+  void order_panels(PixelTiling& t) const {
+    constexpr int64_t kLeastPanelsAtOnce = 4;
+    const int64_t panel_bytes = saturating_mul(gemm.channels, panel(), storage_size);
+    t.panels_at_once = max64(limit::kWholeRunBytes / panel_bytes, kLeastPanelsAtOnce);
+    const bool streams = saturating_mul(gemm.channels, gemm.source_c, storage_size) > limit::kStreamedBytes;
+    t.asks_next_panel = gemm.channels <= limit::kNextPanelDepth / (streams ? 2 : 1);
   }
 
   // As many as scratch holds, fewer where threads would idle.

@@ -49,7 +49,11 @@ struct PixelTiling : TileGrid {
   bool by_columns;       // pixels are transposed in registers (kernels/columns.h): there is no patch
   int64_t weight_depth;  // of a result channel's weights in scratch
   bool direct;           // full panels are summed in the result tensor
-  bool whole_planes;     // each panel takes all of K before the next one; source_in_place and direct
+  bool whole_planes;     // each panel takes all of K at once; source_in_place and direct
+  // Of whole planes: panels that meet all result channels before the next ones, and whether a step asks for the same
+  // plane's next panel, or for the planes of steps to come.
+  int64_t panels_at_once;
+  bool asks_next_panel;
 
   bool weight_in_place() const { return weight_depth == 0; }
   int64_t items(int64_t groups) const { return groups * chunks_m * tiles(); }

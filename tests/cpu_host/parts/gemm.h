@@ -1,4 +1,4 @@
-// kernels/gemm.h, kernels/pixels.h and kernels/depthwise_weight.h.
+// kernels/gemm.h, kernels/pixels.h, kernels/whole_planes.h and kernels/depthwise_weight.h.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include "../../../csrc/cpu/kernels/depthwise_weight.h"
 #include "../../../csrc/cpu/kernels/gemm.h"
 #include "../../../csrc/cpu/kernels/pixels.h"
+#include "../../../csrc/cpu/kernels/whole_planes.h"
 #include "arithmetic.h"
 
 namespace parts {
@@ -331,9 +332,9 @@ inline void check_rounded_panels() {
 }
 #endif
 
-template <class T, Steps kSteps>
-void check_pixel_ukernels(const char* steps) {
-  begin_part(std::string("pixel_ukernel ") + kNameOf<T> + steps);
+template <class T>
+void check_pixel_ukernels() {
+  begin_part(std::string("pixel_ukernel ") + kNameOf<T>);
   constexpr int L = Vec<T>::kLanes;
   Random random(3);
   for (int64_t rows = 1; rows <= pixel_rows(vector_shape<T>()); ++rows) {
@@ -351,9 +352,7 @@ void check_pixel_ukernels(const char* steps) {
         fill(b, random);
         fill(start, random);
         fill(bias, random);
-        for (int64_t k = 0; k < sum.depth; ++k) {
-          k_offset[k] = kSteps == Steps::kTaps && k % 2 ? 7 * (sum.depth - 1) : 7 * k;
-        }
+        for (int64_t k = 0; k < sum.depth; ++k) k_offset[k] = k % 2 ? 7 * (sum.depth - 1) : 7 * k;
         for (int64_t j = 0; j < m && sum.accumulate; ++j) {
           for (int64_t i = 0; i < width; ++i) c.fill(j * c_pitch + i, any_value<T>(random));
         }
@@ -363,8 +362,7 @@ void check_pixel_ukernels(const char* steps) {
         operands.w = w.data();
         operands.w_pitch = w_pitch;
         operands.b = b.data();
-        operands.k_offset = kSteps == Steps::kTaps ? k_offset.data() : nullptr;
-        operands.b_pitch = 7;
+        operands.k_offset = k_offset.data();
         operands.start = start.data();
         operands.bias = sum.has_bias ? bias.data() : nullptr;
         operands.c = c.data();
@@ -374,13 +372,74 @@ void check_pixel_ukernels(const char* steps) {
         // More than there are: the last blocks ask for less.
         operands.asked_steps = div_up(sum.depth + 1, blocks);
         operands.next = operands.next_pixels = width;
-        pixel_ukernel_for<T, kSteps>(rows, vectors)(operands);
+        pixel_ukernel_for<T>(rows, vectors)(operands);
         for (int64_t j = 0; j < m; ++j) {
           for (int64_t i = 0; i < width; ++i) {
             T& element = c.expected[size_t(j * c_pitch + i)];
             element = chained_sum<T>(
                 sum.depth, sum.chain, start[j], sum.accumulate, element, sum.has_bias ? &bias[j] : nullptr,
                 [&](int64_t k, T so_far) { return multiply_add(w[j * w_pitch + k], b[k_offset[k] + i], so_far); });
+          }
+        }
+        c.compare();
+      }
+    }
+  }
+}
+
+// Several panels of several blocks, the last of which begin no later than `last`; segments that end amid chains.
+template <class T>
+void check_whole_plane_ukernels() {
+  begin_part(std::string("whole_plane_ukernel ") + kNameOf<T>);
+  constexpr int L = Vec<T>::kLanes;
+  Random random(5);
+  for (int64_t rows = 1; rows <= pixel_rows(vector_shape<T>()); ++rows) {
+    for (int64_t vectors = 1; vectors <= pixel_panel_vectors(rows, vector_shape<T>()); ++vectors) {
+      for (const Sum& sum : kSums) {
+        if (sum.depth == 0) continue;
+        const int64_t blocks = random.between(1, 3), m = blocks * rows, panels = random.between(1, 3);
+        const int64_t segment = random.once_in(2) ? sum.depth : random.between(1, sum.depth);
+        const int64_t width = vectors * L, last = max64(0, (panels - 1) * width - random.between(0, width - 1));
+        describe("%dx%d, %d blocks, %d panels to %d, depth %d, segment %d, chain %d, from zero %d", int(rows),
+                 int(vectors), int(blocks), int(panels), int(last), int(sum.depth), int(segment), int(sum.chain),
+                 !sum.has_bias);
+        const int64_t w_pitch = sum.depth + sum.depth % 3, run = last + width;
+        const int64_t plane_pitch = run + 7, c_pitch = run + sum.chain % 4;
+        Buffer<T> w((m - 1) * w_pitch + sum.depth), planes((sum.depth - 1) * plane_pitch + run), start(m), bias(m);
+        Result<T> c((m - 1) * c_pitch + run);
+        fill(w, random);
+        fill(planes, random);
+        fill(start, random);
+        fill(bias, random);
+        WholePlaneOperands<T> operands{};
+        operands.depth = sum.depth;
+        operands.segment = segment;
+        operands.chain = sum.chain;
+        operands.w = w.data();
+        operands.w_pitch = w_pitch;
+        operands.planes = planes.data();
+        operands.plane_pitch = plane_pitch;
+        operands.ahead = random.once_in(2) ? width : 4 * plane_pitch;
+        operands.start = sum.has_bias ? start.data() : nullptr;
+        operands.bias = bias.data();
+        operands.c = c.data();
+        operands.c_pitch = c_pitch;
+        operands.blocks = blocks;
+        operands.panels = panels;
+        operands.last = last;
+        whole_plane_ukernel_for<T>(rows, vectors)(operands);
+        for (int64_t j = 0; j < m; ++j) {
+          for (int64_t i = 0; i < run; ++i) {
+            T& element = c.expected[size_t(j * c_pitch + i)];
+            for (int64_t first = 0; first < sum.depth; first += segment) {
+              const int64_t depth = min64(segment, sum.depth - first);
+              const T* const added = first + depth == sum.depth ? &bias[j] : nullptr;
+              element = chained_sum<T>(depth, sum.chain, sum.has_bias ? start[j] : T(0), first > 0, element, added,
+                                       [&](int64_t k, T so_far) {
+                                         return multiply_add(w[j * w_pitch + first + k],
+                                                             planes[(first + k) * plane_pitch + i], so_far);
+                                       });
+            }
           }
         }
         c.compare();

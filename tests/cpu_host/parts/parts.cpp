@@ -90,10 +90,10 @@ void check_general_parts() {
 template <class Float>
 void check_native_parts() {
   if constexpr (kHasTranspose<Float>) {
-    check_pixel_ukernels<Float, Steps::kTaps>("");
-    check_pixel_ukernels<double, Steps::kTaps>("");
-    check_pixel_ukernels<Float, Steps::kPlanes>(", whole planes");
-    check_pixel_ukernels<double, Steps::kPlanes>(", whole planes");
+    check_pixel_ukernels<Float>();
+    check_pixel_ukernels<double>();
+    check_whole_plane_ukernels<Float>();
+    check_whole_plane_ukernels<double>();
     check_depthwise_weight<Float>();
     check_depthwise_weight<double>();
     check_depthwise_weight<BFloat16>();
