@@ -103,10 +103,13 @@ def decide_cuda(
     elif torch_cuda is None:
         refusal = "the torch in this environment was built without CUDA"
     elif toolkit is None:
-        refusal = f"no CUDA toolkit was found for torch's CUDA {torch_cuda} (set CUDA_HOME)"
+        refusal = (
+            f"no CUDA toolkit was found for torch's CUDA {torch_cuda} (CUDA_HOME must name a "
+            "folder with bin/nvcc)"
+        )
         warn = gpu_visible
     elif toolkit.split(".")[0] != torch_cuda.split(".")[0]:
-        refusal = f"the CUDA toolkit is {toolkit}, but torch was built with CUDA {torch_cuda}"
+        refusal = f"the CUDA toolkit is {toolkit} and torch was built with CUDA {torch_cuda}"
         warn = True
     else:
         return CudaDecision(True)

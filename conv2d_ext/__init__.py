@@ -17,10 +17,18 @@ import torch
 try:
     from conv2d_ext import _build_info
 except ImportError:
-    raise ImportError(
-        "conv2d_ext has not been built: run 'pip install .' in its tree, or "
-        "'python setup.py build_ext --inplace'"
-    ) from None
+    from importlib import metadata
+
+    folder = Path(__file__).parent
+    installed = [d.locate_file("conv2d_ext") for d in metadata.distributions(name="conv2d_ext")]
+    if any(Path(path, "__init__.py").exists() and Path(path) != folder for path in installed):
+        message = (
+            f"{folder} has not been built, and hides the conv2d_ext that is installed: "
+            "run from another folder"
+        )
+    else:
+        message = "conv2d_ext has not been built: run 'pip install .' in its tree"
+    raise ImportError(f"{message}, or 'pip install --editable .' in the tree") from None
 
 
 def _check_torch_version(built_with: str, running: str) -> None:

@@ -147,8 +147,8 @@ def test_old_setuptools_is_named(monkeypatch):
         ("1", "13.0", "13.0", True, True, True),
         ("0", "13.0", "13.0", True, True, False),
         # One that doesn't fit: a warning, or an error where CUDA was asked for.
-        (None, "12.8", "13.0", True, False, "warns: the CUDA toolkit is 13.0, but torch"),
-        ("1", "12.8", "13.0", True, False, "fails: the CUDA toolkit is 13.0, but torch"),
+        (None, "12.8", "13.0", True, False, "warns: the CUDA toolkit is 13.0 and torch"),
+        ("1", "12.8", "13.0", True, False, "fails: the CUDA toolkit is 13.0 and torch"),
         ("0", "12.8", "13.0", True, True, False),
         # None: worth a warning only where a GPU would lie idle.
         (None, "13.0", None, True, False, False),
@@ -384,7 +384,7 @@ def test_a_toolkit_of_another_version_is_an_error_only_where_cuda_was_asked_for(
     process, plan = planned_extension(CUDA_HOME=home, CONV2D_EXT_CUDA="1")
     assert plan is None
     assert process.stderr.splitlines()[-1] == (
-        "conv2d_ext: CONV2D_EXT_CUDA=1 asks for CUDA, but the CUDA toolkit is 9.2, but torch was "
+        "conv2d_ext: CONV2D_EXT_CUDA=1 asks for CUDA, but the CUDA toolkit is 9.2 and torch was "
         f"built with CUDA {TORCH_CUDA}."
     )
 
@@ -562,6 +562,27 @@ def test_import_under_another_torch_patch_goes_on(package_copy):
     major, minor, _ = torch.__version__.split(".", 2)
     process = package_copy(f"{major}.{minor}.99")
     assert process.stderr.splitlines()[-1] == "ImportError: reached _C"
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_tree_that_was_not_built_says_whether_it_hides_an_installed_package(tmp_path, installed):
+    tree, site = tmp_path / "tree", tmp_path / "site"
+    (tree / "conv2d_ext").mkdir(parents=True)
+    shutil.copy(ROOT / "conv2d_ext" / "__init__.py", tree / "conv2d_ext")
+    if installed:
+        add_distribution(site, "conv2d_ext", "0.1.0")
+        (site / "conv2d_ext").mkdir()
+        (site / "conv2d_ext" / "__init__.py").write_text("")
+    # An editable installation would find the tree's missing modules in its own.
+    code = "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]"
+    code += f"\nsys.path.insert(0, {str(tree)!r})\nsys.path.append({str(site)!r})"
+    message = run_with_torch(f"{code}\nimport conv2d_ext").stderr.splitlines()[-1]
+    hides = f"{tree / 'conv2d_ext'} has not been built, and hides the conv2d_ext that is installed"
+    assert message.startswith(
+        f"ImportError: {hides}: run from another folder, or 'pip install --editable .'"
+        if installed
+        else "ImportError: conv2d_ext has not been built: run 'pip install .' in its tree, or"
+    )
 
 
 def needed_by(library):
