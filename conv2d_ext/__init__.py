@@ -19,16 +19,17 @@ try:
 except ImportError:
     from importlib import metadata
 
-    folder = Path(__file__).parent
+    folder = Path(__file__).resolve().parent
     installed = [d.locate_file("conv2d_ext") for d in metadata.distributions(name="conv2d_ext")]
-    if any(Path(path, "__init__.py").exists() and Path(path) != folder for path in installed):
+    found = [Path(path, "__init__.py").resolve() for path in installed]
+    if any(path.exists() and path.parent != folder for path in found):
         message = (
             f"{folder} has not been built, and hides the conv2d_ext that is installed: "
             "run from another folder"
         )
     else:
-        message = "conv2d_ext has not been built: run 'pip install .' in its tree"
-    raise ImportError(f"{message}, or 'pip install --editable .' in the tree") from None
+        message = "conv2d_ext has not been built: run 'pip install .' in its tree and leave it"
+    raise ImportError(f"{message}, or run 'pip install --editable .' there") from None
 
 
 def _check_torch_version(built_with: str, running: str) -> None:

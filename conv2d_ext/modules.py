@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Proxy
+from torch.fx import Proxy, Tracer
 from torch.fx.proxy import TracerBase
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
@@ -45,20 +45,20 @@ class _Layer(nn.Module):
     def _call_impl(self, *args: object, **kwargs: object) -> object:
         """A call with its hooks: what torch.nn.Module.__call__ is made of, whatever torch.fx has
         put in its place."""
-        first = args[0] if args else next(iter(kwargs.values()), None)
-        if isinstance(first, Proxy):
-            return self._traced(first.tracer, args, kwargs)
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, Proxy):
+                return self._traced(argument.tracer, args, kwargs)
         return super()._call_impl(*args, **kwargs)
 
     def _traced(self, tracer: TracerBase, args: tuple, kwargs: dict[str, object]) -> object:
-        """A leaf of torch.fx wherever PyTorch's layer would be one.
+        """A leaf of torch.fx where PyTorch's layer would be one and gets something traced.
 
         Tracers know leaves by the module of their class, torch.nn: they are asked about the same
-        layer as one of torch.nn. The root, whose path is empty, and subclasses are no leaves. What
-        surrounds a leaf's forward, hooks or a function in its place, is the leaf's, not the
-        graph's.
+        layer as one of torch.nn. The root, whose path is empty, and subclasses are no leaves, and
+        graph passes have no modules (a `GraphAppendingTracer`). What surrounds a leaf's forward,
+        hooks or a function in its place, is the leaf's, not the graph's.
         """
-        if type(self).__module__ == __name__:
+        if type(self).__module__ == __name__ and isinstance(tracer, Tracer):
             plain = self._pytorch_class.__new__(self._pytorch_class)
             plain.__dict__.update(self.__dict__)
             path = tracer.path_of_module(self)

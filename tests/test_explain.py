@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import subprocess
 
 import pytest
 import torch
@@ -358,6 +359,16 @@ def test_few_planes(problem):
             )
             assert direction.tile_pixels > 0
             assert direction.workspace_bytes_per_thread <= 2**18
+
+
+def test_whole_planes_name_their_micro_kernel():
+    """Where vectors have 64 bytes and L1 has 12 ways of 64 sets (limits.h)."""
+    wide = conv2d_ext.build_config()["isa"].startswith(("avx512", "amx"))
+    l1_bytes = int(subprocess.check_output(["getconf", "LEVEL1_DCACHE_SIZE"]) or 0)
+    whole = wide and l1_bytes >= 12 * 4096
+    weight = torch.randn(64, 64, 1, 1)
+    plan = conv2d_ext.explain(torch.randn(1, 64, 28, 28), weight).forward
+    assert plan.micro_kernel.startswith("whole_plane_ukernel_f32_8x48__") == whole
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)

@@ -564,25 +564,26 @@ def test_import_under_another_torch_patch_goes_on(package_copy):
     assert process.stderr.splitlines()[-1] == "ImportError: reached _C"
 
 
-@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("installed", ["nowhere", "in site-packages", "in the tree"])
 def test_a_tree_that_was_not_built_says_whether_it_hides_an_installed_package(tmp_path, installed):
     tree, site = tmp_path / "tree", tmp_path / "site"
     (tree / "conv2d_ext").mkdir(parents=True)
     shutil.copy(ROOT / "conv2d_ext" / "__init__.py", tree / "conv2d_ext")
-    if installed:
+    if installed == "in site-packages":
         add_distribution(site, "conv2d_ext", "0.1.0")
         (site / "conv2d_ext").mkdir()
         (site / "conv2d_ext" / "__init__.py").write_text("")
+    if installed == "in the tree":  # as a build leaves an .egg-info
+        add_distribution(tree, "conv2d_ext", "0.1.0")
     # An editable installation would find the tree's missing modules in its own.
     code = "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]"
-    code += f"\nsys.path.insert(0, {str(tree)!r})\nsys.path.append({str(site)!r})"
-    message = run_with_torch(f"{code}\nimport conv2d_ext").stderr.splitlines()[-1]
-    hides = f"{tree / 'conv2d_ext'} has not been built, and hides the conv2d_ext that is installed"
-    assert message.startswith(
-        f"ImportError: {hides}: run from another folder, or 'pip install --editable .'"
-        if installed
-        else "ImportError: conv2d_ext has not been built: run 'pip install .' in its tree, or"
-    )
+    code += f"\nsys.path.insert(0, '')\nsys.path.append({str(site)!r})\nimport conv2d_ext"
+    message = run_with_torch(code, cwd=tree).stderr.splitlines()[-1]
+    hides = f"{tree.resolve() / 'conv2d_ext'} has not been built, and hides the conv2d_ext"
+    expected = "conv2d_ext has not been built: run 'pip install .' in its tree and leave it"
+    if installed == "in site-packages":
+        expected = f"{hides} that is installed: run from another folder"
+    assert message == f"ImportError: {expected}, or run 'pip install --editable .' there"
 
 
 def needed_by(library):

@@ -242,23 +242,57 @@ AROUND = {
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("tracer", [fx.Tracer, NoLeaves])
 def test_fx_runs_what_is_around_forward_once(cls, around, tracer):
-    ours = nn.Sequential(layer_of(cls))
-    AROUND[around](ours[0])
-    theirs = copy.deepcopy(ours)
+    ours, theirs = nn.Sequential(layer_of(cls)), nn.Sequential(layer_of(cls))
+    ours.load_state_dict(theirs.state_dict())
+    for model in (ours, theirs):
+        AROUND[around](model[0])
     conv2d_ext.convert(ours)
     input = input_of(ours[0])
     expected = ours(input)
     torch.testing.assert_close(expected, theirs(input))
-    if around == "wrapped forward":  # a deep copy's is the original's
-        theirs = None
     graph = tracer().trace(ours)
     assert torch.equal(fx.GraphModule(ours, graph)(input), expected)
-    if theirs is not None:
-        ops = [[n.op == "call_module" for n in g.nodes] for g in (graph, tracer().trace(theirs))]
-        assert any(ops[0]) == any(ops[1]) == (tracer is fx.Tracer)
+    ops = [[n.op == "call_module" for n in g.nodes] for g in (graph, tracer().trace(theirs))]
+    assert any(ops[0]) == any(ops[1]) == (tracer is fx.Tracer)
     torch._dynamo.reset()
     compiled = torch.compile(ours, backend="eager", fullgraph=True)
     assert torch.equal(compiled(input), expected)
+
+
+class _ByName(nn.Module):
+    """Calls a transposed layer by its arguments' names, the size first, or with a size alone that
+    is traced."""
+
+    def __init__(self, layer, own_input=None):
+        super().__init__()
+        self.layer, self.own_input = layer, own_input
+
+    def forward(self, input):
+        if self.own_input is not None:
+            return self.layer(self.own_input, output_size=input.shape[2:])
+        return self.layer(output_size=[5, 6], input=input)
+
+
+@pytest.mark.parametrize("traced_size", [False, True])
+def test_fx_records_calls_by_name(traced_size):
+    input = torch.randn(1, 3, 4, 5)
+    layer = nn.ConvTranspose2d(3, 2, 2)
+    models = [
+        _ByName(convert(copy.deepcopy(layer)), input if traced_size else None)
+        for convert in (lambda layer: layer, conv2d_ext.convert)
+    ]
+    example = torch.randn(1, 3, 5, 6) if traced_size else input
+    traced = [fx.symbolic_trace(model) for model in models]
+    assert [n.op for n in traced[0].graph.nodes] == [n.op for n in traced[1].graph.nodes]
+    assert torch.equal(traced[1](example), models[1](example))
+
+
+def test_a_graph_pass_records_a_layers_function():
+    """A pass has a graph and no modules: as with torch.nn's layer, weights are arguments."""
+    graph, layer = fx.Graph(), conv2d_ext.Linear(5, 6)
+    node = layer(fx.Proxy(graph.placeholder("x"))).node
+    assert (node.op, node.target) == ("call_function", conv2d_ext.linear)
+    assert node.args[1] is layer.weight
 
 
 @over_classes

@@ -122,11 +122,12 @@ class Kernel:
         """What the formula takes: the FMAs, a load for each row and vector, and to step along k
         the offset's load, the two pointers' sums, comparison and jump, one more to spare; for
         pixels another pointer of rows, and a prefetch for each vector where rows are few or planes
-        are taken whole; for listed steps the second number, and its multiple for the panel's
-        vectors, instead of a pointer's sum."""
+        are taken whole, which load no offset and spare nothing; for listed steps the second
+        number, and its multiple for the panel's vectors, instead of a pointer's sum."""
         more = 0
         if self.form in ("pixels", _PLANES):
             more = 1 + (self.vectors if self.rows <= 2 or self.form == _PLANES else 0)
+            more -= 2 if self.form == _PLANES else 0
         elif self.form == _LISTED:
             more = 1
         return self.fmas / (self.fmas + self.rows + self.vectors + 6 + more)

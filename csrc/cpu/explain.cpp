@@ -318,7 +318,7 @@ class TaskExplainer {
     if (t.by_columns) {
       name_kernel("column_ukernel", row_results(t.chunk_m, Along::kK), vector_.lanes, Widened::kAsLoaded);
     } else {
-      name_kernel("pixel_ukernel", rows, vectors * vector_.lanes);
+      name_kernel(t.whole_planes ? "whole_plane_ukernel" : "pixel_ukernel", rows, vectors * vector_.lanes);
     }
     set_tile(1, t.tile_rows, t.tile_cols);
     set_work(t.items(g.groups), lay_out_scratch(t, k, vector_).bytes);

@@ -702,6 +702,20 @@ MUTATIONS = (
     ),
     M(
         "kernels/whole_planes.h",
+        "all blocks of whole planes are stored as the first one",
+        "    block.c += MR * block.c_pitch;\n",
+        "",
+        isas=("avx512",),
+    ),
+    M(
+        "drivers/pixels.h",
+        "sums of whole planes that start from their bias get it again",
+        "o.bias = bias_first ? item.zeros + m : item.bias + m;",
+        "o.bias = item.bias + m;",
+        isas=("avx512",),
+    ),
+    M(
+        "kernels/whole_planes.h",
         "all blocks of whole planes are the first one's weights",
         "    block.w += MR * block.w_pitch;\n",
         "",

@@ -924,10 +924,17 @@ void check_whole_planes() {
     expect(t.source_in_place && t.direct && !k.has_chunks(), "read and summed in place");
     expect(t.weight_depth == (g.weight_c == 1 ? 0 : g.channels), "all of K of a row's weights");
     expect(t.chunk_m * t.weight_depth * 4 <= limits::tiling::kWholeWeightBytes, "few weights are copied");
-    const int64_t rows = cut_panels(g.m, pixel_rows(vector)).size(0), panel = pixel_panel_vectors(rows, vector) * 16;
+    const auto panel_of = [&](int64_t m) {
+      return pixel_panel_vectors(cut_panels(m, pixel_rows(vector)).size(0), vector) * 16;
+    };
+    const int64_t panel = panel_of(g.m), lines = panel / 16 + (g.source_c % 16 != 0 ? 1 : 0);
     expect(t.tile_cols == g.cols || t.tile_cols % panel == 0 || t.tile_cols < panel, "whole panels");
-    expect(g.channels * 3 * 64 <= limits::tiling::kWholePanelBytes, "a panel stays in L2");
-    expect(t.panels_at_once == 4 || t.panels_at_once * g.channels * panel * 4 <= limits::tiling::kWholeRunBytes,
+    expect(g.channels * lines * 64 <= limits::tiling::kWholePanelBytes, "a panel stays in L2");
+    expect(g.channels * min64(g.source_c * 4, 4096) <= limits::tiling::kWholePageBytes, "its pages stay in the TLB");
+    const int64_t run_bytes = t.panels_at_once * g.channels * panel_of(t.chunk_m) * 4,
+                  l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    expect(t.panels_at_once >= 1, "some panels at once");
+    expect(run_bytes <= max64(limits::tiling::kWholeRunBytes, l2 / 2) || t.panels_at_once == (l2 == 0 ? 4 : 1),
            "all result channels read the same panels from L2");
   }
   expect(whole > 500 || sysconf(_SC_LEVEL1_DCACHE_SIZE) / 4096 < 12, "there are such tilings");

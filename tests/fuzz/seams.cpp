@@ -337,6 +337,7 @@ int64_t* const kLimits[] = {
     &t::kWholeTilePixels,
     &t::kWholeRunBytes,
     &t::kNextPanelDepth,
+    &t::kPanelsOfRun,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

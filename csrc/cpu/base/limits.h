@@ -57,10 +57,11 @@ CONV2D_LIMIT kWholeWeightBytes = 512 * 1024;
 CONV2D_LIMIT kMostRowsOfOneSet = 64;
 CONV2D_LIMIT kWholePageBytes = 1024 * 4096;
 // A tile then has about so many pixels, and as many panels meet all result channels in turn as together are no more
-// than so many bytes, or four. Sums of up to so many products ask for their planes' next panel, half as many where the
-// source is streamed (kStreamedBytes); longer ones for the planes of so many steps later.
+// than so many bytes, or kPanelsOfRun. Sums of up to so many products ask for their planes' next panel, half as many
+// where the source is streamed (kStreamedBytes); longer ones for the planes of so many steps later.
 CONV2D_LIMIT kWholeTilePixels = 1440;
 CONV2D_LIMIT kWholeRunBytes = 256 * 1024;
+CONV2D_LIMIT kPanelsOfRun = 4;
 CONV2D_LIMIT kNextPanelDepth = 64;
 inline constexpr int64_t kWholeStepsAhead = 4;
 // Patch and C tile together stay below a usual L2.

@@ -219,8 +219,11 @@ struct PixelCall {
     o.segment = k.segment_channels;
     o.chain = k.chain;
     o.w_pitch = w.pitch;
-    o.plane_pitch = gemm.source_c;
+    o.plane_pitch = gemm.channels > 1 ? gemm.source_c : 0;  // of a single plane the stride may be anything
     o.c_pitch = gemm.destination_m;
+    constexpr int64_t kStepsAhead = limits::tiling::kWholeStepsAhead;
+    // Off the borders of cache lines the panel before has read the first line: long sums ask for the last one instead.
+    const int64_t last_line = gemm.channels > limits::tiling::kNextPanelDepth ? L - 1 : 0;
     const Panels& panels = item.panels;
     for (int64_t p = 0; p < panels.count; p += tiling.panels_at_once) {
       const int64_t end = min64(p + tiling.panels_at_once, panels.count);
@@ -233,7 +236,7 @@ struct PixelCall {
           const int64_t most = item.run - vectors * L, pixel = min64(panels.start(first) * L, most);
           o.panels = of_width;
           o.last = most - pixel;
-          o.ahead = tiling.asks_next_panel ? vectors * L : limits::tiling::kWholeStepsAhead * gemm.source_c;
+          o.ahead = last_line + (tiling.asks_next_panel ? vectors * L : kStepsAhead * o.plane_pitch);
           o.planes = item.source + item.tile.col + pixel;
           o.c = item.destination + m * gemm.destination_m + pixel;
           whole_plane_ukernel_for<T>(rows, vectors)(o);

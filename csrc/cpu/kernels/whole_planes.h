@@ -5,12 +5,12 @@
 //
 // for `blocks` blocks of MR rows, and in each of them for `panels` panels of neighbouring pixels. A block takes all
 // panels before the next block, so that a plane of the result is written in long runs; the pixels, which all blocks
-// read, are few enough to stay in L2.
+// read, stay in L2 meanwhile.
 //
 // W: rows of weights, `w_pitch` apart, k contiguous: the weight tensor itself, or a copy in scratch.
 // B: planes of the source tensor, `plane_pitch` apart, one for each k.
-// C: planes of the result tensor, `c_pitch` apart. Those of one panel that would begin after pixel `last` begin there:
-// pixels are computed twice, to the same bits, instead of beyond the end.
+// C: planes of the result tensor, `c_pitch` apart. A panel that would begin after pixel `last` begins there: its first
+// pixels are computed twice, to the same bits, and none beyond the end.
 //
 // Order of summation: that of kernels/gemm.h, chain for chain. A chain ends after `chain` products and with each
 // segment; the sums of the chains before wait in L1: a vector of the result mostly lies in two lines, and each row in a
@@ -26,7 +26,7 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 template <class T>
 struct WholePlaneOperands {
-  int64_t depth, segment, chain;
+  int64_t depth, segment, chain;  // 1 and more
   const T* w;
   int64_t w_pitch;
   const T* planes;

@@ -27,15 +27,20 @@ bool segments_are_contiguous(const ConvGemm& gemm, const KBlocking& k) {
   return (taps == 1 || (tap_step == 1 && rows_join)) && (k.segment_channels == 1 || gemm.weight_c == taps);
 }
 
+// Vectors of the widest panel for so many result channels, which are cut into blocks.
+int64_t widest_panel(int64_t channels_m, const VectorShape& vector) {
+  return pixel_panel_vectors(cut_panels(channels_m, pixel_rows(vector)).size(0), vector);
+}
+
 }  // namespace
 
 bool takes_whole_planes(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size) {
   const bool lines = vector.lanes * storage_size == 64 && l1_ways() >= limit::kLeastWholeWays;
   if (!lines || storage_size != vector.element_size || !reads_whole_planes(gemm) || k.has_chunks()) return false;
-  if (gemm.channels == 0 || gemm.m < limit::kLeastWholeRows) return false;
+  if (gemm.channels == 0 || gemm.m < limit::kLeastWholeRows) return false;  // without channels a panel has no bytes
   if (gemm.destination_col != 1 || gemm.cols < vector.lanes) return false;
   const int64_t plane_bytes = saturating_mul(gemm.source_c, storage_size);
-  const int64_t panel_lines = pixel_panel_vectors(pixel_rows(vector), vector) + (plane_bytes % 64 != 0 ? 1 : 0);
+  const int64_t panel_lines = widest_panel(gemm.m, vector) + (plane_bytes % 64 != 0 ? 1 : 0);
   if (saturating_mul(gemm.channels, panel_lines * 64) > limit::kWholePanelBytes) return false;
   if (saturating_mul(gemm.channels, min64(plane_bytes, 4096)) > limit::kWholePageBytes) return false;
   // Weights whose k are not neighbours are copied, all of them at once.
@@ -119,12 +124,6 @@ struct PixelTiler {
 
   int64_t depth() const { return max64(saturating_mul(gemm.channels, gemm.taps()), 1); }
 
-  // Pixels of the widest panel.
-  int64_t panel() const {
-    const int64_t rows = cut_panels(gemm.m, pixel_rows(vector)).size(0);
-    return pixel_panel_vectors(rows, vector) * vector.lanes;
-  }
-
   int64_t plane_of(int64_t rows, int64_t cols) const {
     return odd_lines(
         saturating_mul(patch_size(gemm.axis_h, rows, k.tap_rows), patch_size(gemm.axis_w, cols, k.tap_cols)),
@@ -150,7 +149,8 @@ struct PixelTiler {
     for (;; target /= 2) {
       // Wide rows are cut so that a tile of several rows shares the rows its taps overlap in.
       const int64_t cols = even_piece(gemm.cols, gemm.taps_h > 1 ? max64(vector.lanes, target / 4) : target);
-      t.tile_cols = min64(round_up(cols, takes_whole && cols > panel() ? panel() : vector.lanes), gemm.cols);
+      const int64_t panel = widest_panel(gemm.m, vector) * vector.lanes;
+      t.tile_cols = min64(round_up(cols, takes_whole && cols > panel ? panel : vector.lanes), gemm.cols);
       t.tile_rows = even_piece(gemm.rows, target / t.tile_cols);
       plane =
           plane_of(t.tile_rows, t.source_in_place ? min64(t.tile_cols, kMaxPanelVectors * vector.lanes) : t.tile_cols);
@@ -169,19 +169,21 @@ struct PixelTiler {
                                 saturating_mul(gemm.weight_m, storage_size) >= limit::kFarRowsBytes &&
                                 t.tile_rows * t.tile_cols >= limit::kLeastPixelsToCopyRows;
     t.whole_planes = t.direct && (t.join_rows || t.tile_rows == 1) && takes_whole;
-    if (t.whole_planes) order_panels(t);
     const bool weight_in_place =
         same_type() && segments_are_contiguous(gemm, k) && (t.whole_planes ? gemm.weight_c == 1 : !rows_far_apart);
     t.weight_depth = weight_in_place ? 0 : t.whole_planes ? gemm.channels : k.max_depth();
     cut_result_channels(t);
+    if (t.whole_planes) order_panels(t);
     return t;
   }
 
   // Of whole planes: how many panels meet all result channels in turn, and what each asks for.
   void order_panels(PixelTiling& t) const {
-    constexpr int64_t kLeastPanelsAtOnce = 4;
-    const int64_t panel_bytes = saturating_mul(gemm.channels, panel(), storage_size);
-    t.panels_at_once = max64(limit::kWholeRunBytes / panel_bytes, kLeastPanelsAtOnce);
+    const int64_t panel = widest_panel(t.chunk_m, vector) * vector.lanes;
+    const int64_t panel_bytes = saturating_mul(gemm.channels, panel, storage_size);
+    // Four, even where they are larger than that, as far as half of L2 holds them.
+    const int64_t held = l2_bytes() == 0 ? limit::kPanelsOfRun : max64(l2_bytes() / 2 / panel_bytes, 1);
+    t.panels_at_once = max64(limit::kWholeRunBytes / panel_bytes, min64(limit::kPanelsOfRun, held));
     const bool streams = saturating_mul(gemm.channels, gemm.source_c, storage_size) > limit::kStreamedBytes;
     t.asks_next_panel = gemm.channels <= limit::kNextPanelDepth / (streams ? 2 : 1);
   }

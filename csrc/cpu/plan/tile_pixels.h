@@ -28,8 +28,8 @@ constexpr int64_t pixel_panel_vectors(int64_t rows, const VectorShape& vector) {
 // The most result channels of a 1x1 kernel that goes by columns.
 constexpr int64_t kMostPixelColumnResults = 6;
 
-// Whether panels of a 1x1 kernel's pixels take all of K, one after the other, where a tile's sums are direct: source
-// and result are planes, of a vector of pixels or more.
+// Whether panels of a 1x1 kernel's pixels take all of K at once where a tile's sums are direct: source and result are
+// planes, of a vector of pixels or more.
 bool takes_whole_planes(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size);
 
 // Whether the pixels of a 1x1 kernel are read where they lie, full panels of them.
