@@ -45,7 +45,8 @@ class _Layer(nn.Module):
     def _call_impl(self, *args: object, **kwargs: object) -> object:
         """A call with its hooks: what torch.nn.Module.__call__ is made of, whatever torch.fx has
         put in its place."""
-        for argument in (*args, *kwargs.values()):
+        # Every call of a layer comes by: mostly a single argument.
+        for argument in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(argument, Proxy):
                 return self._traced(argument.tracer, args, kwargs)
         return super()._call_impl(*args, **kwargs)
