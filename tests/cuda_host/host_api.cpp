@@ -1,8 +1,9 @@
 // The CUDA engine's interface as one C function, for ctypes: a call with its tensors in memory of the host, answered in
 // JSON.
 //
-// Each tensor is copied into a block of exactly its extent, so that AddressSanitizer sees what lies beyond it, and what
-// lies between its elements is filled with NaNs. Results and workspace hold NaNs until they are written.
+// Each tensor is copied into a block of exactly its extent, so that AddressSanitizer sees what lies beyond it; without
+// it, guards lie there. NaNs fill guards and what lies between a tensor's elements, and results and workspace until
+// they are written.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -53,12 +54,50 @@ struct HostCall {
 namespace {
 
 constexpr int kGradBias = 3, kMatmul = 4;
-constexpr int kFill = 0xff;
+constexpr unsigned char kFill = 0xff, kResultGuard = 0x7f;
+
+// Memory at an alignment of 256, filled with NaNs. Where AddressSanitizer doesn't watch, a guard lies on either side:
+// what is read there is NaN whatever the heap held, and what is written there fails the call. A result's guards hold
+// other bytes, since what is computed from NaNs is the same NaN.
+class Memory {
+ public:
+  explicit Memory(size_t bytes, unsigned char guard = kFill) : bytes_(bytes), guard_(guard) {
+    void* block = nullptr;
+    if (posix_memalign(&block, kAlignment, bytes + 2 * kGuard) != 0) throw std::bad_alloc();
+    block_.reset(static_cast<unsigned char*>(block));
+    std::memset(block, guard, bytes + 2 * kGuard);
+    std::memset(block_.get() + kGuard, kFill, bytes);
+  }
+  char* data() const { return reinterpret_cast<char*>(block_.get() + kGuard); }
+  void check_guards() const {
+    const unsigned char* const guards[] = {block_.get(), block_.get() + kGuard + bytes_};
+    for (const unsigned char* const first : guards)
+      if (std::any_of(first, first + kGuard, [this](unsigned char byte) { return byte != guard_; }))
+        throw Failure("written outside of a tensor or the workspace");
+  }
+
+  static constexpr size_t kAlignment = 256;
+
+ private:
+#if defined(CONV2D_ADDRESS_SANITIZER)
+  static constexpr size_t kGuard = 0;
+#else
+  static constexpr size_t kGuard = 65536;
+#endif
+  struct Free {
+    void operator()(unsigned char* block) const { std::free(block); }
+  };
+
+  const size_t bytes_;
+  const unsigned char guard_;
+  std::unique_ptr<unsigned char, Free> block_;
+};
 
 // A tensor's elements at the same distances, and the same place modulo 256, in a block of their own.
 class Block {
  public:
-  Block(const HostTensor& tensor, int64_t element_bytes) : tensor_(tensor), element_bytes_(element_bytes) {
+  Block(const HostTensor& tensor, int64_t element_bytes, unsigned char guard = kFill)
+      : tensor_(tensor), element_bytes_(element_bytes) {
     int64_t lowest = 0, highest = 0;
     for (int i = 0; i < 4; ++i) {
       const int64_t reach = (tensor.size[i] - 1) * tensor.stride[i];
@@ -67,20 +106,17 @@ class Block {
     const bool is_empty = std::any_of(tensor.size, tensor.size + 4, [](int64_t size) { return size == 0; });
     extent_ = is_empty ? 0 : (highest - lowest + 1) * element_bytes;
     const uintptr_t first_byte = reinterpret_cast<uintptr_t>(tensor.data) + (is_empty ? 0 : lowest * element_bytes);
-    const size_t before = first_byte % kAlignment;
-    void* block = nullptr;
-    if (posix_memalign(&block, kAlignment, before + extent_) != 0) throw std::bad_alloc();
-    memory_.reset(static_cast<char*>(block));
-    std::memset(block, kFill, before + extent_);
+    const size_t before = first_byte % Memory::kAlignment;
+    memory_ = std::make_unique<Memory>(before + extent_, guard);
 #if defined(CONV2D_ADDRESS_SANITIZER)
-    __asan_poison_memory_region(block, before);
+    __asan_poison_memory_region(memory_->data(), before);
     poisoned_ = before;
 #endif
-    data_ = memory_.get() + before - (is_empty ? 0 : lowest * element_bytes);
+    data_ = memory_->data() + before - (is_empty ? 0 : lowest * element_bytes);
   }
   ~Block() {
 #if defined(CONV2D_ADDRESS_SANITIZER)
-    __asan_unpoison_memory_region(memory_.get(), poisoned_);
+    __asan_unpoison_memory_region(memory_->data(), poisoned_);
 #endif
   }
   Block(const Block&) = delete;
@@ -93,14 +129,10 @@ class Block {
     each([&](char* here, char* there) { std::memcpy(there, here, element_bytes_); });
   }
   ConstTensorView view() const { return {data_, {stride(0), stride(1), stride(2), stride(3)}}; }
+  void check_guards() const { memory_->check_guards(); }
   TensorView mutable_view() const { return {data_, {stride(0), stride(1), stride(2), stride(3)}}; }
 
  private:
-  static constexpr size_t kAlignment = 256;
-  struct Free {
-    void operator()(char* block) const { std::free(block); }
-  };
-
   int64_t stride(int i) const { return tensor_.stride[i]; }
 
   template <class Copy>
@@ -119,7 +151,7 @@ class Block {
   const HostTensor tensor_;
   const int64_t element_bytes_;
   int64_t extent_ = 0;
-  std::unique_ptr<char, Free> memory_;
+  std::unique_ptr<Memory> memory_;
   char* data_ = nullptr;
   size_t poisoned_ = 0;
 };
@@ -240,7 +272,8 @@ std::string describe(const Session& session) {
 void run(const HostCall& call, Json& json) {
   const auto dtype = static_cast<DType>(call.dtype);
   const int64_t bytes = size_of(dtype);
-  const Block first(call.first, bytes), second(call.second, bytes), bias(call.bias, bytes), result(call.result, bytes);
+  const Block first(call.first, bytes), second(call.second, bytes), bias(call.bias, bytes);
+  const Block result(call.result, bytes, kResultGuard);
 
   const bool is_grad_bias = call.direction == kGradBias;
   const Conv2dProblem& p = call.problem;
@@ -265,10 +298,8 @@ void run(const HostCall& call, Json& json) {
   first.copy_in();
   second.copy_in();
   if (call.bias.data != nullptr) bias.copy_in();
-  void* workspace = nullptr;
-  if (workspace_bytes != 0 && posix_memalign(&workspace, 256, workspace_bytes) != 0) throw std::bad_alloc();
-  const std::unique_ptr<void, void (*)(void*)> workspace_owner(workspace, std::free);
-  if (workspace != nullptr) std::memset(workspace, kFill, workspace_bytes);
+  const Memory workspace_memory(workspace_bytes);
+  void* const workspace = workspace_bytes == 0 ? nullptr : workspace_memory.data();
 
   Settings settings;
   settings.order = static_cast<Order>(call.order);
@@ -296,6 +327,8 @@ void run(const HostCall& call, Json& json) {
   json.add_raw("traffic", describe(session));
   json.add("launches", static_cast<int64_t>(session.launches));
   if (error != cudaSuccess) json.add("error", cudaGetErrorString(error));
+  workspace_memory.check_guards();
+  result.check_guards();
   result.copy_out();
 }
 
