@@ -129,7 +129,7 @@ def _build(mutation: Mutation, root: pathlib.Path) -> pathlib.Path:
         mutation.instruction_sets(),
         dtypes=(mutation.dtype,),
         root=root,
-        engine_level="-O1",
+        engine_level="-Og",
     )
 
 

@@ -77,7 +77,7 @@ void SharedMemory::pass_warp_barrier(int warp) {
   ++warps_[warp].epoch;
 }
 
-uint16_t SharedMemory::number_of(Site site, AccessKind kind, int bytes) {
+inline uint16_t SharedMemory::number_of(Site site, AccessKind kind, int bytes) {
   size_t hash = reinterpret_cast<uintptr_t>(site.file) / 8 + static_cast<size_t>(site.line) * 40503u +
                 static_cast<size_t>(bytes) * 7u + static_cast<size_t>(kind) * 131u;
   for (;; ++hash) {
@@ -97,19 +97,20 @@ uint16_t SharedMemory::number_of(Site site, AccessKind kind, int bytes) {
 
 size_t SharedMemory::checked_offset(Site site, const void* address, int bytes, const char* verb) const {
   const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(base_));
+  const bool is_inside = offset >= 0 && offset + bytes <= static_cast<int64_t>(bytes_);
+  const bool is_aligned = (offset & (bytes - 1)) == 0;
+  if (is_inside && is_aligned) return static_cast<size_t>(offset);
   const auto where = [&] {
     return std::string(verb) + " " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) + " (" +
            site.text() + ")";
   };
-  if (offset < 0 || offset + bytes > static_cast<int64_t>(bytes_))
-    fail("out of range: " + where() + " of " + std::to_string(bytes_) + " bytes of shared memory");
-  if (offset % bytes != 0) fail("misaligned: " + where() + " of shared memory");
-  return static_cast<size_t>(offset);
+  if (is_inside) fail("misaligned: " + where() + " of shared memory");
+  fail("out of range: " + where() + " of " + std::to_string(bytes_) + " bytes of shared memory");
 }
 
 // ---- races
 
-bool SharedMemory::is_ordered(const Access& earlier, const Access& later) const {
+inline bool SharedMemory::is_ordered(const Access& earlier, const Access& later) const {
   return earlier.epoch != later.epoch || earlier.thread == later.thread ||
          (earlier.thread / kLanes == later.thread / kLanes && earlier.warp_epoch < later.warp_epoch);
 }
@@ -131,7 +132,7 @@ void SharedMemory::fail_in_flight(const Access& access, const char* verb, size_t
 
 // Whatever races with the read races with one of those that are kept: these are of two warps, unordered until the next
 // barrier of the CTA, or of two threads of the read's own warp since it last met.
-bool SharedMemory::is_known(const Cell& cell, const Access& read) {
+inline bool SharedMemory::is_known(const Cell& cell, const Access& read) {
   const auto& [first, second] = cell.reads;
   if (first.epoch != read.epoch || second.epoch != read.epoch) return false;
   const int warp = first.thread / kLanes;

@@ -150,8 +150,9 @@ def _object(
     flags = [*_FLAGS, *(SANITIZERS[sanitizer] if instrumented else ())]
     if instrumented and libfuzzer:
         flags.append("-fsanitize=fuzzer-no-link")
-    # What runs without a sanitizer is optimized as the product is.
-    level = "-O1" if instrumented and sanitizer != "none" else "-O2"
+    # What runs without a sanitizer is optimized as the product is. With one, -Og compiles in half
+    # the time of -O1 and runs nine tenths of the cases.
+    level = "-Og" if instrumented and sanitizer != "none" else "-O2"
     if engine_level is not None and source.name.startswith("engine_"):
         level = engine_level
     flags.append(level)
@@ -183,8 +184,8 @@ def build(
 ) -> pathlib.Path:
     """The harness as a program: with the seeded generator's main, or libFuzzer's. ``root``: where
     csrc and tests/fuzz are, these or altered copies. ``engine_level``: how far the kernels are
-    optimized; by default as the product's are where there is no sanitizer, which takes a third of
-    the time longer than -O1."""
+    optimized; by default as the product's are where there is no sanitizer, which takes twice as
+    long as -Og."""
     compiler = compiler or default_compiler()
     # Those that others are made of.
     if {"avx512_bf16", "amx", "amx_emulated"}.intersection(isas):
