@@ -42,21 +42,30 @@ constexpr const char* kEagerOps[] = {
     "atan",
     "asinh",
     "acosh",
+    "hypot",
     "lgamma",
     "digamma",
     "sinc",
     "i0",
     "special_entr",
+    "special_log_ndtr",
     "special_xlog1py",
+    "special_xlog1py.self_scalar",
+    "special_xlog1py.other_scalar",
     "xlogy.Tensor",
+    "xlogy.Scalar_Self",
+    "xlogy.Scalar_Other",
     "mvlgamma",
     "log_sigmoid_forward",
     "log_sigmoid_backward",
     "logit_backward",
     // sums
+    "_safe_softmax",
     "logsumexp",
     "norm.Scalar",
     "norm.ScalarOpt_dim",
+    "renorm",
+    "trace",
     "cumsum",
     "cumprod",
     "logcumsumexp",
@@ -82,7 +91,12 @@ constexpr const char* kEagerOps[] = {
     "_transformer_encoder_layer_fwd",
     "index_add",
     "index_put",
+    "index_reduce",
+    "put",
     "scatter_add",
+    "scatter_reduce.two",
+    "col2im",
+    "unfold_backward",
     "nll_loss_forward",
     "nll_loss2d_forward",
     "mse_loss",
@@ -93,6 +107,7 @@ constexpr const char* kEagerOps[] = {
     "binary_cross_entropy_with_logits",
     "soft_margin_loss",
     "soft_margin_loss_backward",
+    "multi_margin_loss",
     "multilabel_margin_loss_forward",
     "upsample_bilinear2d",
     "upsample_bicubic2d",
@@ -102,6 +117,14 @@ constexpr const char* kEagerOps[] = {
     "_upsample_bicubic2d_aa",
     "upsample_bilinear2d_backward",
     "upsample_bicubic2d_backward",
+    "upsample_linear1d_backward",
+    "upsample_trilinear3d_backward",
+    "upsample_nearest1d_backward",
+    "upsample_nearest2d_backward",
+    "upsample_nearest3d_backward",
+    "_upsample_nearest_exact1d_backward",
+    "_upsample_nearest_exact2d_backward",
+    "_upsample_nearest_exact3d_backward",
     "grid_sampler_2d",
     "grid_sampler_2d_backward",
 };
@@ -124,6 +147,7 @@ bool is_named(const c10::OperatorHandle& op, const char* name) { return op.opera
 std::optional<std::string> recorded_schema(const c10::OperatorHandle& op) {
   if (is_named(op, "cumsum")) return "eager_cumsum(Tensor self, int dim, *, int? dtype=None) -> Tensor";
   if (is_named(op, "cumprod")) return "eager_cumprod(Tensor self, int dim, *, int? dtype=None) -> Tensor";
+  if (is_named(op, "_safe_softmax")) return "eager__safe_softmax(Tensor self, int dim, int? dtype=None) -> Tensor";
   if (is_named(op, "index_put")) {
     return "eager_index_put(Tensor self, Tensor[] indices, int[] places, Tensor values, bool accumulate=False) -> "
            "Tensor";
@@ -228,11 +252,18 @@ bool is_recording() { return has_mode(c10::impl::TorchDispatchModeKey::PROXY); }
 // A compiler may write in place what only stores, such as a cache of keys and values.
 bool only_stores(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const std::string& name = op.operator_name().name;
-  return (name == "aten::index_put" || name == "aten::index_put_") && !torch::jit::peek(stack, 3, 4).toBool();
+  constexpr const char* kPuts[] = {"aten::index_put", "aten::index_put_", "aten::_unsafe_index_put", "aten::put",
+                                   "aten::put_"};
+  return std::find(std::begin(kPuts), std::end(kPuts), name) != std::end(kPuts) &&
+         !torch::jit::peek(stack, 3, 4).toBool();
 }
 
-// Sums and products of integers, modulo a power of 2.
+// Sums and products of integers, modulo a power of 2; the largest and the smallest.
 bool is_exact(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (is_named(op, "scatter_reduce") || is_named(op, "index_reduce")) {
+    const c10::string_view reduce = torch::jit::peek(stack, 4, 6).toStringView();
+    return reduce == "amax" || reduce == "amin";
+  }
   if (!is_named(op, "cumsum") && !is_named(op, "cumprod")) return false;
   const at::IValue& dtype = torch::jit::peek(stack, 2, 3);
   return c10::isIntegralType(
@@ -249,8 +280,12 @@ bool writes_statistics(const c10::OperatorHandle& op, const torch::jit::Stack& s
 // tensor's class, calls them without the keys above it, so that these calls would not come here: it is given the op's
 // other name, which does.
 bool hides_calls(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
-  constexpr const char* kMadeOfCalls[] = {"aten::_trilinear", "aten::_native_multi_head_attention",
-                                          "aten::_transformer_encoder_layer_fwd", "aten::logsumexp", "aten::norm"};
+  constexpr const char* kMadeOfCalls[] = {"aten::_trilinear",
+                                          "aten::_native_multi_head_attention",
+                                          "aten::_transformer_encoder_layer_fwd",
+                                          "aten::_safe_softmax",
+                                          "aten::logsumexp",
+                                          "aten::norm"};
   const std::string& name = op.operator_name().name;
   return keys.has(c10::DispatchKey::Python) && !keys.has(c10::DispatchKey::NestedTensor) &&
          std::find(std::begin(kMadeOfCalls), std::end(kMadeOfCalls), name) != std::end(kMadeOfCalls);
@@ -294,6 +329,18 @@ struct RecordInPlace final : Twin {  // of the op that is not in place
   }
 };
 
+// The gradient of a gather that PyTorch's Python formulas make, as of interpolation's: index_put, whose indices are
+// known to lie inside.
+struct RecordAsIndexPut final : Twin {  // of index_put
+  using Twin::Twin;
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const bool records =
+        !invariance::has_left() && is_recording() && !only_stores(op, *stack) && !invariance::in_transform();
+    if (!records) return op.redispatchBoxed(keys & invariance::kBelow, stack);
+    other.callBoxed(stack);
+  }
+};
+
 template <class Kernel>
 torch::CppFunction kernel_of(const c10::OperatorHandle& other) {
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(other));
@@ -333,10 +380,12 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
     const auto op = aten_op(name);
     if (!op) continue;
     m.impl(name, kernel_of<RecordOrPass>(*op));
-    const std::string in_place = std::string(name) + "_";
-    if (in_place.find('.') == std::string::npos && invariance::find_overload(kAten + in_place)) {
-      m.impl(in_place.c_str(), kernel_of<RecordInPlace>(*op));
-    }
+    std::string in_place = name;
+    in_place.insert(std::min(in_place.find('.'), in_place.size()), "_");
+    if (invariance::find_overload(kAten + in_place)) m.impl(in_place.c_str(), kernel_of<RecordInPlace>(*op));
+  }
+  if (const auto index_put = aten_op("index_put"); index_put && aten_op("_unsafe_index_put")) {
+    m.impl("_unsafe_index_put", kernel_of<RecordAsIndexPut>(*index_put));
   }
 }
 

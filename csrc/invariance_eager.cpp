@@ -146,6 +146,8 @@ invariance::EagerCall invariance::eager_call(const std::string& aten_name) {
   static const std::pair<const char*, EagerCall> calls[] = {
       {"aten::index_put", pass_on_one_thread<accumulates>},
       {"aten::index_put_", pass_on_one_thread<accumulates>},
+      {"aten::put", pass_on_one_thread<accumulates>},
+      {"aten::put_", pass_on_one_thread<accumulates>},
       {"aten::native_group_norm_backward", pass_on_one_thread<group_norm_backward_follows>},
       {"aten::native_batch_norm", pass_on_one_thread<batch_norm_follows>},
       {"aten::native_batch_norm_backward", pass_on_one_thread<batch_norm_backward_follows>},

@@ -1,5 +1,6 @@
-// The mode's kernels of additions at indices. PyTorch's threads add in whatever order they come to it: index_put and
-// put that accumulate, which are the gradients of indexing and take. One thread takes the elements one after the other.
+// The mode's kernels of additions at indices. PyTorch's threads add in whatever order they come to it: index_put that
+// accumulates, the gradient of indexing, here, and put, that of take, in invariance_eager.cpp. One thread takes the
+// elements one after the other.
 #include "invariance_kernels.h"
 
 namespace conv2d_ext {
@@ -13,14 +14,6 @@ struct IndexPut {  // index_put, index_put_, and the backward of indexing
                       const Tensor& values, bool accumulate, bool unsafe) {
     const OneThread alone(accumulate && !leaves<Op>(keys) && self.device().is_cpu());
     return Op::redispatch(keys & kBelow, self, indices, values, accumulate, unsafe);
-  }
-};
-
-struct Put {
-  using Op = at::_ops::put_;
-  static Tensor& call(DispatchKeySet keys, Tensor& self, const Tensor& index, const Tensor& source, bool accumulate) {
-    const OneThread alone(accumulate && !leaves<Op>(keys) && self.device().is_cpu());
-    return Op::redispatch(keys & kBelow, self, index, source, accumulate);
   }
 };
 
@@ -47,7 +40,7 @@ struct SampleWeights {
   }
 };
 
-TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover_all<IndexPut, Put, SampleWeights>(m); }
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) { cover_all<IndexPut, SampleWeights>(m); }
 
 }  // namespace
 }  // namespace conv2d_ext

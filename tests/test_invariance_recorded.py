@@ -6,11 +6,15 @@ Seen to fail: with the strides that PyTorch's meta kernels give,
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_versions import IS_NEWER
@@ -83,8 +87,17 @@ _FUNCTIONS = {
     "xlogy": lambda x, y, w: torch.xlogy(x, y.abs() + 1),
     "xlogy, the other way": lambda x, y, w: torch.xlogy(y, x.abs() + 1),
     "xlog1py": lambda x, y, w: torch.special.xlog1py(x, y.abs()),
+    "xlogy of a number": lambda x, y, w: torch.xlogy(2.3, x.abs() + 1),
+    "xlogy by a number": lambda x, y, w: torch.xlogy(x, 2.3),
+    "xlog1py of a number": lambda x, y, w: torch.special.xlog1py(2.3, x.abs()),
+    "xlog1py by a number": lambda x, y, w: torch.special.xlog1py(x, 2.3),
+    "hypot": lambda x, y, w: torch.hypot(x, y),
+    "log_ndtr": lambda x, y, w: torch.special.log_ndtr(x.float()),
+    "safe_softmax": lambda x, y, w: torch.ops.aten._safe_softmax(x, 1),
     "exp": lambda x, y, w: torch.exp(x),
     "cumsum": lambda x, y, w: x.cumsum(1),
+    "renorm": lambda x, y, w: x.renorm(2.0, 0, 1.0),
+    "trace": lambda x, y, w: x.float().flatten(1).trace(),
     "logsumexp": lambda x, y, w: x.logsumexp(1),
     "logit": lambda x, y, w: torch.logit(x.sigmoid(), 1e-3),
     "bce": lambda x, y, w: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), reduction="none"),
@@ -98,10 +111,20 @@ _FUNCTIONS = {
     "nll": lambda x, y, w: F.nll_loss(
         x.contiguous(), torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.long), reduction="none"
     ),
+    "multi_margin": lambda x, y, w: F.multi_margin_loss(
+        x.float().flatten(1), torch.zeros(3, dtype=torch.long), reduction="none"
+    ),
     "bilinear": lambda x, y, w: F.bilinear(x, y, x.new_ones(4, x.shape[-1], x.shape[-1])),
     "index_add": lambda x, y, w: x.index_add(1, torch.arange(12), y),
     "index_put": lambda x, y, w: x.index_put((torch.tensor([0, 0]),), y[:2], accumulate=True),
+    "index_reduce": lambda x, y, w: x.index_reduce(1, torch.arange(12), y.to(x.dtype), "mean"),
+    "put": lambda x, y, w: x.put(torch.zeros(y[0].shape, dtype=torch.long), y[0], accumulate=True),
+    "take": lambda x, y, w: x.take(torch.tensor([[2, 3], [2, 4]])),
     "scatter_add": lambda x, y, w: x.scatter_add(1, torch.zeros(x.shape, dtype=torch.long), y),
+    "scatter_reduce": lambda x, y, w: x.scatter_reduce(
+        1, torch.zeros(x.shape, dtype=torch.long), y, "mean"
+    ),
+    "unfold of a dimension": lambda x, y, w: x.unfold(-1, 5, 2),
     "weight_norm": lambda x, y, w: torch._weight_norm(
         x, y[:1, :1] if x.dim() == 3 else y[:1, :1, :, :1], 2
     ),
@@ -111,6 +134,16 @@ _OF_IMAGES = {
     "adaptive_avg_pool2d": lambda x, y, w: F.adaptive_avg_pool2d(x, 3),
     "bilinear resizing": lambda x, y, w: F.interpolate(x, scale_factor=1.5, mode="bilinear"),
     "bicubic resizing": lambda x, y, w: F.interpolate(x, scale_factor=1.5, mode="bicubic"),
+    "linear resizing": lambda x, y, w: F.interpolate(x.flatten(2), scale_factor=1.5, mode="linear"),
+    "trilinear resizing": lambda x, y, w: F.interpolate(
+        x[:, None], scale_factor=1.5, mode="trilinear"
+    ),
+    "nearest": lambda x, y, w: F.interpolate(x, scale_factor=1.5),
+    "nearest of lines": lambda x, y, w: F.interpolate(x.flatten(2), scale_factor=1.5),
+    "nearest of volumes": lambda x, y, w: F.interpolate(x[:, None], scale_factor=1.5),
+    "exact nearest": lambda x, y, w: F.interpolate(x, scale_factor=1.5, mode="nearest-exact"),
+    "unfold": lambda x, y, w: F.unfold(x, 3),
+    "fold": lambda x, y, w: F.fold(x.flatten(2), (9, 21), 2),
     "grid_sample": lambda x, y, w: F.grid_sample(x, _GRID.to(x.dtype), align_corners=False),
 }
 _LAYOUTS = {
@@ -170,6 +203,70 @@ def test_recorded_calls_return_what_compilers_expect(name, dtypes, dims):
         with fake_mode:
             fake = op(*fakes)
         assert _described(real) == _described(fake), (call, _described(args))
+
+
+# Whose sums PyTorch's formulas in Python make: a compiler sees those in the place of the calls.
+_OF_FORMULAS = {
+    "replication_pad": lambda x, y, w: F.pad(x, (2, 1, 1, 2), mode="replicate"),
+    "reflection_pad": lambda x, y, w: F.pad(x, (2, 1, 1, 2), mode="reflect"),
+    "max_pool": lambda x, y, w: F.max_pool2d(x, 3, 2),
+    "adaptive_max_pool": lambda x, y, w: F.adaptive_max_pool2d(x, 3),
+    "pixel_shuffle": lambda x, y, w: F.pixel_shuffle(x, 2),
+    "index": lambda x, y, w: x[torch.tensor([2, 0, 2])],
+    "index_select": lambda x, y, w: x.index_select(1, torch.tensor([3, 3, 1])),
+    "gather": lambda x, y, w: x.gather(1, torch.zeros(y.shape, dtype=torch.long)),
+    "masked_scatter": lambda x, y, w: y.masked_scatter(y > 0, x),
+    "sort": lambda x, y, w: x.sort(1)[0],
+    "repeat_interleave": lambda x, y, w: x.repeat_interleave(3, 1),
+    "as_strided": lambda x, y, w: x.as_strided((5, 6), (1, 1)),
+    "pairwise_distance": lambda x, y, w: F.pairwise_distance(x, y, p=2.5),
+    "softmax": lambda x, y, w: x.softmax(1),
+    "gelu": lambda x, y, w: F.gelu(x) + F.mish(x) + F.softplus(x) + F.elu(x),
+    "std": lambda x, y, w: x.std(1),
+    "embedding": lambda x, y, w: F.embedding(torch.tensor([[1, 2, 2]]), x.flatten(1)),
+    "in place": lambda x, y, w: (x * 1).put_(torch.tensor([3, 3]), y[0, 0, 0, :2], True)
+    + (x * 1).scatter_reduce_(1, torch.zeros(x.shape, dtype=torch.long), y, "prod")
+    + (x.abs() + 1).xlogy_(y.abs() + 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*_FUNCTIONS, *_OF_IMAGES, *_OF_FORMULAS])
+def test_compilers_write_no_loop_whose_bits_depend_on_it(name):
+    """What is left after PyTorch's formulas have taken calls apart, for Inductor as it asks.
+
+    Seen to fail: the gradients of take, unfold and interpolation, added at indices by threads in
+    whatever order they come; `_safe_softmax` and scalars' xlogy, whose exponentials and logarithms
+    Inductor computed.
+    """
+    # Of a second, which other tests' processes needn't wait.
+    lowering = pytest.importorskip("torch._inductor.lowering")
+    function = (_FUNCTIONS | _OF_IMAGES | _OF_FORMULAS)[name]
+    y = torch.randn(3, 12, 8, 20)
+
+    def with_gradient(x: Tensor) -> list[Tensor]:
+        output = function(x, y, _norm_of(torch.float32))
+        return [output, *torch.autograd.grad(output, x, torch.ones_like(output))]
+
+    x = torch.randn(3, 12, 8, 20, requires_grad=True)
+    with conv2d_ext.batch_invariant(), enable_python_dispatcher():
+        traced = make_fx(
+            with_gradient,
+            decomposition_table=lowering.decompositions,
+            tracing_mode="fake",
+            _allow_non_fake_inputs=True,
+        )(x)
+    stores = ("index_put", "_unsafe_index_put", "put")
+    for node in traced.graph.nodes:
+        results = pytree.tree_leaves(node.meta.get("val"))
+        of_floats = any(isinstance(t, Tensor) and t.is_floating_point() for t in results)
+        if node.op != "call_function" or node.target is operator.getitem or not of_floats:
+            continue
+        called = node.target._schema.name
+        called_name = called.removeprefix("aten::").removesuffix("_")
+        if called.startswith("conv2d_ext::") or (called_name in stores and not any(node.args[3:])):
+            continue
+        assert called_name not in {*stores, *(eager.partition(".")[0] for eager in EAGER)}, node
+        assert called_name not in ("sum", "mean", "mm", "bmm", "convolution"), node
 
 
 @pytest.mark.parametrize("types", [
