@@ -31,6 +31,7 @@ _REPLACED = {
     "conv2d_cpu_ops.cpp",
     "reduce_ops.cpp",
     "tables_in_use.cpp",
+    "caches.cpp",
 }
 # Threads and scratch are watched by the sanitizers; oracle and tensors would only be slower.
 _WATCHED = {"harness.cpp", "seams.cpp", "threads.cpp"}

@@ -13,6 +13,7 @@
 #include "../../csrc/cpu/base/limits.h"
 #include "../../csrc/cpu/base/scratch.h"
 #include "../../csrc/cpu/isa/engine.h"
+#include "../../csrc/cpu/plan/caches.h"
 #include "harness.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -341,6 +342,19 @@ int64_t* const kLimits[] = {
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 
+// Not this machine's, whose plans would leave out what others do. Those of several kinds of CPUs, and none known.
+struct Caches {
+  int64_t l1_kib, l2_kib, l3_kib;
+};
+constexpr Caches kMachines[] = {
+    {48, 1024, 32 << 10},   // the first without adjusted limits
+    {32, 512, 16 << 10},    // 8 ways of L1, a small L2
+    {48, 2048, 260 << 10},  // a large L2, and an L3 of a whole socket, which answers late
+    {32, 1024, 105 << 10}, {0, 0, 0},
+};
+Caches caches = kMachines[0];
+constexpr int kMachineCount = int(sizeof(kMachines) / sizeof(*kMachines));
+
 }  // namespace
 
 void use_limits(int64_t seed) {
@@ -353,6 +367,7 @@ void use_limits(int64_t seed) {
   (void)saved;
   if (seed == in_use) return;
   in_use = seed;
+  caches = kMachines[uint64_t(seed) % kMachineCount];
   uint64_t state = uint64_t(seed);
   for (int i = 0; i < kLimitCount; ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -372,6 +387,10 @@ void use_limits(int64_t seed) {
 namespace conv2d_ext::cpu {
 
 const Engine& engine() { return *fuzz::current_engine; }
+
+int64_t l1_bytes() { return fuzz::caches.l1_kib << 10; }
+int64_t l2_bytes() { return fuzz::caches.l2_kib << 10; }
+int64_t l3_bytes() { return fuzz::caches.l3_kib << 10; }
 
 void* thread_scratch(int64_t bytes) {
   fuzz::keep_most(fuzz::scratch_most, bytes);

@@ -41,7 +41,7 @@ Watched watched();
 // The driver that `body` belongs to, e.g. "avx2 ConvCall<float, float, true>"; empty where it is none.
 const std::string& driver_of(void (*body)(void*, int64_t));
 
-// The product's limits for 0, else smaller ones that follow from the seed.
+// The product's limits and one machine's caches for 0, else smaller limits and other caches that follow from the seed.
 void use_limits(int64_t seed);
 
 }  // namespace conv2d_ext::fuzz
