@@ -108,7 +108,9 @@ constexpr const char* kEagerOps[] = {
     "soft_margin_loss",
     "soft_margin_loss_backward",
     "multi_margin_loss",
+    "multi_margin_loss_backward",
     "multilabel_margin_loss_forward",
+    "multilabel_margin_loss_backward",
     "upsample_bilinear2d",
     "upsample_bicubic2d",
     "upsample_linear1d",
@@ -258,7 +260,7 @@ bool only_stores(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
          !torch::jit::peek(stack, 3, 4).toBool();
 }
 
-// Sums and products of integers, modulo a power of 2; the largest and the smallest.
+// Sums and products of integers, modulo a power of 2; reductions to the largest or the smallest.
 bool is_exact(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (is_named(op, "scatter_reduce") || is_named(op, "index_reduce")) {
     const c10::string_view reduce = torch::jit::peek(stack, 4, 6).toStringView();
@@ -329,8 +331,8 @@ struct RecordInPlace final : Twin {  // of the op that is not in place
   }
 };
 
-// The gradient of a gather that PyTorch's Python formulas make, as of interpolation's: index_put, whose indices are
-// known to lie inside.
+// _unsafe_index_put, by which PyTorch differentiates the gathers of its formulas in Python, such as interpolation's:
+// recorded as index_put, since its indices are known to lie inside.
 struct RecordAsIndexPut final : Twin {  // of index_put
   using Twin::Twin;
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {

@@ -1,6 +1,5 @@
-// The mode's kernels of additions at indices. PyTorch's threads add in whatever order they come to it: index_put that
-// accumulates, the gradient of indexing, here, and put, that of take, in invariance_eager.cpp. One thread takes the
-// elements one after the other.
+// The mode's kernels of additions at indices. PyTorch's threads add in whatever order they come to it; here one thread
+// takes the elements one after the other. (put, the gradient of take, is in invariance_eager.cpp.)
 #include "invariance_kernels.h"
 
 namespace conv2d_ext {

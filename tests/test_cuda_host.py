@@ -5,9 +5,9 @@ is promised here: results within the error bounds for every branch, dtype and la
 AddressSanitizer and UBSan; no bit that depends on batch, formats, alignment, machine or the order
 of threads; few bank conflicts, by number; and that the checks would notice a bug: seeded ones, in
 cuda_host/mutations.py, of which each state of csrc/cuda and cuda_host takes four or five
-(CONV2D_EXT_TEST_MUTANTS=all takes all). Float32 takes every case; of the other types each state
-takes every third, and of those whose kernels are another type's templates, and complex128, one
-type under the sanitizers.
+(CONV2D_EXT_TEST_MUTANTS=all takes all). IEEE float32 takes every case; of the other maths each
+state takes every third, and of those whose kernels are another type's templates, and complex128,
+one type under the sanitizers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ TAKEN = MUTATIONS if TAKE_ALL else MUTATIONS[NUMBER % 16 :: 16]
 
 
 def with_maths(cases: Sequence, maths: Sequence = MATHS) -> list[tuple]:
-    """Every case in float32; of the other maths' every third, which ones with the state of the
+    """Every case in IEEE float32; of the other maths' every third, which ones with the state of the
     sources."""
     return [
         (case, math)

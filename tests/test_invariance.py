@@ -733,10 +733,10 @@ class TestCompile:
             assert same_bits(again, eager)
 
     def test_sums_at_indices_have_one_order(self):
-        """What PyTorch's formulas of these gradients add is added by one thread. (Batches of one are
-        where Inductor's loops are cut among threads inside of an image.)
+        """One thread adds what PyTorch's formulas of these gradients add. (Of a batch of one
+        Inductor's threads would each take a part of the image.)
 
-        Seen to fail: each, with as many results as runs.
+        Seen to fail: bilinear, unfold and take, each by itself.
         """
 
         def functions(x: torch.Tensor) -> torch.Tensor:

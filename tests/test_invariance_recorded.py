@@ -121,6 +121,9 @@ _FUNCTIONS = {
     "put": lambda x, y, w: x.put(torch.zeros(y[0].shape, dtype=torch.long), y[0], accumulate=True),
     "take": lambda x, y, w: x.take(torch.tensor([[2, 3], [2, 4]])),
     "scatter_add": lambda x, y, w: x.scatter_add(1, torch.zeros(x.shape, dtype=torch.long), y),
+    "multilabel_margin": lambda x, y, w: F.multilabel_margin_loss(
+        x.float().flatten(1), torch.full((3, x[0].numel()), -1), reduction="none"
+    ),
     "scatter_reduce": lambda x, y, w: x.scatter_reduce(
         1, torch.zeros(x.shape, dtype=torch.long), y, "mean"
     ),
@@ -230,14 +233,24 @@ _OF_FORMULAS = {
 }  # fmt: skip
 
 
+# Calls that the mode computes itself.
+_IN_THE_MODE = (
+    "sum", "mean", "prod", "var", "var_mean", "mm", "bmm", "addmm", "baddbmm", "convolution",
+    "_softmax", "_log_softmax", "linalg_vector_norm", "sigmoid", "sinh", "atan2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tracing_mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("name", [*_FUNCTIONS, *_OF_IMAGES, *_OF_FORMULAS])
-def test_compilers_write_no_loop_whose_bits_depend_on_it(name):
+def test_compilers_write_no_loop_whose_bits_depend_on_it(name, tracing_mode):
     """What is left after PyTorch's formulas have taken calls apart, for Inductor as it asks.
 
     Seen to fail: the gradients of take, unfold and interpolation, added at indices by threads in
     whatever order they come; `_safe_softmax` and scalars' xlogy, whose exponentials and logarithms
     Inductor computed.
     """
+    if (name, tracing_mode) == ("trace", "symbolic"):
+        pytest.skip("PyTorch doesn't differentiate it for symbolic sizes")
     # Of a second, which other tests' processes needn't wait.
     lowering = pytest.importorskip("torch._inductor.lowering")
     function = (_FUNCTIONS | _OF_IMAGES | _OF_FORMULAS)[name]
@@ -252,7 +265,7 @@ def test_compilers_write_no_loop_whose_bits_depend_on_it(name):
         traced = make_fx(
             with_gradient,
             decomposition_table=lowering.decompositions,
-            tracing_mode="fake",
+            tracing_mode=tracing_mode,
             _allow_non_fake_inputs=True,
         )(x)
     stores = ("index_put", "_unsafe_index_put", "put")
@@ -266,7 +279,23 @@ def test_compilers_write_no_loop_whose_bits_depend_on_it(name):
         if called.startswith("conv2d_ext::") or (called_name in stores and not any(node.args[3:])):
             continue
         assert called_name not in {*stores, *(eager.partition(".")[0] for eager in EAGER)}, node
-        assert called_name not in ("sum", "mean", "mm", "bmm", "convolution"), node
+        assert called_name not in _IN_THE_MODE, node
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin", "prod"])
+def test_only_reductions_that_round_are_recorded(reduce):
+    def function(x: Tensor) -> list[Tensor]:
+        index = torch.zeros(x.shape, dtype=torch.long)
+        return [
+            x.scatter_reduce(1, index, x + 1, reduce),
+            (x * 1).scatter_reduce_(1, index, x + 1, reduce, include_self=False),
+            x.index_reduce(1, index[0, :, 0, 0], x, reduce),
+        ]
+
+    with conv2d_ext.batch_invariant():
+        graph = make_fx(function, tracing_mode="fake")(torch.randn(3, 12, 8, 20)).graph
+    names = [str(node.target) for node in graph.nodes]
+    assert sum(name.startswith("conv2d_ext.eager_") for name in names) == 3 * (reduce == "prod")
 
 
 @pytest.mark.parametrize("types", [

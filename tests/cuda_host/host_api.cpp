@@ -2,8 +2,8 @@
 // JSON.
 //
 // Each tensor is copied into a block of exactly its extent, so that AddressSanitizer sees what lies beyond it; without
-// it, guards lie there. NaNs fill guards and what lies between a tensor's elements, and results and workspace until
-// they are written.
+// it, guards lie there. NaNs fill what lies between a tensor's elements, and results and workspace until they are
+// written, and guards of what is read.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -56,24 +56,37 @@ namespace {
 constexpr int kGradBias = 3, kMatmul = 4;
 constexpr unsigned char kFill = 0xff, kResultGuard = 0x7f;
 
-// Memory at an alignment of 256, filled with NaNs. Where AddressSanitizer doesn't watch, a guard lies on either side:
-// what is read there is NaN whatever the heap held, and what is written there fails the call. A result's guards hold
-// other bytes, since what is computed from NaNs is the same NaN.
+// Memory of NaNs, `before` bytes past an alignment of 256. Where AddressSanitizer doesn't watch, a guard lies on either
+// side: what is read there is NaN whatever the heap held, and what is written there fails the call. (A result, which is
+// not read, has guards of other bytes, since what is computed from NaNs is the same NaN.)
 class Memory {
  public:
-  explicit Memory(size_t bytes, unsigned char guard = kFill) : bytes_(bytes), guard_(guard) {
+  Memory(size_t before, size_t bytes, unsigned char guard = kFill)
+      : before_(kGuard + before), bytes_(bytes), guard_(guard) {
     void* block = nullptr;
-    if (posix_memalign(&block, kAlignment, bytes + 2 * kGuard) != 0) throw std::bad_alloc();
+    if (posix_memalign(&block, kAlignment, before_ + bytes + kGuard) != 0) throw std::bad_alloc();
     block_.reset(static_cast<unsigned char*>(block));
-    std::memset(block, guard, bytes + 2 * kGuard);
-    std::memset(block_.get() + kGuard, kFill, bytes);
+    std::memset(block, guard, before_ + bytes + kGuard);
+    std::memset(data(), kFill, bytes);
+#if defined(CONV2D_ADDRESS_SANITIZER)
+    __asan_poison_memory_region(block, before_);
+#endif
   }
-  char* data() const { return reinterpret_cast<char*>(block_.get() + kGuard); }
+  ~Memory() {
+#if defined(CONV2D_ADDRESS_SANITIZER)
+    __asan_unpoison_memory_region(block_.get(), before_);
+#endif
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  char* data() const { return reinterpret_cast<char*>(block_.get() + before_); }
   void check_guards() const {
-    const unsigned char* const guards[] = {block_.get(), block_.get() + kGuard + bytes_};
-    for (const unsigned char* const first : guards)
-      if (std::any_of(first, first + kGuard, [this](unsigned char byte) { return byte != guard_; }))
-        throw Failure("written outside of a tensor or the workspace");
+    if (kGuard == 0) return;
+    const auto is_changed = [this](unsigned char byte) { return byte != guard_; };
+    const unsigned char* const past = block_.get() + before_ + bytes_;
+    if (std::any_of(block_.get(), block_.get() + before_, is_changed) || std::any_of(past, past + kGuard, is_changed))
+      throw Failure("written outside of a tensor or the workspace");
   }
 
   static constexpr size_t kAlignment = 256;
@@ -88,7 +101,7 @@ class Memory {
     void operator()(unsigned char* block) const { std::free(block); }
   };
 
-  const size_t bytes_;
+  const size_t before_, bytes_;
   const unsigned char guard_;
   std::unique_ptr<unsigned char, Free> block_;
 };
@@ -107,17 +120,8 @@ class Block {
     extent_ = is_empty ? 0 : (highest - lowest + 1) * element_bytes;
     const uintptr_t first_byte = reinterpret_cast<uintptr_t>(tensor.data) + (is_empty ? 0 : lowest * element_bytes);
     const size_t before = first_byte % Memory::kAlignment;
-    memory_ = std::make_unique<Memory>(before + extent_, guard);
-#if defined(CONV2D_ADDRESS_SANITIZER)
-    __asan_poison_memory_region(memory_->data(), before);
-    poisoned_ = before;
-#endif
-    data_ = memory_->data() + before - (is_empty ? 0 : lowest * element_bytes);
-  }
-  ~Block() {
-#if defined(CONV2D_ADDRESS_SANITIZER)
-    __asan_unpoison_memory_region(memory_->data(), poisoned_);
-#endif
+    memory_ = std::make_unique<Memory>(before, extent_, guard);
+    data_ = memory_->data() - (is_empty ? 0 : lowest * element_bytes);
   }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -153,7 +157,6 @@ class Block {
   int64_t extent_ = 0;
   std::unique_ptr<Memory> memory_;
   char* data_ = nullptr;
-  size_t poisoned_ = 0;
 };
 
 ConstMatrixView matrix(const Block& block) {
@@ -298,7 +301,7 @@ void run(const HostCall& call, Json& json) {
   first.copy_in();
   second.copy_in();
   if (call.bias.data != nullptr) bias.copy_in();
-  const Memory workspace_memory(workspace_bytes);
+  const Memory workspace_memory(0, workspace_bytes);
   void* const workspace = workspace_bytes == 0 ? nullptr : workspace_memory.data();
 
   Settings settings;

@@ -77,7 +77,7 @@ struct Case {
   int64_t threads = 1, schedule = 0;  // kSchedules of threads.h
   int64_t rounding = 0;               // to nearest, down, up, towards zero
   int64_t flush = 0;                  // 1: denormal results are flushed, 2: operands too
-  int64_t limits = 0;                 // 0: the product's, else a seed for smaller ones
+  int64_t limits = 0;                 // seams.h: the product's, or smaller ones; and caches
   int64_t variants = 127;             // which other ways to run it are compared with the first: check.cpp
   int64_t winograd = 0;               // asked for
   int64_t plan = 0;                   // only explained, not run: sizes may be anything

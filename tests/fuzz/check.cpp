@@ -444,12 +444,14 @@ void compare_explanation(const Case& c, const Conv2dProblem& p, const Operands& 
 void check_plan(const Case& c, const Conv2dProblem& p) {
   ++counts.plans;
   Way way = first_way(c);
-  way.limits = 0;
-  for (const bool channels_last : {false, true}) {
-    const cpu::Explanation e = explain(c, p, way, channels_last);
-    if (e.workspace_bytes_per_thread > kMostScratch || e.workspace_bytes_per_thread < 0) {
-      fail("planned scratch of a thread: " + std::to_string(e.workspace_bytes_per_thread) + " bytes (" + e.engine +
-           ")");
+  for (int64_t machine = 0; machine < kMachines; ++machine) {
+    way.limits = kProductLimits + machine;
+    for (const bool channels_last : {false, true}) {
+      const cpu::Explanation e = explain(c, p, way, channels_last);
+      if (e.workspace_bytes_per_thread > kMostScratch || e.workspace_bytes_per_thread < 0) {
+        fail("planned scratch of a thread: " + std::to_string(e.workspace_bytes_per_thread) + " bytes (" + e.engine +
+             ", limits=" + std::to_string(way.limits) + ")");
+      }
     }
   }
 }

@@ -366,7 +366,7 @@ Case decode(const uint8_t* data, size_t size) {
   if (c.op == int64_t(Op::kMatmul)) draw_product(bytes, kind, c, h, w);
   fit(kind, c, h, w, most);
   // Weights are packed for every tile: small ones would take long.
-  if (most > 20e3 && kind != Kind::kWinograd) c.limits = 0;
+  if (most > 20e3 && kind != Kind::kWinograd) c.limits = c.limits == 0 ? 0 : kProductLimits + c.limits % kMachines;
   if (c.op != int64_t(Op::kMatmul)) {
     h.draw_padding(bytes);
     w.draw_padding(bytes);

@@ -342,18 +342,20 @@ int64_t* const kLimits[] = {
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 
-// Not this machine's, whose plans would leave out what others do. Those of several kinds of CPUs, and none known.
 struct Caches {
   int64_t l1_kib, l2_kib, l3_kib;
 };
-constexpr Caches kMachines[] = {
-    {48, 1024, 32 << 10},   // the first without adjusted limits
-    {32, 512, 16 << 10},    // 8 ways of L1, a small L2
-    {48, 2048, 260 << 10},  // a large L2, and an L3 of a whole socket, which answers late
-    {32, 1024, 105 << 10}, {0, 0, 0},
+constexpr Caches kCachesOf[kMachines] = {
+    {48, 1024, 32 << 10},
+    // 8 ways of L1, a small L2
+    {32, 512, 16 << 10},
+    // a large L2, and an L3 of a whole socket, which answers late
+    {48, 2048, 260 << 10},
+    {32, 1024, 105 << 10},
+    // none known
+    {0, 0, 0},
 };
-Caches caches = kMachines[0];
-constexpr int kMachineCount = int(sizeof(kMachines) / sizeof(*kMachines));
+Caches caches = kCachesOf[0];
 
 }  // namespace
 
@@ -367,13 +369,14 @@ void use_limits(int64_t seed) {
   (void)saved;
   if (seed == in_use) return;
   in_use = seed;
-  caches = kMachines[uint64_t(seed) % kMachineCount];
+  const bool shrinks = seed > 0 && seed < kProductLimits;
+  caches = kCachesOf[uint64_t(seed) % kProductLimits % kMachines];
   uint64_t state = uint64_t(seed);
   for (int i = 0; i < kLimitCount; ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     const int64_t random = int64_t(state >> 40);
     *kLimits[i] = product[i];
-    if (seed == 0 || random % 4 == 0) continue;
+    if (!shrinks || random % 4 == 0) continue;
     // Most are set to a few percent: cheap problems then have as many tiles as large ones otherwise.
     const int64_t shrunk = product[i] >> (random / 4 % 12);
     *kLimits[i] = shrunk < 1 ? 1 : shrunk;

@@ -41,7 +41,11 @@ Watched watched();
 // The driver that `body` belongs to, e.g. "avx2 ConvCall<float, float, true>"; empty where it is none.
 const std::string& driver_of(void (*body)(void*, int64_t));
 
-// The product's limits and one machine's caches for 0, else smaller limits and other caches that follow from the seed.
+// Plans see caches of several kinds of CPUs and not this machine's, with which some plans would never be made.
+constexpr int64_t kMachines = 5;
+// Of 0 the product's limits and the first machine, of kProductLimits + m those limits and machine m; of seeds in
+// between smaller limits, and a machine, that follow from the seed.
+constexpr int64_t kProductLimits = 256;
 void use_limits(int64_t seed);
 
 }  // namespace conv2d_ext::fuzz
