@@ -263,7 +263,7 @@ bool only_stores(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
 // Sums and products of integers, modulo a power of 2; reductions to the largest or the smallest.
 bool is_exact(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (is_named(op, "scatter_reduce") || is_named(op, "index_reduce")) {
-    const c10::string_view reduce = torch::jit::peek(stack, 4, 6).toStringView();
+    const auto reduce = torch::jit::peek(stack, 4, 6).toStringView();
     return reduce == "amax" || reduce == "amin";
   }
   if (!is_named(op, "cumsum") && !is_named(op, "cumprod")) return false;
