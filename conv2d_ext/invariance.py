@@ -84,7 +84,7 @@ def _describe_recorded_calls() -> None:
     def fake_of(op: Any, name: str) -> Callable[..., Any]:
         def fake(*args: Any, **kwargs: Any) -> Any:
             if name in ("multi_margin_loss_backward", "multilabel_margin_loss_backward"):
-                # Which PyTorch itself can't tell.
+                # PyTorch has no function of shapes for these.
                 return torch.empty_like(args[1], memory_format=torch.contiguous_format)
             if name == "index_put":
                 args = _index_put_arguments(*args)

@@ -21,7 +21,8 @@ bool lies_on_cpu(const at::IValue& value) { return value.isTensor() && value.toT
 
 using Asks = bool(const c10::OperatorHandle&, const Stack&);
 
-// index_put as its kernel below (invariance_indexing.cpp), which a TorchDispatchMode would hide.
+// index_put and put. (Below index_put lies another kernel, invariance_indexing.cpp, which a TorchDispatchMode would
+// hide.)
 bool accumulates(const c10::OperatorHandle& op, const Stack& stack) { return argument(op, stack, 3).toBool(); }
 
 template <size_t number>
