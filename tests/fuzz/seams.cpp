@@ -339,6 +339,7 @@ int64_t* const kLimits[] = {
     &t::kWholeRunBytes,
     &t::kNextPanelDepth,
     &t::kPanelsOfRun,
+    &t::kLargeWeightTileBytes,
 };
 constexpr int kLimitCount = int(sizeof(kLimits) / sizeof(*kLimits));
 

@@ -244,6 +244,16 @@ struct WeightTiler {
     }
   }
 
+  // Whether a larger C tile pays: panels have few vectors, a group's weight is more than a tile, and the patch of one
+  // channel leaves room in scratch. (In planes it gains nothing: their patches cost less.)
+  bool takes_large_tiles(const WeightTiling& t) const {
+    const int64_t weights = saturating_mul(problem.out_channels_per_group(),
+                                           saturating_mul(problem.in_channels_per_group(), problem.taps()));
+    return lanes == WeightLanes::kChannels && input_channels_are_neighbours && vector.max_vectors <= 2 &&
+           weights > limit::kWeightTileBytes / vector.element_size &&
+           plane(t) <= limit::kPatchBytes / vector.element_size;
+  }
+
   void leave_out_padding(WeightTiling& t, int64_t chunk_vectors) const {
     const PaddingRule rule = padding_rule(problem.out_channels_per_group(), chunk_vectors, 1, vector);
     const Tile image{0, 1, 0, problem.out_h, 0, problem.out_w};
@@ -417,17 +427,22 @@ WeightTiling tile_grad_weight(const Call& call, const PixelBlocking& pixels, con
   WeightTiling t{};
   tiler.cut_groups(t);
   tiler.cut_kernel(t);
-  if (tiler.in_tiles()) tiler.cut_channels(t, limits::amx::kWeightTileBytes, limits::amx::kWeightTileColumns);
+  // In channels_last a row of the weight is stored tap by tap: channels make long runs, not columns.
+  const int64_t* const to = call.result.stride;
+  const bool by_taps = lanes == WeightLanes::kChannels && call.problem.taps() > 1 && to[1] == 1 && to[3] != 1;
+  const int64_t columns = vector.step == 2 ? limit::kPairColumns
+                          : by_taps        ? limit::kWeightTileColumnsByTap
+                                           : limit::kWeightTileColumns;
   // Tiles that have partials are small enough for the workspace.
-  if (!tiler.in_tiles() || t.items() < num_threads) {
-    // In channels_last a row of the weight is stored tap by tap: channels make long runs, not columns.
-    const int64_t* const to = call.result.stride;
-    const bool by_taps = lanes == WeightLanes::kChannels && call.problem.taps() > 1 && to[1] == 1 && to[3] != 1;
-    tiler.cut_channels(t, limit::kWeightTileBytes,
-                       vector.step == 2 ? limit::kPairColumns
-                       : by_taps        ? limit::kWeightTileColumnsByTap
-                                        : limit::kWeightTileColumns);
+  bool is_cut = false;
+  if (tiler.in_tiles()) {
+    tiler.cut_channels(t, limits::amx::kWeightTileBytes, limits::amx::kWeightTileColumns);
+    is_cut = t.items() >= num_threads;
+  } else if (tiler.takes_large_tiles(t)) {
+    tiler.cut_channels(t, limit::kLargeWeightTileBytes, columns);
+    is_cut = !threads_would_idle(t.items(), num_threads);
   }
+  if (!is_cut) tiler.cut_channels(t, limit::kWeightTileBytes, columns);
   tiler.cut_pixels(t);
   tiler.leave_out_padding(t, t.chunk_vectors);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, pixels, vector)));
