@@ -318,26 +318,24 @@ py::dict describe(const cpu::Explanation& e) {
   return result;
 }
 
-py::dict explain_on_cpu(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight) {
-  cpu::ExplainedCall call{};
-  call.problem = problem;
-  call.dtype = to_dtype(input.scalar_type());
-  call.input = view(input);
-  call.weight = view(weight);
+py::dict explain_on_cpu(const Conv2dProblem& p, const Tensor& input, const Tensor& weight) {
+  const bool channels_last = output_is_channels_last(input, weight);
+  const ConstTensorView x = view(input), w = view(weight);
+  const TensorView y = dense_view({p.batch, p.out_channels, p.out_h, p.out_w}, channels_last);
+  const TensorView grad_input = dense_view({p.batch, p.in_channels, p.in_h, p.in_w}, channels_last);
+  TensorView grad_weight{};
   const auto strides = grad_weight_strides(weight);
-  std::transform(strides.begin(), strides.end(), call.grad_weight_stride,
+  std::transform(strides.begin(), strides.end(), grad_weight.stride,
                  [](const c10::SymInt& stride) { return stride.expect_int(); });
-  call.channels_last = output_is_channels_last(input, weight);
-  call.num_threads = at::get_num_threads();
-  call.allow_winograd = allows_winograd();
-  const auto describe_direction = [&](cpu::Direction direction) {
-    call.direction = direction;
-    return describe(cpu::explain(call));
+  const auto explained = [&](cpu::Direction direction, const ConstTensorView& a, const ConstTensorView& b,
+                             const TensorView& to) {
+    const cpu::Call call{direction, p, to_dtype(input.scalar_type()), a, b, to, /*bias=*/{}, allows_winograd()};
+    return describe(cpu::explain(call, at::get_num_threads()));
   };
   py::dict result;
-  result["forward"] = describe_direction(cpu::Direction::kForward);
-  result["grad_input"] = describe_direction(cpu::Direction::kGradInput);
-  result["grad_weight"] = describe_direction(cpu::Direction::kGradWeight);
+  result["forward"] = explained(cpu::Direction::kForward, x, w, y);
+  result["grad_input"] = explained(cpu::Direction::kGradInput, y, w, grad_input);
+  result["grad_weight"] = explained(cpu::Direction::kGradWeight, y, x, grad_weight);
   return result;
 }
 

@@ -53,10 +53,19 @@ struct ConstTensorView {
 struct TensorView {
   void* data;
   int64_t stride[4];
+  // NOLINTNEXTLINE(google-explicit-constructor): what was written may be read
+  operator ConstTensorView() const { return {data, {stride[0], stride[1], stride[2], stride[3]}}; }
 };
 struct TensorSizes {
   int64_t batch, channels, height, width;
 };
+
+// Without data, in one of the two formats that results have.
+inline TensorView dense_view(const TensorSizes& size, bool channels_last) {
+  const int64_t c = size.channels, plane = size.height * size.width;
+  if (channels_last) return {nullptr, {c * plane, 1, size.width * c, c}};
+  return {nullptr, {c * plane, plane, size.width, 1}};
+}
 
 // result[b, i, j] = bias[j] + sum over k of mat1[b, i, k] * mat2[b, k, j]. A mat2 without a batch has a batch stride of
 // zero. Strides are in elements and may be zero or negative.

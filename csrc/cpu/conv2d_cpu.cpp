@@ -35,6 +35,8 @@ void run_phases_in_turn(const Call& call, const Executor& executor) {
   run_phases();
 }
 
+}  // namespace
+
 void run(Call call, const Executor& threads) {
   if (is_empty(call)) return;
   normalize(call);
@@ -47,27 +49,6 @@ void run(Call call, const Executor& threads) {
   const int64_t batch = call.problem.batch, at_once = images_in_turn(call, isa, executor.num_threads);
   if (at_once == 0) return run_all(call);
   for (int64_t n = 0; n < batch; n += at_once) run_all(images_of(call, n, min64(at_once, batch - n)));
-}
-
-}  // namespace
-
-void forward(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView input, ConstTensorView weight,
-             Bias bias, TensorView output, const Executor& executor) {
-  Call call{Direction::kForward, problem, arithmetic.dtype, input, weight, output, bias};
-  call.allow_winograd = arithmetic.allow_winograd;
-  run(call, executor);
-}
-
-void grad_input(const Conv2dProblem& problem, Arithmetic arithmetic, ConstTensorView grad_output,
-                ConstTensorView weight, TensorView grad_input, const Executor& executor) {
-  Call call{Direction::kGradInput, problem, arithmetic.dtype, grad_output, weight, grad_input};
-  call.allow_winograd = arithmetic.allow_winograd;
-  run(call, executor);
-}
-
-void grad_weight(const Conv2dProblem& problem, DType dtype, ConstTensorView grad_output, ConstTensorView input,
-                 TensorView grad_weight, const Executor& executor) {
-  run({Direction::kGradWeight, problem, dtype, grad_output, input, grad_weight}, executor);
 }
 
 void matmul(const MatmulSizes& size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2, Bias bias,

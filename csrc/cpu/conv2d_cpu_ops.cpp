@@ -12,32 +12,31 @@ namespace {
 
 using at::Tensor;
 
+Bias bias_of(const Tensor& bias) { return bias.defined() ? Bias{bias.const_data_ptr(), bias.stride(0)} : Bias{}; }
+
+void run(const Call& call) {
+  with_memory_errors([&] { cpu::run(call, executor()); });
+}
+
 struct Cpu {
   static void forward(const Conv2dProblem& problem, const Tensor& input, const Tensor& weight, const Tensor& bias,
                       const Tensor& output, bool allow_winograd) {
-    with_memory_errors([&] {
-      ask_for_huge_pages(output.mutable_data_ptr(), output.nbytes());
-      cpu::forward(problem, {to_dtype(input.scalar_type()), allow_winograd}, view(input), view(weight),
-                   bias.defined() ? Bias{bias.const_data_ptr(), bias.stride(0)} : Bias{}, mutable_view(output),
-                   executor());
-    });
+    ask_for_huge_pages(output.mutable_data_ptr(), output.nbytes());
+    run({Direction::kForward, problem, to_dtype(input.scalar_type()), view(input), view(weight), mutable_view(output),
+         bias_of(bias), allow_winograd});
   }
 
   static void grad_input(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& weight,
                          const Tensor& result, bool allow_winograd) {
-    with_memory_errors([&] {
-      ask_for_huge_pages(result.mutable_data_ptr(), result.nbytes());
-      cpu::grad_input(problem, {to_dtype(weight.scalar_type()), allow_winograd}, view(grad_output), view(weight),
-                      mutable_view(result), executor());
-    });
+    ask_for_huge_pages(result.mutable_data_ptr(), result.nbytes());
+    run({Direction::kGradInput, problem, to_dtype(weight.scalar_type()), view(grad_output), view(weight),
+         mutable_view(result), /*bias=*/{}, allow_winograd});
   }
 
   static void grad_weight(const Conv2dProblem& problem, const Tensor& grad_output, const Tensor& input,
                           const Tensor& result) {
-    with_memory_errors([&] {
-      cpu::grad_weight(problem, to_dtype(input.scalar_type()), view(grad_output), view(input), mutable_view(result),
-                       executor());
-    });
+    run({Direction::kGradWeight, problem, to_dtype(input.scalar_type()), view(grad_output), view(input),
+         mutable_view(result)});
   }
 
   static void grad_bias(const Tensor& grad_output, const Tensor& result) {
@@ -53,8 +52,7 @@ struct Cpu {
     with_memory_errors([&] {
       ask_for_huge_pages(result.mutable_data_ptr(), result.nbytes());
       cpu::matmul(matmul_sizes(mat1, mat2), to_dtype(mat1.scalar_type()), matrix_view(mat1), matrix_view(mat2),
-                  bias.defined() ? Bias{bias.const_data_ptr(), bias.stride(0)} : Bias{}, mutable_matrix_view(result),
-                  executor());
+                  bias_of(bias), mutable_matrix_view(result), executor());
     });
   }
 };

@@ -1,6 +1,4 @@
 // What a call will do: the tasks that it is planned as (plan/candidates.h), printed instead of run.
-#include <algorithm>
-#include <iterator>
 #include <string>
 
 #include "conv2d_cpu.h"
@@ -379,44 +377,11 @@ void add_task(TaskExplanation& e, const TaskExplanation& task) {
   e.workspace_bytes_per_thread = scratch + shared;
 }
 
-// The strides of a tensor in one of the two formats that results have.
-void set_strides(const TensorSizes& size, bool channels_last, int64_t (&stride)[4]) {
-  const int64_t plane = size.height * size.width;
-  stride[0] = size.channels * plane;
-  stride[1] = channels_last ? 1 : plane;
-  stride[2] = channels_last ? size.width * size.channels : size.width;
-  stride[3] = channels_last ? size.channels : 1;
-}
+}  // namespace
 
-// Without data: where operands begin may decide nothing.
-Call call_of(const ExplainedCall& explained) {
-  const Conv2dProblem& p = explained.problem;
-  Call call{};
-  call.direction = explained.direction;
-  call.problem = p;
-  call.dtype = explained.dtype;
-  call.allow_winograd = explained.allow_winograd;
-  call.a = explained.input;
-  call.b = explained.weight;
-  const TensorSizes input{p.batch, p.in_channels, p.in_h, p.in_w}, output{p.batch, p.out_channels, p.out_h, p.out_w};
-  switch (explained.direction) {
-    case Direction::kForward:
-      set_strides(output, explained.channels_last, call.result.stride);
-      break;
-    case Direction::kGradInput:
-      set_strides(output, explained.channels_last, call.a.stride);
-      set_strides(input, explained.channels_last, call.result.stride);
-      break;
-    case Direction::kGradWeight:
-      set_strides(output, explained.channels_last, call.a.stride);
-      call.b = explained.input;
-      std::copy(std::begin(explained.grad_weight_stride), std::end(explained.grad_weight_stride), call.result.stride);
-  }
+Explanation explain(Call call, int threads) {
+  // Where operands begin may decide nothing.
   call.a.data = call.b.data = nullptr;
-  return call;
-}
-
-Explanation explain_call(Call call, int threads) {
   TaskExplanation e{};
   e.isa = engine().isa;
   if (is_empty(call)) {
@@ -457,19 +422,13 @@ Explanation explain_call(Call call, int threads) {
   return e;
 }
 
-}  // namespace
-
-Explanation explain(const ExplainedCall& explained) { return explain_call(call_of(explained), explained.num_threads); }
-
 Explanation explain_matmul(const MatmulSizes& size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2,
                            MatrixView result, int num_threads) {
   MatmulSizes one = size;
   const bool differ = size.batch > 1 && mat2.batch_stride != 0;
   if (differ) one.batch = 1;
-  mat1.data = mat2.data = nullptr;
-  result.data = nullptr;
   const int threads = shares_products(size, mat2, num_threads) ? 1 : num_threads;
-  Explanation e = explain_call(product_call(one, dtype, mat1, mat2, {}, result), threads);
+  Explanation e = explain(product_call(one, dtype, mat1, mat2, {}, result), threads);
   if (differ) e.work_items *= size.batch;
   return e;
 }

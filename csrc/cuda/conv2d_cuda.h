@@ -104,7 +104,7 @@ CONV2D_EXT_EXPORT Plan plan_matmul(const MatmulSizes& size, DType dtype, Float32
 const char* grad_bias_error(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype);
 int64_t grad_bias_workspace(int64_t batch, int64_t out_channels, int64_t out_h, int64_t out_w, DType dtype);
 
-// As in cpu/conv2d_cpu.h; every element of the result is written. workspace: plan.workspace_bytes, aligned to 256, or
+// As in cpu/plan/call.h; every element of the result is written. workspace: plan.workspace_bytes, aligned to 256, or
 // nullptr where that is 0. The first failure of a launch is returned.
 cudaError_t forward(const Plan& plan, const Conv2dProblem& problem, ConstTensorView input, ConstTensorView weight,
                     const void* bias, int64_t bias_stride, TensorView output, void* workspace, cudaStream_t stream);

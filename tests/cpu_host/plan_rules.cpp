@@ -690,20 +690,14 @@ void check_tilings() {
     p.in_w = (p.out_w - 1) * p.stride_w + reach_w - p.pad_left - p.pad_right;
     if (p.in_h < 1 || p.in_w < 1) continue;
     const bool last = random.once_in(2);
-    const auto view = [&](int64_t c, int64_t h, int64_t w) {
-      return last ? ConstTensorView{nullptr, {c * h * w, 1, w * c, c}}
-                  : ConstTensorView{nullptr, {c * h * w, h * w, w, 1}};
-    };
-    const auto result = [&](ConstTensorView v) {
-      return TensorView{nullptr, {v.stride[0], v.stride[1], v.stride[2], v.stride[3]}};
-    };
     constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kComplex64};
     const DType dtype = kDTypes[random.between(0, 3)];
-    const ConstTensorView input = view(p.in_channels, p.in_h, p.in_w), output = view(p.out_channels, p.out_h, p.out_w);
-    const ConstTensorView weight = view(p.in_channels_per_group(), p.kernel_h, p.kernel_w);
-    Call calls[] = {{Direction::kForward, p, dtype, input, weight, result(output)},
-                    {Direction::kGradInput, p, dtype, output, weight, result(input)},
-                    {Direction::kGradWeight, p, dtype, output, input, result(weight)},
+    const TensorView input = dense_view({p.batch, p.in_channels, p.in_h, p.in_w}, last);
+    const TensorView output = dense_view({p.batch, p.out_channels, p.out_h, p.out_w}, last);
+    const TensorView weight = dense_view({p.out_channels, p.in_channels_per_group(), p.kernel_h, p.kernel_w}, last);
+    Call calls[] = {{Direction::kForward, p, dtype, input, weight, output},
+                    {Direction::kGradInput, p, dtype, output, weight, input},
+                    {Direction::kGradWeight, p, dtype, output, input, weight},
                     product_call(p, dtype)};
     const int64_t bytes = 16 << random.between(0, 2), element = max64(4, size_of(dtype));
     const bool native = dtype != DType::kComplex64 && bytes > 16;
@@ -818,18 +812,14 @@ void check_image_weights() {
     p.out_w = random.between(1, 40);
     p.in_h = (p.out_h - 1) * p.stride_h + p.kernel_h;
     p.in_w = (p.out_w - 1) * p.stride_w + p.kernel_w;
-    const auto view = [](int64_t c, int64_t h, int64_t w) {
-      return ConstTensorView{nullptr, {c * h * w, 1, w * c, c}};
-    };
-    const ConstTensorView weight = view(p.in_channels, p.kernel_h, p.kernel_w);
     const bool pairs = random.once_in(2);
     const int threads = int(random.between(1, 24));
     const Call call{Direction::kGradWeight,
                     p,
                     pairs ? DType::kBFloat16 : DType::kFloat32,
-                    view(p.out_channels, p.out_h, p.out_w),
-                    view(p.in_channels, p.in_h, p.in_w),
-                    {nullptr, {weight.stride[0], weight.stride[1], weight.stride[2], weight.stride[3]}}};
+                    dense_view({p.batch, p.out_channels, p.out_h, p.out_w}, true),
+                    dense_view({p.batch, p.in_channels, p.in_h, p.in_w}, true),
+                    dense_view({p.out_channels, p.in_channels, p.kernel_h, p.kernel_w}, true)};
     describe("%d images of %d channels to %d, %d x %d taps, stride %d, to %d x %d pixels, %d threads, pairs %d",
              int(p.batch), int(p.in_channels), int(p.out_channels), int(p.kernel_h), int(p.kernel_w), int(p.stride_h),
              int(p.out_h), int(p.out_w), threads, pairs);

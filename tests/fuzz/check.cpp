@@ -95,6 +95,7 @@ std::vector<uint8_t> call(const Case& c, const Conv2dProblem& p, const Operands&
   const Roles roles = roles_of(op);
   const Tensor a(operands.a, way.layout[roles.a]), b(operands.b, way.layout[roles.b]);
   const Tensor bias(operands.bias, layout_of_bias(way.bias_stride));
+  const cpu::Bias added{operands.has_bias ? bias.view().data : nullptr, bias.view().stride[3]};
   Layout result_layout = roles.result < 0 ? Layout() : way.layout[roles.result];
   result_layout.expanded = result_layout.windows = 0;
   Tensor result(dtype, result_size(op, p), result_layout, way.filling);
@@ -107,18 +108,18 @@ std::vector<uint8_t> call(const Case& c, const Conv2dProblem& p, const Operands&
     const Environment environment(c.rounding, c.flush);
     switch (op) {
       case Op::kForward:
-        cpu::forward(p, {dtype, c.winograd != 0}, a.view(), b.view(),
-                     {operands.has_bias ? bias.view().data : nullptr, bias.view().stride[3]}, result.view(), threads);
+        cpu::run({cpu::Direction::kForward, p, dtype, a.view(), b.view(), result.view(), added, c.winograd != 0},
+                 threads);
         break;
       case Op::kMatmul:
-        multiply(p, dtype, {a.view(), b.view(), result.view()},
-                 {operands.has_bias ? bias.view().data : nullptr, bias.view().stride[3]}, way.one_matrix, threads);
+        multiply(p, dtype, {a.view(), b.view(), result.view()}, added, way.one_matrix, threads);
         break;
       case Op::kGradInput:
-        cpu::grad_input(p, {dtype, c.winograd != 0}, a.view(), b.view(), result.view(), threads);
+        cpu::run({cpu::Direction::kGradInput, p, dtype, a.view(), b.view(), result.view(), {}, c.winograd != 0},
+                 threads);
         break;
       case Op::kGradWeight:
-        cpu::grad_weight(p, dtype, a.view(), b.view(), result.view(), threads);
+        cpu::run({cpu::Direction::kGradWeight, p, dtype, a.view(), b.view(), result.view()}, threads);
         break;
       default:
         cpu::grad_bias({p.batch, p.out_channels, p.out_h, p.out_w}, dtype, a.view(), result.view().data, threads);
@@ -379,10 +380,8 @@ std::string kind_of_explanation(const cpu::Explanation& e, Op op) {
   return "";
 }
 
-ConstTensorView view_of(const Sizes& size, bool channels_last) {
-  const int64_t c = size[1], h = size[2], w = size[3];
-  if (channels_last) return {nullptr, {c * h * w, 1, w * c, c}};
-  return {nullptr, {c * h * w, h * w, w, 1}};
+TensorView view_of(const Sizes& size, bool channels_last) {
+  return dense_view({size[0], size[1], size[2], size[3]}, channels_last);
 }
 
 cpu::Explanation explain(const Case& c, const Conv2dProblem& p, const Way& way, bool channels_last) {
@@ -393,23 +392,17 @@ cpu::Explanation explain(const Case& c, const Conv2dProblem& p, const Way& way, 
   // Choices that change no bit weigh shares, which are rounded as the call's are.
   const Environment environment(c.rounding, c.flush);
   if (Op(c.op) == Op::kMatmul) {
-    const ConstTensorView a = view_of(tensor_size(p, 0), channels_last), b = view_of(tensor_size(p, 1), channels_last);
-    const ConstTensorView result = view_of(tensor_size(p, 2), channels_last);
+    const TensorView a = view_of(tensor_size(p, 0), channels_last), b = view_of(tensor_size(p, 1), channels_last);
+    const TensorView result = view_of(tensor_size(p, 2), channels_last);
     return cpu::explain_matmul({p.batch, p.out_w, p.out_channels, p.in_channels}, DType(c.dtype),
                                {nullptr, a.stride[0], a.stride[3], a.stride[1]}, {nullptr, 0, b.stride[1], b.stride[0]},
                                {nullptr, result.stride[0], result.stride[3], result.stride[1]}, int(way.threads));
   }
-  cpu::ExplainedCall call{};
-  call.direction = kDirections[c.op];
-  call.problem = p;
-  call.dtype = DType(c.dtype);
-  call.input = view_of(tensor_size(p, 0), channels_last);
-  call.weight = view_of(tensor_size(p, 1), channels_last);
-  std::copy(std::begin(call.weight.stride), std::end(call.weight.stride), call.grad_weight_stride);
-  call.channels_last = channels_last;
-  call.num_threads = int(way.threads);
-  call.allow_winograd = c.winograd != 0;
-  return cpu::explain(call);
+  const Roles roles = roles_of(Op(c.op));
+  const auto view = [&](int tensor) { return view_of(tensor_size(p, tensor), channels_last); };
+  return cpu::explain({kDirections[c.op], p, DType(c.dtype), view(roles.a), view(roles.b), view(roles.result),
+                       /*bias=*/{}, c.winograd != 0},
+                      int(way.threads));
 }
 
 // What is explained is what runs.

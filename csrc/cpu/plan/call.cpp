@@ -22,7 +22,8 @@ Call product_call(MatmulSizes size, DType dtype, ConstMatrixView mat1, ConstMatr
   p.out_channels = size.n;
   p.in_w = p.out_w = size.m;
   p.in_h = p.out_h = p.kernel_h = p.kernel_w = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = p.groups = 1;
-  Call call{Direction::kForward, p, dtype, {}, {}, {}, bias, /*is_matmul=*/true};
+  Call call{Direction::kForward, p, dtype, {}, {}, {}, bias};
+  call.is_matmul = true;
   call.a = {mat1.data, {mat1.batch_stride, mat1.col_stride, 0, mat1.row_stride}};
   call.b = {mat2.data, {mat2.col_stride, mat2.row_stride, 0, 0}};
   call.result = {result.data, {result.batch_stride, result.col_stride, 0, result.row_stride}};

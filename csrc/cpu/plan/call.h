@@ -1,24 +1,38 @@
-// A call of one direction: what is planned.
+// A call of one direction: what is planned, and run or explained. Planning reads no data.
 #pragma once
 
 #include "../../conv2d_problem.h"
 #include "../../tensor_view.h"
 #include "../base/integers.h"
-#include "../conv2d_cpu.h"
 
 namespace conv2d_ext::cpu {
 
-// Tensors have no data where the call is only planned.
+enum class Direction : int { kForward, kGradInput, kGradWeight };
+
+// out_channels elements, `stride` apart. No data: no bias.
+struct Bias {
+  const void* data;
+  int64_t stride;
+};
+
+// What `result` is, of the operands a and b:
+//
+//   forward      output, of input and weight (conv2d_problem.h)
+//   grad_input   of grad_output and weight: grad_input[n, ic, ih, iw] = sum over (oc, kh, kw) with
+//                rows().source(oh, kh) == ih and cols().source(ow, kw) == iw of
+//                    grad_output[n, oc, oh, ow] * conj(weight[oc, ic, kh, kw])
+//   grad_weight  of grad_output and input: grad_weight[oc, ic, kh, kw] = sum over (n, oh, ow) of
+//                    grad_output[n, oc, oh, ow] * conj(input[n, ic, rows().source(oh, kh), cols().source(ow, kw)])
 struct Call {
   Direction direction;
   Conv2dProblem problem;
   DType dtype;
-  ConstTensorView a, b;  // forward: input, weight; grad_input: grad_output, weight; grad_weight: grad_output, input
+  ConstTensorView a, b;
   TensorView result;
-  Bias bias{};
+  Bias bias{};                  // of a forward
+  bool allow_winograd = false;  // Winograd's F(2 x 2, 3 x 3) where it applies: other bits, and another error
   // A forward that multiplies matrices: the pixels of one row are the rows of mat1, its channels run along k.
   bool is_matmul = false;
-  bool allow_winograd = false;
 };
 
 // The product of a batch of matrices with one mat2 (its batch_stride is 0, or there is no other), as a call.
