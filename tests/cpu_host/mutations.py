@@ -1098,8 +1098,8 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.cpp",
         "no room for rows of pixels in pairs",
-        "if (vector.step == 1) {\n    s.panel = layout.take(inner_groups",
-        "if (vector.step <= 2) {\n    s.panel = layout.take(inner_groups",
+        "if (vector.step == 1) {\n    s.panel = s.take(inner_groups",
+        "if (vector.step <= 2) {\n    s.panel = s.take(inner_groups",
         sanitizer="address",
         **PAIRS,
     ),
@@ -1558,8 +1558,8 @@ MUTATIONS = (
     M(
         "plan/tile_phases.cpp",
         "room for the sums of one phase",
-        "layout.take_sums(phases.kept_pixels(tiling.tile_rows)",
-        "layout.take_sums(phases.most_pixels(tiling.tile_rows)",
+        "s.take_sums(phases.kept_pixels(tiling.tile_rows)",
+        "s.take_sums(phases.most_pixels(tiling.tile_rows)",
         sanitizer="address",
     ),
     M(
@@ -2077,8 +2077,8 @@ MUTATIONS = (
     M(
         "plan/tile_gemm.cpp",
         "room for a panel of one vector",
-        "s.panel = layout.take(tiling.segments_at_once * k.max_depth() * width *",
-        "s.panel = layout.take(k.max_depth() * vector.lanes *",
+        "s.panel = s.take(tiling.segments_at_once * k.max_depth() * width *",
+        "s.panel = s.take(k.max_depth() * vector.lanes *",
     ),
     M(
         "plan/tile_gemm.cpp",
@@ -2169,8 +2169,8 @@ MUTATIONS = (
     M(
         "plan/tile_depthwise.cpp",
         "room for one row of pixels",
-        "layout.take(tiling.image_pixels() * vector.bytes()",
-        "layout.take(tiling.tile_cols * vector.bytes()",
+        "s.take(tiling.image_pixels() * vector.bytes()",
+        "s.take(tiling.tile_cols * vector.bytes()",
     ),
     M(
         "plan/tile_depthwise.cpp",
@@ -2188,8 +2188,8 @@ MUTATIONS = (
     M(
         "plan/tile_one_pixel.cpp",
         "no room for a patch's lanes",
-        "s.placed = layout.take(placed * s.pitch * element_size);",
-        "s.placed = layout.take(0);",
+        "s.placed = s.take(placed * s.pitch * element_size);",
+        "s.placed = s.take(0);",
         sanitizer="address",
     ),
     M(

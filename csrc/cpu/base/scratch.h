@@ -42,30 +42,24 @@ struct SumsLayout {
   bool several;
 };
 
-// Parts of a thread's scratch, one after the other, each on a cache line of its own.
-class ScratchLayout {
- public:
-  int64_t take(int64_t bytes) {
-    const int64_t here = bytes_;
-    bytes_ = round_up(bytes_ + bytes, 64);
+// Parts of a thread's scratch, one after the other, each on a cache line of its own. A driver's layout adds where
+// they begin.
+struct ScratchLayout {
+  int64_t bytes = 0;
+  int64_t take(int64_t count) {
+    const int64_t here = bytes;
+    bytes = round_up(bytes + count, 64);
     return here;
   }
   int64_t take_offsets(int64_t count) { return take(count * int64_t(sizeof(int64_t))); }
-  SumsLayout take_sums(int64_t bytes, bool several) { return take_sums(bytes, bytes, several); }
-  SumsLayout take_sums(int64_t bytes, int64_t total_bytes, bool several) {
-    const int64_t sums = take(bytes);
+  SumsLayout take_sums(int64_t sum_bytes, bool several) { return take_sums(sum_bytes, sum_bytes, several); }
+  SumsLayout take_sums(int64_t sum_bytes, int64_t total_bytes, bool several) {
+    const int64_t sums = take(sum_bytes);
     return {sums, several ? take(total_bytes) : sums, several ? take(total_bytes) : sums, several};
   }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  int64_t bytes_ = 0;
 };
 
 // Whether a thread's memory takes what was laid out.
-template <class Scratch>
-bool fits_scratch(const Scratch& scratch) {
-  return scratch.bytes <= limits::kMaxScratchBytes;
-}
+inline bool fits_scratch(const ScratchLayout& layout) { return layout.bytes <= limits::kMaxScratchBytes; }
 
 }  // namespace conv2d_ext::cpu

@@ -131,17 +131,15 @@ AmxScratch lay_out_scratch(const AmxTiling& tiling, const KBlocking& k, const Ve
   const int64_t two_kernels = 2 * kSumsOfKernel * vector.max_vectors * vector.lanes;
   const int64_t sums = tiling.one_block ? max64(tiling.sums_at_once * width, two_kernels) : tiling.sums_at_once * lanes;
   const int64_t tile_bytes = sums * size;
-  ScratchLayout layout;
   AmxScratch s{};
-  s.row_tiles = layout.take(tiling.sums / kAmxTileRows * kRowTileBytes);
-  s.position_offsets = layout.take_offsets(tiling.sums);
-  s.tap_offsets = layout.take_offsets(k.max_depth());
-  s.bias = layout.take(lanes * size);
-  s.panel = layout.take(k.max_depth() * width * vector.operand_size());
-  s.c_tile = layout.take_sums(tile_bytes, k.has_chunks());
-  s.patch = layout.take(tiling.patch_elements * vector.operand_size());
-  s.row = layout.take(limit::kRowBlocks * vector.operand_size());
-  s.bytes = layout.bytes();
+  s.row_tiles = s.take(tiling.sums / kAmxTileRows * kRowTileBytes);
+  s.position_offsets = s.take_offsets(tiling.sums);
+  s.tap_offsets = s.take_offsets(k.max_depth());
+  s.bias = s.take(lanes * size);
+  s.panel = s.take(k.max_depth() * width * vector.operand_size());
+  s.c_tile = s.take_sums(tile_bytes, k.has_chunks());
+  s.patch = s.take(tiling.patch_elements * vector.operand_size());
+  s.row = s.take(limit::kRowBlocks * vector.operand_size());
   return s;
 }
 

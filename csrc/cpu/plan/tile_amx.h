@@ -61,8 +61,8 @@ bool reads_amx_source_in_place(const ConvGemm& gemm);
 inline int64_t shared_blocks(const ConvGemm& gemm) { return gemm.channels * gemm.taps() * (kBlockChannels / 2); }
 
 // A thread's scratch: offsets in bytes.
-struct AmxScratch {
-  int64_t row_tiles, position_offsets, tap_offsets, bias, panel, patch, row, bytes;
+struct AmxScratch : ScratchLayout {
+  int64_t row_tiles, position_offsets, tap_offsets, bias, panel, patch, row;
   SumsLayout c_tile;
 };
 AmxScratch lay_out_scratch(const AmxTiling& tiling, const KBlocking& k, const VectorShape& vector);

@@ -105,16 +105,14 @@ DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, 
 
 DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& gemm, const VectorShape& vector) {
   const int64_t block = (tiling.block_vectors + 1) * vector.bytes();
-  ScratchLayout layout;
   DepthwiseScratch s{};
-  s.position_offsets = layout.take_offsets(tiling.image_pixels());
-  s.tap_offsets = layout.take_offsets(gemm.taps());
-  s.start = layout.take(block);
-  s.bias = layout.take(block);
-  s.weights = layout.take(gemm.taps() * block);
-  s.c_tile = layout.take(tiling.image_pixels() * vector.bytes());
-  s.patch = layout.take(tiling.patch_elements * vector.element_size);
-  s.bytes = layout.bytes();
+  s.position_offsets = s.take_offsets(tiling.image_pixels());
+  s.tap_offsets = s.take_offsets(gemm.taps());
+  s.start = s.take(block);
+  s.bias = s.take(block);
+  s.weights = s.take(gemm.taps() * block);
+  s.c_tile = s.take(tiling.image_pixels() * vector.bytes());
+  s.patch = s.take(tiling.patch_elements * vector.element_size);
   return s;
 }
 
@@ -148,11 +146,10 @@ StridedTiling tile_strided(const Conv2dProblem& p, const VectorShape& vector, in
 StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem& p, const VectorShape& vector) {
   // The taps of one phase of the rows.
   const int64_t taps = div_up(p.kernel_h, p.stride_h) * p.kernel_w;
-  ScratchLayout layout;
   StridedScratch s{};
-  layout.take(taps * vector.element_size);
-  s.patch = layout.bytes();
-  s.bytes = s.patch + odd_lines(tiling.patch_rows * tiling.patch_pitch, vector.element_size) * vector.element_size;
+  s.take(taps * vector.element_size);
+  s.patch = s.bytes;
+  s.bytes += odd_lines(tiling.patch_rows * tiling.patch_pitch, vector.element_size) * vector.element_size;
   // For the sake of even shares several threads may take twice the rounds of what refuse_strided has seen.
   CONV2D_EXT_ASSERT(fits_scratch(s));
   return s;

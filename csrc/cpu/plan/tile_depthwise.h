@@ -74,8 +74,8 @@ struct DepthwiseTiling : TileGrid {
 };
 DepthwiseTiling tile_depthwise(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads);
 
-struct DepthwiseScratch {
-  int64_t position_offsets, tap_offsets, start, bias, weights, c_tile, patch, bytes;
+struct DepthwiseScratch : ScratchLayout {
+  int64_t position_offsets, tap_offsets, start, bias, weights, c_tile, patch;
 };
 DepthwiseScratch lay_out_scratch(const DepthwiseTiling& tiling, const ConvGemm& gemm, const VectorShape& vector);
 
@@ -97,8 +97,8 @@ struct StridedTiling {
 };
 StridedTiling tile_strided(const Conv2dProblem& problem, const VectorShape& vector, int num_threads);
 
-struct StridedScratch {
-  int64_t patch, bytes;  // weights come first
+struct StridedScratch : ScratchLayout {
+  int64_t patch;  // weights come first
 };
 StridedScratch lay_out_scratch(const StridedTiling& tiling, const Conv2dProblem& problem, const VectorShape& vector);
 

@@ -36,9 +36,7 @@ PaddingRule padding_rule(int64_t m, int64_t chunk_vectors, int64_t segments, con
 bool has_small_l2() { return l2_bytes() > 0 && l2_bytes() <= limit::kSmallL2Bytes; }
 
 // Numbers of the lists of all classes, of so many steps each.
-int64_t take_lists(ScratchLayout& layout, int64_t steps) {
-  return layout.take_offsets(2 * PaddingClasses::kMost * steps);
-}
+int64_t take_lists(ScratchLayout& s, int64_t steps) { return s.take_offsets(2 * PaddingClasses::kMost * steps); }
 
 struct ConvTiler {
   const ConvGemm& gemm;
@@ -458,24 +456,22 @@ ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const 
   const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
   // One panel's C tile where each is finished at once, else the chunk's.
   const int64_t tile_bytes = tiling.pixels() * (tiling.one_block ? width : tiling.chunk_vectors * vector.lanes) * size;
-  ScratchLayout layout;
   ConvScratch s{};
-  s.position_offsets = layout.take_offsets(tiling.pixels());
-  s.tap_offsets = layout.take_offsets(tiling.segments_at_once * k.max_depth());
+  s.position_offsets = s.take_offsets(tiling.pixels());
+  s.tap_offsets = s.take_offsets(tiling.segments_at_once * k.max_depth());
   if (tiling.padding.permille > 0) {
-    s.listed_offsets = layout.take_offsets(tiling.pixels());
-    s.listed_numbers = layout.take_offsets(tiling.pixels());
-    s.listed_places = layout.take_offsets(tiling.pixels());
-    s.listed_steps = take_lists(layout, tiling.segments_at_once * k.max_depth());
+    s.listed_offsets = s.take_offsets(tiling.pixels());
+    s.listed_numbers = s.take_offsets(tiling.pixels());
+    s.listed_places = s.take_offsets(tiling.pixels());
+    s.listed_steps = take_lists(s, tiling.segments_at_once * k.max_depth());
   }
-  s.zeros = layout.take(width * size);
-  s.bias = layout.take(width * size);
-  s.panel = layout.take(tiling.segments_at_once * k.max_depth() * width * vector.operand_size());
-  s.c_tile = layout.take_sums(tile_bytes, k.has_chunks());
-  s.patch = layout.take(tiling.patch_elements * vector.operand_size());
+  s.zeros = s.take(width * size);
+  s.bias = s.take(width * size);
+  s.panel = s.take(tiling.segments_at_once * k.max_depth() * width * vector.operand_size());
+  s.c_tile = s.take_sums(tile_bytes, k.has_chunks());
+  s.patch = s.take(tiling.patch_elements * vector.operand_size());
   s.kept_pitch = saturating_mul(k.segments(), k.max_depth(), width);
-  s.kept = layout.take(tiling.kept_panels * s.kept_pitch * vector.operand_size());
-  s.bytes = layout.bytes();
+  s.kept = s.take(tiling.kept_panels * s.kept_pitch * vector.operand_size());
   return s;
 }
 
@@ -483,30 +479,28 @@ WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& p
   const int64_t size = vector.element_size, width = min64(tiling.chunk_vectors, vector.max_vectors) * vector.lanes;
   const int64_t segment_pixels = pixels.images * pixels.rows * pixels.cols;
   const int64_t tile_bytes = tiling.tile_size(vector.lanes) * size;
-  ScratchLayout layout;
   WeightScratch s{};
   const bool inner_groups = tiling.group_vectors > 0;
-  s.element_offsets = layout.take_offsets(inner_groups ? 0 : tiling.max_elements());
-  s.pixel_offsets = layout.take_offsets(inner_groups ? 0 : segment_pixels);
+  s.element_offsets = s.take_offsets(inner_groups ? 0 : tiling.max_elements());
+  s.pixel_offsets = s.take_offsets(inner_groups ? 0 : segment_pixels);
   if (tiling.padding.permille > 0) {
-    s.listed_offsets = layout.take_offsets(tiling.max_elements());
-    s.listed_numbers = layout.take_offsets(tiling.max_elements());
-    s.listed_steps = take_lists(layout, segment_pixels);
+    s.listed_offsets = s.take_offsets(tiling.max_elements());
+    s.listed_numbers = s.take_offsets(tiling.max_elements());
+    s.listed_steps = take_lists(s, segment_pixels);
   }
-  s.runs = layout.take(inner_groups ? segment_pixels * kWeightRunBytes : 0);
-  s.zeros = layout.take(inner_groups ? 0 : vector.max_vectors * vector.lanes * size);
+  s.runs = s.take(inner_groups ? segment_pixels * kWeightRunBytes : 0);
+  s.zeros = s.take(inner_groups ? 0 : vector.max_vectors * vector.lanes * size);
   if (vector.step == 1) {
-    s.panel = layout.take(inner_groups ? 0 : segment_pixels * size * width);
-    s.patch = layout.take(tiling.patch_elements * size);
+    s.panel = s.take(inner_groups ? 0 : segment_pixels * size * width);
+    s.patch = s.take(tiling.patch_elements * size);
     s.rows = s.patch;
   } else {
-    s.panel = layout.take(row_bytes(pixels) * width);
-    s.patch = layout.take(tiling.patch_elements * int64_t(sizeof(BFloat16)));
+    s.panel = s.take(row_bytes(pixels) * width);
+    s.patch = s.take(tiling.patch_elements * int64_t(sizeof(BFloat16)));
     // The last AMX tile reads 16 rows, whether they are there or not.
-    s.rows = layout.take(row_bytes(pixels) * round_up(tiling.max_elements(), kAmxTileRows));
+    s.rows = s.take(row_bytes(pixels) * round_up(tiling.max_elements(), kAmxTileRows));
   }
-  if (tiling.slots == 1) s.tile = layout.take_sums(tile_bytes, pixels.chunks() > 1);
-  s.bytes = layout.bytes();
+  if (tiling.slots == 1) s.tile = s.take_sums(tile_bytes, pixels.chunks() > 1);
   return s;
 }
 

@@ -60,17 +60,16 @@ WeightTiling tile_grad_weight(const Call& call, const PixelBlocking& pixels, con
 int64_t partial_bytes(const WeightTiling& tiling, const VectorShape& vector);
 
 // A thread's scratch: offsets in bytes.
-struct ConvScratch {
-  int64_t position_offsets, tap_offsets, zeros, bias, panel, patch, kept, bytes;
+struct ConvScratch : ScratchLayout {
+  int64_t position_offsets, tap_offsets, zeros, bias, panel, patch, kept;
   SumsLayout c_tile;
   int64_t listed_offsets, listed_numbers, listed_places, listed_steps;  // drivers/listed_steps.h
   int64_t kept_pitch;  // elements from a kept panel, of all of K, to the next one
 };
 ConvScratch lay_out_scratch(const ConvTiling& tiling, const KBlocking& k, const VectorShape& vector);
 constexpr int64_t kWeightRunBytes = 56;  // a WeightRun (kernels/depthwise_weight.h)
-struct WeightScratch {
-  int64_t element_offsets, pixel_offsets, listed_offsets, listed_numbers, listed_steps, runs, zeros, panel, patch, rows,
-      bytes;
+struct WeightScratch : ScratchLayout {
+  int64_t element_offsets, pixel_offsets, listed_offsets, listed_numbers, listed_steps, runs, zeros, panel, patch, rows;
   SumsLayout tile;  // unused where slots have partials of their own
 };
 WeightScratch lay_out_scratch(const WeightTiling& tiling, const PixelBlocking& pixels, const VectorShape& vector);

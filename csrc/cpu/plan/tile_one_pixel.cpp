@@ -55,13 +55,11 @@ DotTiling tile_dot(const ConvGemm& gemm, const DotBlocking& k, const DotKernelSh
 DotScratch lay_out_scratch(const DotTiling& t, const DotKernelShape& shape) {
   // The micro-kernels' surplus columns have lanes too.
   const int64_t lane_columns = t.images == 1 ? 1 : round_up(t.images, shape.columns);
-  ScratchLayout layout;
   DotScratch s{};
-  s.bias = layout.take(t.padded_rows * shape.element_size);
-  s.lanes = layout.take(lane_columns * t.padded_rows * shape.width * shape.element_size);
-  s.patches = layout.take(t.images * t.depth * shape.element_size);
-  s.rows = layout.take(t.packs_rows ? max64(shape.single_rows, shape.rows) * t.depth * shape.element_size : 0);
-  s.bytes = layout.bytes();
+  s.bias = s.take(t.padded_rows * shape.element_size);
+  s.lanes = s.take(lane_columns * t.padded_rows * shape.width * shape.element_size);
+  s.patches = s.take(t.images * t.depth * shape.element_size);
+  s.rows = s.take(t.packs_rows ? max64(shape.single_rows, shape.rows) * t.depth * shape.element_size : 0);
   CONV2D_EXT_ASSERT(fits_scratch(s));
   return s;
 }
@@ -104,16 +102,14 @@ RowScratch lay_out_scratch(const RowProducts& p, const RowTiling& t, int64_t ele
   const int64_t results = p.along == Along::kK ? row_results(t.results, p.along)
                           : t.results <= 4     ? t.results
                                                : kMostRowResults;
-  ScratchLayout layout;
   RowScratch s{};
   s.pitch = round_up(t.lanes, 16);
   s.factor_pitch = p.along == Along::kK ? min64(p.chunk(), p.depth) : p.chain;
-  s.factors = layout.take(s.factor_pitch * results * element_size);
-  s.sums = layout.take_sums(s.pitch * results * element_size, p.has_chunks());
-  s.bias = layout.take(s.pitch * element_size);
+  s.factors = s.take(s.factor_pitch * results * element_size);
+  s.sums = s.take_sums(s.pitch * results * element_size, p.has_chunks());
+  s.bias = s.take(s.pitch * element_size);
   const int64_t placed = p.placed == Placed::kNothing ? 0 : p.placed == Placed::kRows ? p.depth : results;
-  s.placed = layout.take(placed * s.pitch * element_size);
-  s.bytes = layout.bytes();
+  s.placed = s.take(placed * s.pitch * element_size);
   return s;
 }
 

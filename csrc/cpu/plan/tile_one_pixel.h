@@ -28,8 +28,8 @@ struct DotTiling {
 };
 DotTiling tile_dot(const ConvGemm& gemm, const DotBlocking& k, const DotKernelShape& shape, int num_threads);
 
-struct DotScratch {
-  int64_t bias, lanes, patches, rows, bytes;
+struct DotScratch : ScratchLayout {
+  int64_t bias, lanes, patches, rows;
 };
 DotScratch lay_out_scratch(const DotTiling& tiling, const DotKernelShape& shape);
 
@@ -93,8 +93,8 @@ constexpr int64_t row_vectors(int64_t vector_bytes, int64_t results) {
 }
 constexpr int64_t kMostRowResults = 6, kMostColumnResults = 8;
 
-struct RowScratch {
-  int64_t factors, bias, placed, bytes;
+struct RowScratch : ScratchLayout {
+  int64_t factors, bias, placed;
   SumsLayout sums;
   int64_t pitch, factor_pitch;  // of a result's sums; of its factors, of a chain (kLanes) or a chunk (kK)
 };

@@ -219,24 +219,22 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   for (int f = 0; f < phases.count; ++f) {
     pixels += tiling.tile_images * min64(tiling.tile_rows, phases.gemm[f].rows) * phases.gemm[f].cols;
   }
-  ScratchLayout layout;
   PhasesScratch s{};
-  s.position_offsets = layout.take_offsets(pixels);
-  s.tap_offsets = layout.take_offsets(depth);
-  s.places = layout.take_offsets(phases.whole_rows ? pixels : 0);
-  s.zeros = layout.take(width * size);
-  s.taps = layout.take(phases.taps() * width * size);
-  s.panel = layout.take(panel_bytes(phases, vector, vectors));
+  s.position_offsets = s.take_offsets(pixels);
+  s.tap_offsets = s.take_offsets(depth);
+  s.places = s.take_offsets(phases.whole_rows ? pixels : 0);
+  s.zeros = s.take(width * size);
+  s.taps = s.take(phases.taps() * width * size);
+  s.panel = s.take(panel_bytes(phases, vector, vectors));
   bool has_chunks = false;
   for (int f = 0; f < phases.count; ++f) {
     has_chunks = has_chunks || block_k(phases.gemm[f], vector.limits).has_chunks();
   }
   CONV2D_EXT_ASSERT(!has_chunks || !phases.over_groups);  // of few channels
   const int64_t pixel_bytes = tiling.tile_images * width * size;
-  s.c_tile = layout.take_sums(phases.kept_pixels(tiling.tile_rows) * pixel_bytes,
-                              phases.most_pixels(tiling.tile_rows) * pixel_bytes, has_chunks);
-  s.patch = layout.take(tiling.patch_elements * size);
-  s.bytes = layout.bytes();
+  s.c_tile = s.take_sums(phases.kept_pixels(tiling.tile_rows) * pixel_bytes,
+                         phases.most_pixels(tiling.tile_rows) * pixel_bytes, has_chunks);
+  s.patch = s.take(tiling.patch_elements * size);
   return s;
 }
 

@@ -74,8 +74,8 @@ struct PhasesTiling {
 PhasesTiling tile_phases(const JoinedPhases& phases, const VectorShape& vector, int num_threads);
 
 // A thread's scratch: offsets in bytes, each part on a cache line of its own.
-struct PhasesScratch {
-  int64_t position_offsets, tap_offsets, places, zeros, taps, panel, patch, bytes;
+struct PhasesScratch : ScratchLayout {
+  int64_t position_offsets, tap_offsets, places, zeros, taps, panel, patch;
   SumsLayout c_tile;
 };
 PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& phases, const VectorShape& vector);

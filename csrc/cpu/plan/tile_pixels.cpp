@@ -260,16 +260,14 @@ Panels cut_run(const PixelTiling& tiling, int64_t run, int64_t rows, const Vecto
 
 PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector) {
   const int64_t size = vector.element_size;
-  ScratchLayout layout;
   PixelScratch s{};
-  s.tap_offsets = layout.take_offsets(k.max_depth());
-  s.channel_offsets = layout.take_offsets(k.max_depth());
-  s.zeros = layout.take(tiling.chunk_m * size);
-  s.bias = layout.take(tiling.chunk_m * size);
-  s.weight = layout.take(tiling.chunk_m * round_up(tiling.weight_depth, vector.lanes) * size);
-  s.c = layout.take_sums(tiling.c_elements * size, k.has_chunks());
-  s.patch = layout.take(tiling.patch_elements * size);
-  s.bytes = layout.bytes();
+  s.tap_offsets = s.take_offsets(k.max_depth());
+  s.channel_offsets = s.take_offsets(k.max_depth());
+  s.zeros = s.take(tiling.chunk_m * size);
+  s.bias = s.take(tiling.chunk_m * size);
+  s.weight = s.take(tiling.chunk_m * round_up(tiling.weight_depth, vector.lanes) * size);
+  s.c = s.take_sums(tiling.c_elements * size, k.has_chunks());
+  s.patch = s.take(tiling.patch_elements * size);
   return s;
 }
 

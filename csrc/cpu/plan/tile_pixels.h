@@ -66,8 +66,8 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
 Panels cut_run(const PixelTiling& tiling, int64_t run, int64_t rows, const VectorShape& vector);
 
 // A thread's scratch: offsets in bytes.
-struct PixelScratch {
-  int64_t tap_offsets, channel_offsets, zeros, bias, weight, patch, bytes;
+struct PixelScratch : ScratchLayout {
+  int64_t tap_offsets, channel_offsets, zeros, bias, weight, patch;
   SumsLayout c;
 };
 PixelScratch lay_out_scratch(const PixelTiling& tiling, const KBlocking& k, const VectorShape& vector);

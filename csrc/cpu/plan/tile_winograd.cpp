@@ -127,21 +127,19 @@ WinogradScratch lay_out_scratch(const WinogradTiling& t, const ConvGemm& gemm, c
   const int64_t patch = patch_elements(plane, t.staged_channels, t.tile_images, size);
   const int64_t staged = max64(patch + 3 * vector.lanes, 9 * t.staged_channels * width);
   const KBlocking direct = block_k(gemm, vector.limits);
-  ScratchLayout layout;
-  s.square_offsets = layout.take_offsets(t.squares);
-  s.channel_offsets = layout.take_offsets(t.block_channels);
-  s.zeros = layout.take(width * size);
-  s.bias = layout.take(width * size);
-  s.sums = layout.take(kWinogradProducts * s.sums_pitch * size);
-  s.pixels = layout.take(2 * tile_cols * width * size);
-  s.staged = layout.take(staged * size);
-  s.weight = layout.take(panels * blocks * s.block_weights * size);
-  s.source = layout.take((kWinogradProducts * s.source_pitch + vector.lanes) * size);
-  s.again = layout.take_sums(4 * kWinogradAgain * width * size, direct.has_chunks());
-  s.again_panel = layout.take(direct.max_depth() * width * size);
-  s.again_patch = layout.take(patch_elements(odd_lines(16, size), direct.segment_channels, 1, size) * size);
-  s.again_offsets = layout.take_offsets(direct.max_depth() + 4);
-  s.bytes = layout.bytes();
+  s.square_offsets = s.take_offsets(t.squares);
+  s.channel_offsets = s.take_offsets(t.block_channels);
+  s.zeros = s.take(width * size);
+  s.bias = s.take(width * size);
+  s.sums = s.take(kWinogradProducts * s.sums_pitch * size);
+  s.pixels = s.take(2 * tile_cols * width * size);
+  s.staged = s.take(staged * size);
+  s.weight = s.take(panels * blocks * s.block_weights * size);
+  s.source = s.take((kWinogradProducts * s.source_pitch + vector.lanes) * size);
+  s.again = s.take_sums(4 * kWinogradAgain * width * size, direct.has_chunks());
+  s.again_panel = s.take(direct.max_depth() * width * size);
+  s.again_patch = s.take(patch_elements(odd_lines(16, size), direct.segment_channels, 1, size) * size);
+  s.again_offsets = s.take_offsets(direct.max_depth() + 4);
   return s;
 }
 

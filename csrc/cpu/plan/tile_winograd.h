@@ -39,14 +39,13 @@ WinogradTiling tile_winograd(const ConvGemm& gemm, const VectorShape& vector, in
 constexpr int64_t kWinogradAgain = 16;
 
 // A thread's scratch: offsets in bytes. Pitches, in elements, lead from one of the 16 products to the next.
-struct WinogradScratch {
+struct WinogradScratch : ScratchLayout {
   int64_t square_offsets, channel_offsets, zeros, bias, source, weight, sums, pixels, staged;
   int64_t again_panel, again_patch, again_offsets;
   SumsLayout again;
   int64_t source_pitch, weight_pitch, sums_pitch;
   int64_t channel_pitch;  // of transformed sources whose channels are inner: from square to square
   int64_t block_weights;  // elements of a transformed block of weights
-  int64_t bytes;
 };
 WinogradScratch lay_out_scratch(const WinogradTiling& tiling, const ConvGemm& gemm, const VectorShape& vector);
 
