@@ -417,11 +417,13 @@ uint64_t new_scratch_owners(int64_t count) {
   return next.fetch_add(uint64_t(count));
 }
 
-CallWorkspace::CallWorkspace(int64_t bytes) : data_(std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64))) {
+ScratchMemory allocate_scratch(int64_t bytes) {
   fuzz::keep_most(fuzz::workspace_most, bytes);
-  std::memset(data_, 0xff, size_t(bytes));
+  ScratchMemory memory(std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64)));
+  std::memset(memory.get(), 0xff, size_t(bytes));
+  return memory;
 }
-CallWorkspace::~CallWorkspace() { std::free(data_); }
+void ReleaseScratch::operator()(void* memory) const { std::free(memory); }
 
 void watch_run(int64_t items, void (*body)(void*, int64_t)) { fuzz::runs.push_back({body, items}); }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "integers.h"
 #include "limits.h"
@@ -22,18 +23,12 @@ OwnedScratch thread_scratch(int64_t bytes, uint64_t owner);
 // The first of `count` numbers that no other owner has.
 uint64_t new_scratch_owners(int64_t count);
 
-// Memory shared by the threads of one call.
-class CallWorkspace {
- public:
-  explicit CallWorkspace(int64_t bytes);
-  ~CallWorkspace();
-  CallWorkspace(const CallWorkspace&) = delete;
-  CallWorkspace& operator=(const CallWorkspace&) = delete;
-  void* data() const { return data_; }
-
- private:
-  void* data_;
+// Memory on a 64-byte border. A call's is shared by its threads.
+struct ReleaseScratch {
+  void operator()(void* memory) const;
 };
+using ScratchMemory = std::unique_ptr<void, ReleaseScratch>;
+ScratchMemory allocate_scratch(int64_t bytes);
 
 // Where sums lie in a thread's scratch: those of a chunk of K and, of several chunks, the total of the chunks before
 // and what that lost (ChunkSums, pack/store.h).

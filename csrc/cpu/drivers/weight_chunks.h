@@ -110,8 +110,8 @@ struct WeightChunks {
   void run(const Executor& executor) {
     const int64_t slots = driver.tiling.slots;
     if (slots == 1) return run_items(executor, items(), this, &work<&WeightChunks::sum_item>);
-    const CallWorkspace workspace(partial_bytes(driver.tiling, vector_shape<T>()));
-    partials = static_cast<T*>(workspace.data());
+    const ScratchMemory workspace = allocate_scratch(partial_bytes(driver.tiling, vector_shape<T>()));
+    partials = static_cast<T*>(workspace.get());
     totals = partials + slots * items() * tile_size();
     for (first_chunk = 0; first_chunk < chunks(); first_chunk += chunks_in_flight) {
       chunks_in_flight = min64(slots, chunks() - first_chunk);

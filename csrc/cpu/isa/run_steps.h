@@ -25,8 +25,8 @@ inline void run_task(DType, const Task& task, const Executor& executor) {
   }
   AmxCall call(*task.gemm, threads);
   if (call.shares() == 0) return run_all(call, executor);
-  const CallWorkspace workspace(call.tiling.shared_bytes);
-  call.shared = static_cast<BFloat16Block*>(workspace.data());
+  const ScratchMemory workspace = allocate_scratch(call.tiling.shared_bytes);
+  call.shared = static_cast<BFloat16Block*>(workspace.get());
   run_items(executor, call.shares(), &call, &AmxCall::share);
   run_all(call, executor);
 }
