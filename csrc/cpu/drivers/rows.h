@@ -98,18 +98,18 @@ struct RowCall {
   // Of a patch's lanes those whose taps lie in the image: calls visit(lane - lanes.begin, offset in the image).
   template <class Visit>
   CONV2D_INLINE void for_each_place(const Interval& lanes, const Visit& visit) const {
-    const PatchLanes& patch = products.patch;
-    const GatherAxis &h = patch.axis_h, &w = patch.axis_w;
-    const Interval rows = indices_inside(h.origin, h.tap, patch.taps_h, patch.image_h);
-    const Interval cols = indices_inside(w.origin, w.tap, patch.taps_w, patch.image_w);
+    const Conv2dProblem& p = *products.patch.problem;
+    const int64_t *const image = products.patch.image, *const weight = products.patch.weight;
+    const GatherAxis h = p.rows(), w = p.cols();
+    const Interval rows = taps_inside(h, p.kernel_h, p.in_h), cols = taps_inside(w, p.kernel_w, p.in_w);
+    const int64_t all_channels = p.in_channels_per_group();
+    const int64_t lane_c = all_channels == 1 ? p.taps() : weight[1];  // of one channel a step that is not taken
     for (int64_t i = rows.begin; i < rows.end; ++i) {
       for (int64_t j = cols.begin; j < cols.end; ++j) {
-        const int64_t lane = i * patch.lane_i + j * patch.lane_j - lanes.begin;
-        const int64_t place = h.source(0, i) * patch.image_row + w.source(0, j) * patch.image_col;
-        const Interval channels = indices_inside(lane, patch.lane_c, patch.channels, lanes.count());
-        for (int64_t c = channels.begin; c < channels.end; ++c) {
-          visit(lane + c * patch.lane_c, place + c * patch.image_c);
-        }
+        const int64_t lane = i * weight[2] + j * weight[3] - lanes.begin;
+        const int64_t place = h.source(0, i) * image[2] + w.source(0, j) * image[3];
+        const Interval channels = indices_inside(lane, lane_c, all_channels, lanes.count());
+        for (int64_t c = channels.begin; c < channels.end; ++c) visit(lane + c * lane_c, place + c * image[1]);
       }
     }
   }

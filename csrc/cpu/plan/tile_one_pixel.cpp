@@ -156,28 +156,6 @@ bool lies_as_a_row(const Conv2dProblem& p, const int64_t* image, const int64_t* 
   return lanes.count == 1 && lanes.dimension[0].stride_a == 1 && lanes.dimension[0].stride_b == 1;
 }
 
-namespace {
-
-PatchLanes patch_lanes(const Conv2dProblem& p, const int64_t* image, const int64_t* weight) {
-  PatchLanes lanes{};
-  lanes.channels = p.in_channels_per_group();
-  lanes.taps_h = p.kernel_h;
-  lanes.taps_w = p.kernel_w;
-  lanes.lane_c = lanes.channels == 1 ? p.taps() : weight[1];  // a step that is not taken
-  lanes.lane_i = weight[2];
-  lanes.lane_j = weight[3];
-  lanes.axis_h = p.rows();
-  lanes.axis_w = p.cols();
-  lanes.image_h = p.in_h;
-  lanes.image_w = p.in_w;
-  lanes.image_c = image[1];
-  lanes.image_row = image[2];
-  lanes.image_col = image[3];
-  return lanes;
-}
-
-}  // namespace
-
 RowProducts weight_row_products(const Call& call, const ChainLimits& limits) {
   const Conv2dProblem& problem = call.problem;
   const int64_t *const grad_output = call.a.stride, *const input = call.b.stride;
@@ -200,7 +178,7 @@ RowProducts weight_row_products(const Call& call, const ChainLimits& limits) {
   p.rows_k = input[0];
   if (!lies_as_a_row(problem, input, call.result.stride)) {
     p.placed = Placed::kRows;
-    p.patch = patch_lanes(problem, input, call.result.stride);
+    p.patch = {&problem, input, call.result.stride};
   }
   p.result = call.result.data;
   p.result_g = p.results * call.result.stride[0];
@@ -212,7 +190,7 @@ RowProducts input_row_products(const Call& call, const ConvGemm& patches, const 
   const int64_t *const weight = call.b.stride, *const input = call.result.stride;
   RowProducts p = row_products(patches, limits, Along::kLanes);
   p.placed = Placed::kResults;
-  p.patch = patch_lanes(call.problem, input, weight);
+  p.patch = {&call.problem, input, weight};
   p.result_g = call.problem.in_channels_per_group() * input[1];
   return p;
 }

@@ -41,14 +41,12 @@ bool dot_is_dense(const ConvGemm& gemm, int64_t stride_c, int64_t stride_i, int6
 // What of the second factor lies side by side: lanes, or steps of k.
 enum class Along { kLanes, kK };
 
-// One pixel's patch, whose elements lie otherwise in the image than in a row of the weight: channel c of tap (i, j) is
-// lane c * lane_c + i * lane_i + j * lane_j of the row, which is one run, and in the image it is where the axes say.
+// One pixel's patch, whose elements lie otherwise in the image than in a row of the weight. In the row, which is one
+// run, an element's lane is where the weight's strides lead from the row's begin; in the image it is where the problem
+// says. What it points to lives as long as the call.
 struct PatchLanes {
-  int64_t channels, taps_h, taps_w;
-  int64_t lane_c, lane_i, lane_j;
-  GatherAxis axis_h, axis_w;
-  int64_t image_h, image_w;
-  int64_t image_c, image_row, image_col;  // strides
+  const Conv2dProblem* problem;
+  const int64_t *image, *weight;  // strides
 };
 // Which operand of RowProducts is such a patch: the rows, which an item gathers, or the results, which it scatters.
 enum class Placed { kNothing, kRows, kResults };
