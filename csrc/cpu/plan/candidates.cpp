@@ -1,6 +1,7 @@
 #include "candidates.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "../base/limits.h"
 #include "patch_axis.h"
@@ -148,14 +149,12 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
   } else if (pointwise) {
     const bool one_set = g.axis_w.step == 1 && saturating_mul(g.source_c, size) % 4096 == 0;
     const KBlocking k = block_k(g, vector.limits);
-    if (takes_whole_planes(g, k, vector, size)) {
-      advantage = 1.2;
-    } else {
-      // With vectors of 32 bytes and less it does in any planes of so many pixels (measured in float32).
-      constexpr int64_t kLeastPixels = 512;
-      const bool copies_well = !vector.is_wide() && same_type && g.axis_w.step == 1 && run >= kLeastPixels;
-      advantage = one_set || copies_well || reads_pixels_in_place(g, k, vector, size) ? 1.05 : 1.0;
-    }
+    // With vectors of 32 bytes and less a copy pays in any planes of so many pixels (measured in float32).
+    constexpr int64_t kLeastPixels = 512;
+    const bool copies_well = !vector.is_wide() && same_type && g.axis_w.step == 1 && run >= kLeastPixels;
+    advantage = takes_whole_planes(g, k, vector, size)                                ? 1.2
+                : one_set || copies_well || reads_pixels_in_place(g, k, vector, size) ? 1.05
+                                                                                      : 1.0;
   }
   // A single vector of result channels costs a load for each product. With AVX-512 and float32 that shows, against
   // pixels that fill theirs.
@@ -421,62 +420,49 @@ void visit_grad_weight(const Tasks& tasks) {
   tasks.visit(Driver::kWeightGemm);
 }
 
+// Whether it is an input gradient with a stride.
+bool has_phases(const Call& call) {
+  return call.direction == Direction::kGradInput && (call.problem.stride_h > 1 || call.problem.stride_w > 1);
+}
+
 }  // namespace
 
 const char* name_of(Driver driver) {
-  switch (driver) {
-    case Driver::kDot:
-      return "one pixel, dot products along the weight's rows";
-    case Driver::kRows:
-      return "rows times factors";
-    case Driver::kColumns:
-      return "columns times factors";
-    case Driver::kStrided:
-      return "depthwise, vectors over the pixels of two phases";
-    case Driver::kPhases:
-      return "implicit GEMM, the phases of the stride together";
-    case Driver::kAmx:
-    case Driver::kWeightAmx:
-      return "implicit GEMM, AMX tiles of bfloat16";
-    case Driver::kPairsOfGroups:
-      return "implicit GEMM, vectors over groups, bfloat16 products in pairs";
-    case Driver::kPairs:
-    case Driver::kWeightPairs:
-      return "implicit GEMM, vectors over result channels, bfloat16 products in pairs";
-    case Driver::kWinograd:
-      return "Winograd F(2x2, 3x3), vectors over result channels";
-    case Driver::kDepthwise:
-    case Driver::kWeightDepthwise:
-      return "depthwise, vectors over groups as they lie in memory";
-    case Driver::kGroups:
-    case Driver::kWeightGroups:
-      return "implicit GEMM, vectors over groups";
-    case Driver::kPlanes:
-      return "1x1 from many planes to few, plane by plane";
-    case Driver::kPixels:
-      return "implicit GEMM, vectors over pixels";
-    case Driver::kGemm:
-    case Driver::kWeightGemm:
-      return "implicit GEMM, vectors over result channels";
-    case Driver::kWeightTransposed:
-      return "implicit GEMM, vectors over input channels";
-    case Driver::kPadding:
-      return "products with the padding";
-  }
-  return "";
+  // In the order of Driver. The last one, kPadding, runs after others and has no name.
+  static const char* const kNames[] = {
+      "one pixel, dot products along the weight's rows",
+      "rows times factors",
+      "columns times factors",
+      "depthwise, vectors over the pixels of two phases",
+      "implicit GEMM, the phases of the stride together",
+      "implicit GEMM, AMX tiles of bfloat16",
+      "implicit GEMM, vectors over groups, bfloat16 products in pairs",
+      "implicit GEMM, vectors over result channels, bfloat16 products in pairs",
+      "Winograd F(2x2, 3x3), vectors over result channels",
+      "depthwise, vectors over groups as they lie in memory",
+      "implicit GEMM, vectors over groups",
+      "1x1 from many planes to few, plane by plane",
+      "implicit GEMM, vectors over pixels",
+      "implicit GEMM, vectors over result channels",
+      "implicit GEMM, AMX tiles of bfloat16",
+      "implicit GEMM, vectors over result channels, bfloat16 products in pairs",
+      "depthwise, vectors over groups as they lie in memory",
+      "implicit GEMM, vectors over groups",
+      "implicit GEMM, vectors over input channels",
+      "implicit GEMM, vectors over result channels",
+  };
+  static_assert(std::size(kNames) == size_t(Driver::kPadding));
+  return kNames[int(driver)];
 }
 
 bool has_phases_in_turn(const Call& call) {
   const Conv2dProblem& p = call.problem;
-  return call.direction == Direction::kGradInput && (p.stride_h > 1 || p.stride_w > 1) &&
-         p.in_channels_per_group() == 1 && p.out_channels_per_group() == 1;
+  return has_phases(call) && p.in_channels_per_group() == 1 && p.out_channels_per_group() == 1;
 }
 
 int64_t images_in_turn(const Call& call, const IsaShape& isa, int num_threads) {
   const Conv2dProblem& p = call.problem;
-  const bool has_phases = call.direction == Direction::kGradInput && (p.stride_h > 1 || p.stride_w > 1) &&
-                          p.out_pixels() > 1 && !is_patch_layer(p);
-  if (!has_phases || has_phases_in_turn(call)) return 0;
+  if (!has_phases(call) || has_phases_in_turn(call) || p.out_pixels() <= 1 || is_patch_layer(p)) return 0;
   const int64_t size = size_of(call.dtype);
   const int64_t image = saturating_mul(p.in_channels, p.in_h, saturating_mul(p.in_w, size));
   const int64_t images = max64(limits::phases::kResultBytes * num_threads / max64(image, 1), 1);

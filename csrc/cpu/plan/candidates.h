@@ -77,6 +77,7 @@ struct Refusal {
 // The candidates before the one that takes a task, and why they don't.
 using Refusals = std::vector<Refusal>;
 
+// What explain prints; not of kPadding.
 const char* name_of(Driver driver);
 
 // Whether the tasks of kDepthwise are phases that run in turn, up to kMostDepthwiseGemms of them.
