@@ -81,62 +81,58 @@ struct TaskExplanation : Explanation {
 };
 
 // Explains one task, by what its driver plans.
-class TaskExplainer {
- public:
-  TaskExplainer(const Task& task, const IsaShape& isa, int num_threads)
-      : task_(task),
-        problem_(task.call->problem),
-        dtype_(task.call->dtype),
-        amx_(step_of(task) == kBlockChannels),
-        native_(step_of(task) > 1),
-        engine_(engine_for(dtype_, task)),
-        vector_(amx_      ? isa.amx
-                : native_ ? isa.pairs
-                          : isa.vector),
-        dot_(isa.dot),
-        threads_(num_threads) {}
+struct TaskExplainer {
+  const Task& task;
+  const IsaShape& isa;
+  const int threads;
+  const Conv2dProblem& problem = task.call->problem;
+  const DType dtype = task.call->dtype;
+  const bool amx = step_of(task) == kBlockChannels;  // AMX tiles of bfloat16
+  const bool native = step_of(task) > 1;             // these, or pairs: bfloat16 as it is
+  const Engine& runs_on = engine_for(dtype, task);
+  const VectorShape& vector = amx ? isa.amx : native ? isa.pairs : isa.vector;
+  TaskExplanation e{};
 
   TaskExplanation explain() {
-    e_.engine = name_of(task_.driver);
-    e_.isa = engine().isa;
-    const bool has_phases = task_.driver == Driver::kStrided || task_.driver == Driver::kPhases;
-    if (task_.call->direction == Direction::kGradWeight) {
+    e.engine = name_of(task.driver);
+    e.isa = engine().isa;
+    const bool has_phases = task.driver == Driver::kStrided || task.driver == Driver::kPhases;
+    if (task.call->direction == Direction::kGradWeight) {
       set_weight_sums();
     } else if (!has_phases) {
-      set_gemm(task_.whole != nullptr ? *task_.whole : *task_.gemm);
+      set_gemm(task.whole != nullptr ? *task.whole : *task.gemm);
     }
     explain_driver();
-    return e_;
+    return e;
   }
 
- private:
   void explain_driver() {
-    switch (task_.driver) {
+    switch (task.driver) {
       case Driver::kDot:
-        return explain_dot(*task_.gemm);
+        return explain_dot(*task.gemm);
       case Driver::kRows:
       case Driver::kColumns:
-        return explain_rows(*task_.rows);
+        return explain_rows(*task.rows);
       case Driver::kStrided:
         return explain_strided();
       case Driver::kPhases:
-        return explain_phases(*task_.phases);
+        return explain_phases(*task.phases);
       case Driver::kWinograd:
-        return explain_winograd(*task_.gemm);
+        return explain_winograd(*task.gemm);
       case Driver::kDepthwise:
-        return explain_depthwise(*task_.gemm);
+        return explain_depthwise(*task.gemm);
       case Driver::kPlanes:
-        return explain_planes(*task_.gemm);
+        return explain_planes(*task.gemm);
       case Driver::kPixels:
-        return explain_pixels(*task_.gemm);
+        return explain_pixels(*task.gemm);
       case Driver::kAmx:
-        return explain_amx(*task_.gemm);
+        return explain_amx(*task.gemm);
       case Driver::kPairs:
       case Driver::kGemm:
-        return explain_gemm(*task_.gemm, false);
+        return explain_gemm(*task.gemm, false);
       case Driver::kPairsOfGroups:
       case Driver::kGroups:
-        return explain_gemm(*task_.gemm, true);
+        return explain_gemm(*task.gemm, true);
       case Driver::kWeightDepthwise:
         return explain_weight(WeightLanes::kInnerGroups);
       case Driver::kWeightGroups:
@@ -155,89 +151,89 @@ class TaskExplainer {
 
   // E.g. "gemm_ukernel_f32_6x16__avx2"; `detail`: what comes after the sizes.
   std::string ukernel(const char* family, int64_t rows, int64_t width, const std::string& detail = "") const {
-    const char* const kind = is_integer(dtype_) ? "u" : is_floating(dtype_) ? "f" : "c";
-    const std::string type = native_ ? "bf16" : kind + std::to_string(8 * vector_.element_size);
+    const char* const kind = is_integer(dtype) ? "u" : is_floating(dtype) ? "f" : "c";
+    const std::string type = native ? "bf16" : kind + std::to_string(8 * vector.element_size);
     return std::string(family) + "_" + type + "_" + std::to_string(rows) + "x" + std::to_string(width) + detail + "__" +
-           engine_.kernels;
+           runs_on.kernels;
   }
 
   void name_kernel(const char* family, int64_t rows, int64_t width, Widened widened = Widened::kInPackers,
                    const char* detail = "") {
-    e_.micro_kernel = ukernel(family, rows, width, detail);
-    if (is_integer(dtype_)) {
-      e_.refused = "integers use generic vectors, of the compiler's vector extension";
-    } else if (size_of(dtype_) == 2 && !native_) {
-      e_.refused = why_widened(dtype_, widened == Widened::kInPackers ? "in the packers" : "as loaded");
+    e.micro_kernel = ukernel(family, rows, width, detail);
+    if (is_integer(dtype)) {
+      e.refused = "integers use generic vectors, of the compiler's vector extension";
+    } else if (size_of(dtype) == 2 && !native) {
+      e.refused = why_widened(dtype, widened == Widened::kInPackers ? "in the packers" : "as loaded");
     }
   }
   // padding_permille: as a tiling has it.
   void name_gemm_kernel(int64_t chunk_vectors, int64_t max_vectors, int64_t padding_permille = 0) {
     const int64_t vectors = cut_panels(chunk_vectors, max_vectors).size(0);
-    name_kernel(amx_ ? "amx_ukernel" : "gemm_ukernel", engine_.rows(dtype_, vectors), vectors * vector_.lanes,
+    name_kernel(amx ? "amx_ukernel" : "gemm_ukernel", runs_on.rows(dtype, vectors), vectors * vector.lanes,
                 Widened::kInPackers, padding_permille > 0 ? "_listed" : "");
   }
 
   void set_tile(int64_t images, int64_t rows, int64_t cols) {
-    e_.tile_images = images;
-    e_.tile_rows = rows;
-    e_.tile_cols = cols;
-    e_.tile_pixels = images * rows * cols;
+    e.tile_images = images;
+    e.tile_rows = rows;
+    e.tile_cols = cols;
+    e.tile_pixels = images * rows * cols;
   }
 
   void set_work(int64_t items, int64_t scratch_bytes, int64_t bytes_of_call = 0) {
-    e_.work_items = items;
-    e_.scratch_bytes = scratch_bytes;
-    e_.shared_bytes = div_up(bytes_of_call, threads_);
+    e.work_items = items;
+    e.scratch_bytes = scratch_bytes;
+    e.shared_bytes = div_up(bytes_of_call, threads);
   }
 
-  KBlocking blocking(const ConvGemm& g) const { return block_k(g, vector_.limits); }
+  KBlocking blocking(const ConvGemm& g) const { return block_k(g, vector.limits); }
 
   // The GEMM's sizes, and the chains that its sums are made of.
   void set_gemm(const ConvGemm& g) {
     const KBlocking k = blocking(g);
-    e_.gemm_m = g.m;
-    e_.gemm_n = g.batch * g.rows * g.cols;
-    e_.gemm_k = g.single_channels() * g.taps_h * g.kernel_columns();
+    e.gemm_m = g.m;
+    e.gemm_n = g.batch * g.rows * g.cols;
+    e.gemm_k = g.single_channels() * g.taps_h * g.kernel_columns();
     // A tile sums its even and its odd channels apart.
-    e_.k_segments = (amx_ ? 2 : 1) * count_chains(k, g);
-    e_.k_segment_length = (amx_ ? g.per_step / 2 : g.per_step) * k.chain;
+    e.k_segments = (amx ? 2 : 1) * count_chains(k, g);
+    e.k_segment_length = (amx ? g.per_step / 2 : g.per_step) * k.chain;
     set_tile(1, 1, 1);
   }
 
   PixelBlocking pixel_blocking() const {
-    return block_pixels(problem_.batch, problem_.out_h, problem_.out_w, vector_.limits);
+    return block_pixels(problem.batch, problem.out_h, problem.out_w, vector.limits);
   }
 
   // The GEMM's sizes and chains of grad_weight, whichever driver forms its sums.
   void set_weight_sums() {
-    const Conv2dProblem& p = problem_;
+    const Conv2dProblem& p = problem;
     const PixelBlocking pixels = pixel_blocking();
-    e_.gemm_m = p.out_channels_per_group();
-    e_.gemm_n = p.gemm_k();
-    e_.gemm_k = p.gemm_n();
-    e_.k_segments = (amx_ ? 2 : 1) * count_chains(pixels, p);
-    e_.k_segment_length = amx_ ? kBlockChannels / 2 : pixels.chain;
+    e.gemm_m = p.out_channels_per_group();
+    e.gemm_n = p.gemm_k();
+    e.gemm_k = p.gemm_n();
+    e.k_segments = (amx ? 2 : 1) * count_chains(pixels, p);
+    e.k_segment_length = amx ? kBlockChannels / 2 : pixels.chain;
     set_tile(pixels.images, pixels.rows, pixels.cols);
   }
 
   // ---- the drivers
 
   void explain_dot(const ConvGemm& g) {
-    const DotBlocking k = block_dot(g, dot_.width, vector_.limits);
-    const DotTiling t = tile_dot(g, k, dot_, threads_);
+    const DotBlocking k = block_dot(g, isa.dot.width, vector.limits);
+    const DotTiling t = tile_dot(g, k, isa.dot, threads);
     const bool single = t.images == 1;
-    const int64_t columns = t.images <= dot_.few_columns ? dot_.few_columns : dot_.columns;
-    name_kernel("dot_ukernel", single ? dot_.single_rows : dot_.rows, single ? 1 : columns, Widened::kAsLoaded);
-    e_.k_segments = dot_.width * div_up(k.steps, k.chain);
-    e_.k_segment_length = k.chain;
+    const int64_t columns = t.images <= isa.dot.few_columns ? isa.dot.few_columns : isa.dot.columns;
+    name_kernel("dot_ukernel", single ? isa.dot.single_rows : isa.dot.rows, single ? 1 : columns, Widened::kAsLoaded);
+    e.k_segments = isa.dot.width * div_up(k.steps, k.chain);
+    e.k_segment_length = k.chain;
     set_tile(t.images, 1, 1);
-    set_work(t.items(g.groups), lay_out_scratch(t, dot_).bytes);
+    set_work(t.items(g.groups), lay_out_scratch(t, isa.dot).bytes);
   }
 
   void explain_rows(const RowProducts& rows) {
     const bool along_k = rows.along == Along::kK;
-    const RowTiling t = tile_rows(rows, threads_);
-    const int64_t results = row_results(t.results, rows.along), lanes = vector_.lanes, size = vector_.element_size;
+    const RowTiling t = tile_rows(rows, threads);
+    const int64_t results = row_results(t.results, rows.along), lanes = vector.lanes, size = vector.element_size;
     const int64_t vectors = along_k ? 1 : row_vectors(lanes * size, results);
     name_kernel(along_k ? "column_ukernel" : "row_ukernel", results, lanes * vectors, Widened::kAsLoaded);
     set_work(t.items(rows.groups), lay_out_scratch(rows, t, size).bytes);
@@ -246,16 +242,16 @@ class TaskExplainer {
   void explain_strided() {
     // The phase of the most products stands for all.
     double most = -1;
-    for_each_grad_input_gemm(*task_.call, [&](const ConvGemm& g) {
+    for_each_grad_input_gemm(*task.call, [&](const ConvGemm& g) {
       if (products(g) <= most) return;
       most = products(g);
       set_gemm(g);
     });
-    const StridedTiling t = tile_strided(problem_, vector_, threads_);
-    const int64_t vectors = cut_panels(div_up(t.tile_pairs, vector_.lanes), kStridedVectors).size(0);
-    name_kernel("strided_ukernel", strided_rows(vectors), 2 * vectors * vector_.lanes);
-    set_tile(1, t.tile_rows, min64(2 * t.tile_pairs, problem_.in_w));
-    set_work(t.items(problem_), lay_out_scratch(t, problem_, vector_).bytes);
+    const StridedTiling t = tile_strided(problem, vector, threads);
+    const int64_t vectors = cut_panels(div_up(t.tile_pairs, vector.lanes), kStridedVectors).size(0);
+    name_kernel("strided_ukernel", strided_rows(vectors), 2 * vectors * vector.lanes);
+    set_tile(1, t.tile_rows, min64(2 * t.tile_pairs, problem.in_w));
+    set_work(t.items(problem), lay_out_scratch(t, problem, vector).bytes);
   }
 
   void explain_phases(const JoinedPhases& phases) {
@@ -264,106 +260,95 @@ class TaskExplainer {
       if (products(phases.gemm[f]) > products(*most)) most = &phases.gemm[f];
     }
     set_gemm(*most);
-    const PhasesTiling t = tile_phases(phases, vector_, threads_);
+    const PhasesTiling t = tile_phases(phases, vector, threads);
     name_gemm_kernel(t.chunk_vectors, t.panel_vectors);
     set_tile(t.tile_images, min64(t.tile_rows, most->rows), most->cols);
-    set_work(t.items(), lay_out_scratch(t, phases, vector_).bytes);
+    set_work(t.items(), lay_out_scratch(t, phases, vector).bytes);
   }
 
   void explain_winograd(const ConvGemm& g) {
-    const WinogradTiling t = tile_winograd(g, vector_, threads_);
-    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
+    const WinogradTiling t = tile_winograd(g, vector, threads);
+    name_gemm_kernel(t.chunk_vectors, vector.max_vectors);
     // Of each of the 16 matrix products.
-    e_.k_segments = div_up(g.channels, t.chain);
-    e_.k_segment_length = t.chain;
+    e.k_segments = div_up(g.channels, t.chain);
+    e.k_segment_length = t.chain;
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    set_work(t.items(g.groups), lay_out_scratch(t, g, vector_).bytes);
+    set_work(t.items(g.groups), lay_out_scratch(t, g, vector).bytes);
   }
 
   void explain_depthwise(const ConvGemm& g) {
-    const DepthwiseTiling t = tile_depthwise(g, vector_, size_of(dtype_), threads_);
-    name_gemm_kernel(1, vector_.max_vectors);
+    const DepthwiseTiling t = tile_depthwise(g, vector, size_of(dtype), threads);
+    name_gemm_kernel(1, vector.max_vectors);
     const DepthwiseRow row = depthwise_row(g);
     if (g.taps() <= blocking(g).chain && has_depthwise_ukernel(g.taps_w, row, g.cols)) {
-      e_.micro_kernel = ukernel("depthwise_ukernel", kDepthwisePixels, g.taps_w, "s" + std::to_string(row.step));
+      e.micro_kernel = ukernel("depthwise_ukernel", kDepthwisePixels, g.taps_w, "s" + std::to_string(row.step));
     }
-    if (is_floating(dtype_) && size_of(dtype_) == 2 && t.in_place) {
-      e_.refused = why_widened(dtype_, "as loaded or in the packers");
+    if (is_floating(dtype) && size_of(dtype) == 2 && t.in_place) {
+      e.refused = why_widened(dtype, "as loaded or in the packers");
     }
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    int64_t bytes = lay_out_scratch(t, g, vector_).bytes;
-    if (task_.whole != nullptr) {  // what runs if a weight is not finite, or a bias is -0
-      const DepthwiseTiling other = tile_depthwise(*task_.whole, vector_, size_of(dtype_), threads_);
-      bytes = max64(bytes, lay_out_scratch(other, *task_.whole, vector_).bytes);
+    int64_t bytes = lay_out_scratch(t, g, vector).bytes;
+    if (task.whole != nullptr) {  // what runs if a weight is not finite, or a bias is -0
+      const DepthwiseTiling other = tile_depthwise(*task.whole, vector, size_of(dtype), threads);
+      bytes = max64(bytes, lay_out_scratch(other, *task.whole, vector).bytes);
     }
     set_work(t.items(), bytes);
   }
 
   void explain_planes(const ConvGemm& g) {
-    const FewPlanesTiling t = tile_few_planes(g, vector_, size_of(dtype_), threads_);
+    const FewPlanesTiling t = tile_few_planes(g, vector, size_of(dtype), threads);
     name_kernel("plane_ukernel", g.m, planes_at_once(blocking(g).chain), Widened::kAsLoaded);
     // Rows that continue one another are one run of pixels.
     set_tile(1, 1, t.run);
-    set_work(t.items(g), scratch_bytes(g, t, vector_));
+    set_work(t.items(g), scratch_bytes(g, t, vector));
   }
 
   void explain_pixels(const ConvGemm& g) {
     const KBlocking k = blocking(g);
-    const PixelTiling t = tile_pixel_conv(g, k, vector_, size_of(dtype_), threads_);
-    const int64_t rows = cut_panels(t.chunk_m, pixel_rows(vector_)).size(0);
+    const PixelTiling t = tile_pixel_conv(g, k, vector, size_of(dtype), threads);
+    const int64_t rows = cut_panels(t.chunk_m, pixel_rows(vector)).size(0);
     const int64_t run = t.join_rows ? t.tile_rows * t.tile_cols : t.tile_cols;
-    const int64_t vectors = cut_run(t, run, rows, vector_).size(0);
+    const int64_t vectors = cut_run(t, run, rows, vector).size(0);
     if (t.by_columns) {
-      name_kernel("column_ukernel", row_results(t.chunk_m, Along::kK), vector_.lanes, Widened::kAsLoaded);
+      name_kernel("column_ukernel", row_results(t.chunk_m, Along::kK), vector.lanes, Widened::kAsLoaded);
     } else {
-      name_kernel(t.whole_planes ? "whole_plane_ukernel" : "pixel_ukernel", rows, vectors * vector_.lanes);
+      name_kernel(t.whole_planes ? "whole_plane_ukernel" : "pixel_ukernel", rows, vectors * vector.lanes);
     }
     set_tile(1, t.tile_rows, t.tile_cols);
-    set_work(t.items(g.groups), lay_out_scratch(t, k, vector_).bytes);
+    set_work(t.items(g.groups), lay_out_scratch(t, k, vector).bytes);
   }
 
   void explain_gemm(const ConvGemm& g, bool over_groups) {
-    const int64_t groups = over_groups ? vector_.lanes : 1;  // of a work item
+    const int64_t groups = over_groups ? vector.lanes : 1;  // of a work item
     const KBlocking k = blocking(g);
-    const ConvTiling t = tile_conv(g, k, vector_, over_groups, threads_);
-    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding.permille);
+    const ConvTiling t = tile_conv(g, k, vector, over_groups, threads);
+    name_gemm_kernel(t.chunk_vectors, vector.max_vectors, t.padding.permille);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    set_work(t.items(div_up(g.groups, groups)), lay_out_scratch(t, k, vector_).bytes);
+    set_work(t.items(div_up(g.groups, groups)), lay_out_scratch(t, k, vector).bytes);
   }
 
   void explain_amx(const ConvGemm& g) {
     const KBlocking k = blocking(g);
-    const AmxTiling t = tile_amx(g, k, vector_, threads_);
-    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors);
+    const AmxTiling t = tile_amx(g, k, vector, threads);
+    name_gemm_kernel(t.chunk_vectors, vector.max_vectors);
     set_tile(t.tile_images, t.tile_rows, t.tile_cols);
-    set_work(t.items(g.groups), lay_out_scratch(t, k, vector_).bytes, t.shared_bytes);
+    set_work(t.items(g.groups), lay_out_scratch(t, k, vector).bytes, t.shared_bytes);
   }
 
   void explain_weight(WeightLanes lanes) {
     const PixelBlocking pixels = pixel_blocking();
-    const WeightTiling t = tile_grad_weight(*task_.call, pixels, vector_, lanes, threads_);
-    name_gemm_kernel(t.chunk_vectors, vector_.max_vectors, t.padding.permille);
+    const WeightTiling t = tile_grad_weight(*task.call, pixels, vector, lanes, threads);
+    name_gemm_kernel(t.chunk_vectors, vector.max_vectors, t.padding.permille);
     if (lanes == WeightLanes::kInnerGroups) {
       const int64_t cols = depthwise_weight_cols(t.tap_cols);
-      const int64_t accumulators = vector_.max_vectors * engine_.rows(dtype_, vector_.max_vectors);
+      const int64_t accumulators = vector.max_vectors * runs_on.rows(dtype, vector.max_vectors);
       const int64_t rows = depthwise_weight_rows(t.tap_rows, most_depthwise_weight_rows(cols, accumulators));
-      const int64_t step = depthwise_weight_step(cols, problem_.stride_w, problem_.dilation_w);
+      const int64_t step = depthwise_weight_step(cols, problem.stride_w, problem.dilation_w);
       const std::string detail = "s" + std::to_string(step);
       name_kernel("depthwise_weight_ukernel", rows, cols, Widened::kAsLoaded, detail.c_str());
     }
-    set_work(t.items() * t.slots, lay_out_scratch(t, pixels, vector_).bytes, partial_bytes(t, vector_));
+    set_work(t.items() * t.slots, lay_out_scratch(t, pixels, vector).bytes, partial_bytes(t, vector));
   }
-
-  const Task& task_;
-  const Conv2dProblem& problem_;
-  const DType dtype_;
-  const bool amx_;     // AMX tiles of bfloat16
-  const bool native_;  // these, or pairs: bfloat16 as it is
-  const Engine& engine_;
-  const VectorShape vector_;
-  const DotKernelShape& dot_;
-  const int threads_;
-  TaskExplanation e_{};
 };
 
 // One more task of a call: that of the most products stands for them all.
@@ -399,7 +384,7 @@ Explanation explain(Call call, int threads) {
       e.engine += ", in bands without the taps that lie in the padding";
       return;
     }
-    TaskExplanation one = TaskExplainer(task, isa, num_threads).explain();
+    TaskExplanation one = TaskExplainer{task, isa, num_threads}.explain();
     for (const Refusal& refusal : refusals) one.candidates.emplace_back(name_of(refusal.driver), refusal.reason);
     if (task.driver == Driver::kDepthwise && has_phases_in_turn(call)) {
       if (in_turn++ % kMostDepthwiseGemms == 0) items_in_turn = 0;
