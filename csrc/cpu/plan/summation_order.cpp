@@ -62,9 +62,9 @@ BandSizes sizes_of_bands(const GatheredAxis& a) {
 
 }  // namespace
 
-void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int64_t& cols) {
-  cols = even_piece(taps_w, limit);
-  rows = taps_w > limit ? 1 : even_piece(taps_h, limit / taps_w);
+void cut_rectangle(int64_t height, int64_t width, int64_t limit, int64_t& rows, int64_t& cols) {
+  cols = even_piece(width, limit);
+  rows = width > limit ? 1 : even_piece(height, limit / width);
 }
 
 KBlocking block_k(const ImageGemm& gemm, const ChainLimits& limits) {
@@ -72,14 +72,10 @@ KBlocking block_k(const ImageGemm& gemm, const ChainLimits& limits) {
   const int64_t channels = gemm.channels, taps_h = gemm.taps_h, taps_w = gemm.taps_w, taps = taps_h * taps_w;
   // 1x1: every product reads its own cache line of a planar source, and 128 of them fit L1 beside the panel.
   const int64_t limit = taps == 1 ? min64(limits.segment, kMaxSegment / 2) : limits.segment;
-  if (taps <= limit) {
-    k.segment_channels = even_piece(channels, limit / max64(taps, 1));
-    k.tap_rows = taps_h;
-    k.tap_cols = taps_w;
-  } else {
-    k.segment_channels = 1;
-    cut_taps(taps_h, taps_w, limit, k.tap_rows, k.tap_cols);
-  }
+  k.segment_channels = even_piece(channels, limit / max64(taps, 1));
+  k.tap_rows = taps_h;
+  k.tap_cols = taps_w;
+  if (taps > limit) cut_rectangle(taps_h, taps_w, limit, k.tap_rows, k.tap_cols);
   k.blocks_c = div_up(channels, k.segment_channels);
   k.blocks_h = taps_h ? div_up(taps_h, k.tap_rows) : 0;
   k.blocks_w = taps_w ? div_up(taps_w, k.tap_cols) : 0;
@@ -92,16 +88,8 @@ KBlocking block_k(const ImageGemm& gemm, const ChainLimits& limits) {
 
 PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const ChainLimits& limits) {
   PixelBlocking b{};
-  const int64_t image = out_h * out_w;
-  b.images = 1;
-  if (image <= kMaxSegment) {
-    b.images = max64(1, kMaxSegment / max64(image, 1));
-    b.rows = max64(out_h, 1);
-    b.cols = max64(out_w, 1);
-  } else {
-    b.cols = even_piece(out_w, kMaxSegment);
-    b.rows = b.cols < out_w ? 1 : even_piece(out_h, kMaxSegment / out_w);
-  }
+  b.images = max64(kMaxSegment / max64(out_h * out_w, 1), 1);
+  cut_rectangle(max64(out_h, 1), max64(out_w, 1), kMaxSegment, b.rows, b.cols);
   b.chain = even_piece(b.images * b.rows * b.cols, limits.pixels);
   b.blocks_n = div_up(batch, b.images);
   b.blocks_h = div_up(out_h, b.rows);
@@ -171,9 +159,8 @@ DotBlocking block_dot(const ImageGemm& gemm, int64_t width, const ChainLimits& l
 
 int64_t count_met(const GatherAxis& axis, int64_t taps, int64_t positions, int64_t size) {
   int64_t met = 0;
-  const int64_t step = max64(axis.step, 1);
   for (int64_t tap = 0; tap < taps; ++tap) {
-    met = saturating_add(met, indices_inside(axis.source(0, tap), step, positions, size).count());
+    met = saturating_add(met, indices_inside(axis.source(0, tap), axis.step, positions, size).count());
   }
   return met;
 }

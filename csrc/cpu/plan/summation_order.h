@@ -140,8 +140,8 @@ struct KBlocking {
 };
 KBlocking block_k(const ImageGemm& gemm, const ChainLimits& limits);
 
-// A kernel of more than `limit` taps, cut into near-equal rectangles of at most as many: whole rows if they fit.
-void cut_taps(int64_t taps_h, int64_t taps_w, int64_t limit, int64_t& rows, int64_t& cols);
+// Taps, or pixels of an image, cut into near-equal rectangles of at most `limit`: whole rows if they fit.
+void cut_rectangle(int64_t height, int64_t width, int64_t limit, int64_t& rows, int64_t& cols);
 
 // The canonical cut of the output pixels that grad_weight sums over: segments are rectangles of at most 256 pixels
 // (images of up to 128 pixels several together), taken in chains of `chain` pixels. Chains are added in order within a

@@ -225,7 +225,8 @@ struct WeightTiler {
     t.tap_cols = problem.kernel_w;
     const int64_t columns = vector.step == 2 ? min64(limit::kPairColumns, kMaxSegment) : kMaxSegment;
     const int64_t most_taps = takes_whole_pixels() ? max64(columns / problem.in_channels_per_group(), 1) : kMaxSegment;
-    if (problem.taps() > most_taps) cut_taps(problem.kernel_h, problem.kernel_w, most_taps, t.tap_rows, t.tap_cols);
+    if (problem.taps() > most_taps)
+      cut_rectangle(problem.kernel_h, problem.kernel_w, most_taps, t.tap_rows, t.tap_cols);
     t.patch_segments = 1;
     while (plane(t) > limit::kMaxPatchBytes / vector.element_size && t.tap_rows * t.tap_cols > 1) {
       int64_t& longer = t.tap_rows >= t.tap_cols ? t.tap_rows : t.tap_cols;
