@@ -2038,7 +2038,7 @@ MUTATIONS = (
     M(
         "plan/summation_order.h",
         "a band's taps that descend are counted from the first",
-        "descends_ ? taps_ - inside.end : inside.begin",
+        "descends_ ? a_.taps - inside.end : inside.begin",
         "inside.begin",
     ),
     M(

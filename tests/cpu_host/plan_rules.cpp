@@ -368,7 +368,7 @@ void check_padding_classes() {
 // Where vectors run over groups although a group's channels fill vectors.
 void check_filled_vectors() {
   begin_part("filled vectors");
-  const VectorShape wide{16, 4, 4, true, {}, 1, 4}, narrow{8, 2, 4, true, {}, 1, 4};
+  const VectorShape wide{16, 4, 4, true, {}}, narrow{8, 2, 4, true, {}};
   struct Case {
     int64_t groups, m, taps;
     bool side_by_side, fills;
@@ -718,7 +718,7 @@ void check_tilings() {
     const bool has_amx = bytes == 64 && random.once_in(2);
     isa.has_pairs = dtype == DType::kBFloat16 && bytes == 64 && !has_amx;
     isa.has_amx = dtype == DType::kBFloat16 && has_amx;
-    isa.amx = {16, 2, 4, true, amx_limits(), kBlockChannels, 64};
+    isa.amx = {16, 2, 4, true, amx_limits(), kBlockChannels};
     isa.pairs = isa.vector;
     isa.pairs.limits = pair_limits();
     isa.pairs.step = 2;
@@ -763,7 +763,7 @@ void check_scratch() {
 // Shared weights beside a C tile of all result channels: the many, the few, and those between that just fit.
 void check_shared_weights() {
   begin_part("shared weights of AMX");
-  const VectorShape vector{16, 2, 4, true, amx_limits(), kBlockChannels, 64};
+  const VectorShape vector{16, 2, 4, true, amx_limits(), kBlockChannels};
   Random random(77);
   for (int n = 0; n < 4000; ++n) {
     ConvGemm g{};

@@ -73,7 +73,7 @@ IsaShape shapes_of(DType dtype, const Isa& isa) {
   shape.pairs.limits = pair_limits();
   shape.pairs.step = 2;
   shape.has_amx = dtype == DType::kBFloat16 && isa.has_amx;
-  shape.amx = {16, 2, 4, true, amx_limits(), kBlockChannels, 64};
+  shape.amx = {16, 2, 4, true, amx_limits(), kBlockChannels};
   return shape;
 }
 

@@ -20,8 +20,8 @@ constexpr VectorShape vector_shape() {
                            : chain_limits(kFusedMultiplyAdd),
           kTakesBlocks<T>  ? kBlockChannels
           : kTakesPairs<T> ? 2
-                           : 1,
-          int64_t(sizeof(Operand<T>))};
+                           : 1};
 }
+static_assert(vector_shape<float>().operand_size() == int64_t(sizeof(Operand<float>)));
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -46,33 +46,23 @@ struct ChainLimits {
   int64_t winograd = 0;           // sums of transformed products, which the last transformation adds up again
   int64_t segment = kMaxSegment;  // forward, grad_input
 };
+// Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
 constexpr ChainLimits chain_limits(bool fused) {
-  // Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
   const int64_t longest = fused ? 64 : 32;
-  ChainLimits limits;
-  limits.products = longest;
-  limits.short_gradient = limits.pixels = limits.winograd = longest / 2;
-  return limits;
+  return {longest, /*short_gradient=*/longest / 2, /*pixels=*/longest / 2, /*winograd=*/longest / 2};
 }
 // Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
 // a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel). In
 // grad_weight a pair is two pixels of a segment that follow one another, across rows and images.
 constexpr ChainLimits pair_limits() {
-  ChainLimits limits;
-  limits.products = limits.short_gradient = limits.segment = 144;
-  limits.pixels = kMaxSegment;
-  return limits;
+  return {/*products=*/144, /*short_gradient=*/144, /*pixels=*/kMaxSegment, /*winograd=*/0, /*segment=*/144};
 }
 // AMX tiles of bfloat16, of which a step of a sum takes 32 channels at one tap (or columns_per_step). A step is a chain
 // of its own for even and for odd channels. The sum goes on in the tile from segment to segment of a chunk, so that
 // only chunks show in bits; a segment of up to 72 steps is all of K in most layers. In grad_weight a step is 32 pixels
 // of a segment, in their order there, even and odd ones apart.
 constexpr ChainLimits amx_limits() {
-  ChainLimits limits;
-  limits.products = limits.short_gradient = 1;
-  limits.pixels = 32;
-  limits.segment = 72;
-  return limits;
+  return {/*products=*/1, /*short_gradient=*/1, /*pixels=*/32, /*winograd=*/0, /*segment=*/72};
 }
 
 // Segments in a chunk. A chunk is summed from zero, and its sum added to those of the chunks before it, with what that
@@ -92,10 +82,10 @@ struct VectorShape {
   int64_t element_size;  // bytes of the compute type
   bool is_native;        // has kernels that transpose vectors in registers: real floating-point types, not portable
   ChainLimits limits;
-  int64_t step = 1;           // products that a step of a sum takes
-  int64_t operand_bytes = 0;  // of an element of a patch or panel. 0: it is one of the compute type
-  bool halves_pay = false;    // half a vector takes half the time; for the choice of a candidate, which changes no bit
-  int64_t operand_size() const { return operand_bytes != 0 ? operand_bytes : element_size; }
+  int64_t step = 1;         // products that a step of a sum takes
+  bool halves_pay = false;  // half a vector takes half the time; for the choice of a candidate, which changes no bit
+  // Bytes of an element of a patch or panel: one of the compute type, or as many of bfloat16 as a step takes.
+  constexpr int64_t operand_size() const { return max64(element_size, 2 * step); }
   int64_t bytes() const { return lanes * element_size; }
   bool is_wide() const { return bytes() == 64; }
   // The share of the lanes at work on n elements.
@@ -198,24 +188,20 @@ inline GatherAxis ascending(const GatherAxis& axis, int64_t taps) {
 class BandWalk {
  public:
   explicit BandWalk(const GatheredAxis& a)
-      : axis_(ascending(a.axis, a.taps)),
-        taps_(a.taps),
-        positions_(a.positions),
-        size_(a.size),
-        descends_(a.axis.tap < 0) {}
+      : a_{ascending(a.axis, a.taps), a.taps, a.positions, a.size}, descends_(a.axis.tap < 0) {}
 
   // false: there is none left.
   bool next(Band& band) {
-    if (at_ >= positions_) return false;
+    if (at_ >= a_.positions) return false;
     const Interval inside = inside_at(at_);
     int64_t end = end_of(at_, inside);
     // Positions without a tap are one band, whichever tap comes next.
-    while (inside.count() == 0 && end < positions_) {
+    while (inside.count() == 0 && end < a_.positions) {
       const Interval following = inside_at(end);
       if (following.count() != 0) break;
       end = end_of(end, following);
     }
-    const int64_t first_tap = descends_ ? taps_ - inside.end : inside.begin;
+    const int64_t first_tap = descends_ ? a_.taps - inside.end : inside.begin;
     band = {at_, end - at_, inside.count() == 0 ? 0 : first_tap, inside.count()};
     at_ = end;
     return true;
@@ -224,22 +210,21 @@ class BandWalk {
  private:
   // Of the ascending taps.
   Interval inside_at(int64_t position) const {
-    return indices_inside(axis_.source(position, 0), axis_.tap, taps_, size_);
+    return indices_inside(a_.axis.source(position, 0), a_.axis.tap, a_.taps, a_.size);
   }
   // The next position with other taps: one more has come in, or one has gone out.
   int64_t end_of(int64_t position, const Interval& inside) const {
-    int64_t end = positions_;
+    int64_t end = a_.positions;
     if (inside.begin > 0) {
-      end = min64(end, position + div_up(-axis_.source(position, inside.begin - 1), axis_.step));
+      end = min64(end, position + div_up(-a_.axis.source(position, inside.begin - 1), a_.axis.step));
     }
     if (inside.end > 0) {
-      end = min64(end, position + div_up(size_ - axis_.source(position, inside.end - 1), axis_.step));
+      end = min64(end, position + div_up(a_.size - a_.axis.source(position, inside.end - 1), a_.axis.step));
     }
     return end;
   }
 
-  const GatherAxis axis_;
-  const int64_t taps_, positions_, size_;
+  const GatheredAxis a_;  // its taps ascend
   const bool descends_;
   int64_t at_ = 0;
 };
