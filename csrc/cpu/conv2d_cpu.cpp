@@ -53,21 +53,18 @@ void run(Call call, const Executor& threads) {
 
 void matmul(const MatmulSizes& size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2, Bias bias,
             MatrixView result, const Executor& executor) {
-  if (size.batch == 0 || size.m == 0 || size.n == 0) return;
   if (size.batch == 1 || mat2.batch_stride == 0) {
     return run(product_call(size, dtype, mat1, mat2, bias, result), executor);
   }
   // A batch whose second factors differ: one call for each product.
   MatmulSizes one = size;
   one.batch = 1;
+  const auto of = [&](auto matrix, int64_t b) {
+    matrix.data = behind(matrix.data, b * matrix.batch_stride, dtype);
+    return matrix;
+  };
   auto multiply = [&](int64_t b, const Executor& now) {
-    const int64_t bytes = b * size_of(dtype);
-    ConstMatrixView first = mat1, second = mat2;
-    MatrixView to = result;
-    first.data = static_cast<const char*>(mat1.data) + mat1.batch_stride * bytes;
-    second.data = static_cast<const char*>(mat2.data) + mat2.batch_stride * bytes;
-    to.data = static_cast<char*>(result.data) + result.batch_stride * bytes;
-    run(product_call(one, dtype, first, second, bias, to), now);
+    run(product_call(one, dtype, of(mat1, b), of(mat2, b), bias, of(result, b)), now);
   };
   if (!shares_products(size, mat2, executor.num_threads)) {
     for (int64_t b = 0; b < size.batch; ++b) multiply(b, executor);

@@ -1168,8 +1168,8 @@ MUTATIONS = (
     M(
         "plan/candidates.cpp",
         "images that are computed later read the first ones",
-        "call.a.data) + first * call.a.stride[0] * size",
-        "call.a.data)",
+        "behind(call.a.data, first * call.a.stride[0], call.dtype)",
+        "call.a.data",
     ),
     M(
         "drivers/gemm.h",

@@ -35,6 +35,14 @@ struct Call {
   bool is_matmul = false;
 };
 
+// What lies so many elements behind `data`. Nothing lies behind nullptr.
+inline const void* behind(const void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
+}
+inline void* behind(void* data, int64_t elements, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
+}
+
 // The product of a batch of matrices with one mat2 (its batch_stride is 0, or there is no other), as a call.
 Call product_call(MatmulSizes size, DType dtype, ConstMatrixView mat1, ConstMatrixView mat2, Bias bias,
                   MatrixView result);

@@ -477,10 +477,8 @@ int64_t images_in_turn(const Call& call, const IsaShape& isa, int num_threads) {
 Call images_of(const Call& call, int64_t first, int64_t count) {
   Call images = call;
   images.problem.batch = count;
-  if (first == 0) return images;
-  const int64_t size = size_of(call.dtype);
-  images.a.data = static_cast<const char*>(call.a.data) + first * call.a.stride[0] * size;
-  images.result.data = static_cast<char*>(call.result.data) + first * call.result.stride[0] * size;
+  images.a.data = behind(call.a.data, first * call.a.stride[0], call.dtype);
+  images.result.data = behind(call.result.data, first * call.result.stride[0], call.dtype);
   return images;
 }
 

@@ -11,14 +11,6 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-// What lies so many elements behind `data`. Nothing lies behind nullptr.
-const void* behind(const void* data, int64_t elements, DType dtype) {
-  return data == nullptr ? nullptr : static_cast<const char*>(data) + elements * size_of(dtype);
-}
-void* behind(void* data, int64_t elements, DType dtype) {
-  return data == nullptr ? nullptr : static_cast<char*>(data) + elements * size_of(dtype);
-}
-
 template <class Before>
 void sort_three(SharedDimension (&d)[3], Before before) {
   if (before(d[1], d[0])) std::swap(d[0], d[1]);
