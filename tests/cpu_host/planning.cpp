@@ -439,7 +439,7 @@ void check_bands(const Conv2dProblem& p, const Call& forward, const Call& grad_i
   const bool cut =
       add_pieces({p.rows(), p.kernel_h, p.out_h, p.in_h}, {p.cols(), p.kernel_w, p.out_w, p.in_w}, expected);
   largest["bands"] += cut;
-  if (for_each_forward_gemm(forward, forward_gemm(forward), [&](const ConvGemm& g) { found.push_back(piece_of(g)); }) !=
+  if (for_each_band(forward_gemm(forward), forward.dtype, [&](const ConvGemm& g) { found.push_back(piece_of(g)); }) !=
       cut) {
     fail("forward: other decision on bands");
   }

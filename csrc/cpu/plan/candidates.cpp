@@ -252,7 +252,7 @@ void visit_forward(const Tasks& tasks) {
   if (tasks.isa.has_amx && multiplies_padding(whole, gathered_rows(whole), gathered_cols(whole)))
     return tasks.visit_candidate(whole);
   const bool in_bands =
-      for_each_forward_gemm(tasks.call, whole, [&](const ConvGemm& gemm) { tasks.visit_candidate(gemm); });
+      for_each_band(whole, tasks.call.dtype, [&](const ConvGemm& gemm) { tasks.visit_candidate(gemm); });
   if (in_bands) tasks.visit(Driver::kPadding);
 }
 

@@ -204,43 +204,34 @@ ConvGemm forward_gemm(const Call& call) {
   return g;
 }
 
-namespace {
-
-// A GEMM whole, or one for each pair of bands, without the taps that lie outside there. `whole` gives all but taps,
-// positions and axes: its weight is the first tap's and its destination the first position's; weight_i, weight_j,
-// destination_row and destination_col are the steps from there.
-struct BandedGemm {
-  ConvGemm whole;
-  GatheredAxis h, w;
-  DType dtype;
-
-  void visit_all(const GemmVisitor& visit) const {
-    visit_pair({0, h.positions, 0, h.taps}, {0, w.positions, 0, w.taps}, visit);
+bool for_each_band(const ConvGemm& whole, DType dtype, const GemmVisitor& visit) {
+  const GatheredAxis h = gathered_rows(whole), w = gathered_cols(whole);
+  if (!cuts_bands(h, w)) {
+    visit(whole);
+    return false;
   }
-  void visit_bands(const GemmVisitor& visit) const {
-    BandWalk rows(h);
-    for (Band row{}; rows.next(row);) {
-      BandWalk cols(w);
-      for (Band col{}; cols.next(col);) visit_pair(row, col, visit);
+  BandWalk rows(h);
+  for (Band row{}; rows.next(row);) {
+    BandWalk cols(w);
+    for (Band col{}; cols.next(col);) {
+      const bool met = row.taps > 0 && col.taps > 0;
+      ConvGemm g = whole;
+      g.taps_h = met ? row.taps : 0;
+      g.taps_w = met ? col.taps : 0;
+      g.rows = row.positions;
+      g.cols = col.positions;
+      g.axis_h.origin = h.axis.source(row.first, row.first_tap);
+      g.axis_w.origin = w.axis.source(col.first, col.first_tap);
+      g.weight = behind(g.weight, row.first_tap * g.weight_i + col.first_tap * g.weight_j, dtype);
+      g.destination = behind(g.destination, row.first * g.destination_row + col.first * g.destination_col, dtype);
+      drop_unused_steps(g);
+      visit(g);
     }
   }
+  return true;
+}
 
- private:
-  void visit_pair(const Band& row, const Band& col, const GemmVisitor& visit) const {
-    const bool met = row.taps > 0 && col.taps > 0;
-    ConvGemm g = whole;
-    g.taps_h = met ? row.taps : 0;
-    g.taps_w = met ? col.taps : 0;
-    g.rows = row.positions;
-    g.cols = col.positions;
-    g.axis_h = {h.axis.step, h.axis.source(row.first, row.first_tap), h.axis.tap};
-    g.axis_w = {w.axis.step, w.axis.source(col.first, col.first_tap), w.axis.tap};
-    g.weight = behind(g.weight, row.first_tap * g.weight_i + col.first_tap * g.weight_j, dtype);
-    g.destination = behind(g.destination, row.first * g.destination_row + col.first * g.destination_col, dtype);
-    drop_unused_steps(g);
-    visit(g);
-  }
-};
+namespace {
 
 // One axis of grad_input. The phases that taps meet are those of its first taps.
 struct PhasedAxis {
@@ -379,26 +370,23 @@ void visit_phases(const Call& call, const GemmVisitor& visit) {
   // Phases run one after the other.
   g.owns_columns_between = p.stride_w == 2 && gi[3] == 1;
   for_each_phase(rows, cols, [&](const GradInputPhase& h, const GradInputPhase& v) {
-    g.weight_i = saturating_mul(h.tap_step, w[2]);
-    g.weight_j = saturating_mul(v.tap_step, w[3]);
-    g.weight = behind(call.b.data, h.first_tap * w[2] + v.first_tap * w[3], call.dtype);
-    g.destination = behind(call.result.data, h.phase * gi[2] + v.phase * gi[3], call.dtype);
-    const BandedGemm gemm{g, rows.gathered(h), cols.gathered(v), call.dtype};
-    cuts_bands(gemm.h, gemm.w) ? gemm.visit_bands(visit) : gemm.visit_all(visit);
+    ConvGemm phase = g;
+    phase.taps_h = h.taps;
+    phase.taps_w = v.taps;
+    phase.rows = h.positions;
+    phase.cols = v.positions;
+    phase.axis_h = h.axis;
+    phase.axis_w = v.axis;
+    phase.weight_i = saturating_mul(h.tap_step, w[2]);
+    phase.weight_j = saturating_mul(v.tap_step, w[3]);
+    phase.weight = behind(call.b.data, h.first_tap * w[2] + v.first_tap * w[3], call.dtype);
+    phase.destination = behind(call.result.data, h.phase * gi[2] + v.phase * gi[3], call.dtype);
+    drop_unused_steps(phase);
+    for_each_band(phase, call.dtype, visit);
   });
 }
 
 }  // namespace
-
-bool for_each_forward_gemm(const Call& call, const ConvGemm& whole, const GemmVisitor& visit) {
-  const GatheredAxis rows = gathered_rows(whole), cols = gathered_cols(whole);
-  if (!cuts_bands(rows, cols)) {
-    visit(whole);
-    return false;
-  }
-  BandedGemm{whole, rows, cols, call.dtype}.visit_bands(visit);
-  return true;
-}
 
 bool grad_input_cuts_bands(const Conv2dProblem& p) {
   const PhasedAxis rows = phased_rows(p), cols = phased_cols(p);

@@ -113,10 +113,10 @@ using GemmVisitor = Visitor<ConvGemm>;
 // The forward as one GEMM.
 ConvGemm forward_gemm(const Call& call);
 
-// The GEMMs of the forward, from forward_gemm's: that one, or, where taps lie in the padding at many positions, as with
-// large dilations, one for each band of output pixels that meet the same taps. Bands leave out the taps that lie in the
-// padding; then this returns true, and padding_products.h sets the NaNs that those would make.
-bool for_each_forward_gemm(const Call& call, const ConvGemm& whole, const GemmVisitor& visit);
+// Visits a GEMM, or, where taps lie in the padding at many positions, as with large dilations, one for each band of
+// positions that meet the same taps. Bands leave out the taps that lie in the padding; then this returns true, and
+// after a forward padding_products.h sets the NaNs that those would make.
+bool for_each_band(const ConvGemm& whole, DType dtype, const GemmVisitor& visit);
 
 // The GEMMs of grad_input: one for each phase of the stride that a tap meets, or for each band of it; a single one
 // where every phase has a single tap (ConvGemm, result_taps). Of one output pixel: one for all taps that lie in weight

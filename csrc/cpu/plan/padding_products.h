@@ -1,5 +1,4 @@
-// The products of weights with padding, for a forward in bands (for_each_forward_gemm), which leaves these products
-// out.
+// The products of weights with padding, for a forward in bands (for_each_band), which leaves these products out.
 //
 // Weight times padding is zero and changes no sum, unless the weight is infinite or NaN. Then the product is NaN, and
 // so is every output that sums it. Such weights are rare; the search for them reads the weight once.
