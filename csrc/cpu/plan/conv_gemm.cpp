@@ -149,8 +149,6 @@ SharedDimensions join_dimensions(SharedDimension c, SharedDimension i, SharedDim
       joined.dimension[joined.count++] = next;
     }
   }
-  // What isn't there is a dimension of size 1.
-  for (int at = joined.count; at < 3; ++at) joined.dimension[at] = {1, 1, 1};
   joined.count = joined.count == 0 ? 1 : joined.count;
   sort_three(joined.dimension, by_size);
   return joined;
@@ -281,6 +279,14 @@ ConvGemm grad_input_gemm(const Call& call) {
   return g;
 }
 
+// The same of one tap, which meets one position.
+ConvGemm one_tap_gemm(const Call& call) {
+  ConvGemm g = grad_input_gemm(call);
+  g.taps_h = g.taps_w = g.rows = g.cols = 1;
+  g.axis_h = g.axis_w = {1, 0, 1};
+  return g;
+}
+
 // The GEMM without products, which writes zeros to all of grad_input.
 void visit_zeros(const Call& call, const GemmVisitor& visit) {
   ConvGemm g = grad_input_gemm(call);
@@ -298,7 +304,7 @@ void visit_one_pixel_gemms(const Call& call, const GemmVisitor& visit) {
   const int64_t taps = taps_h.count() * taps_w.count();
   if (taps < p.in_h * p.in_w) visit_zeros(call, visit);
   if (taps == 0) return;
-  ConvGemm g = grad_input_gemm(call);
+  ConvGemm g = one_tap_gemm(call);
   const SharedDimension channels{g.m, w[1], gi[1]}, tap_rows{taps_h.count(), w[2], saturating_mul(gi[2], p.dilation_h)},
       tap_cols{taps_w.count(), w[3], saturating_mul(gi[3], p.dilation_w)};
   // Groups of one channel that lie side by side are lanes themselves, where there are more of them than taps.
@@ -309,9 +315,6 @@ void visit_one_pixel_gemms(const Call& call, const GemmVisitor& visit) {
   const int64_t group_destination = g.m * gi[1];
   const int64_t first_weight = taps_h.begin * w[2] + taps_w.begin * w[3];
   const int64_t first_destination = p.rows().source(0, taps_h.begin) * gi[2] + p.cols().source(0, taps_w.begin) * gi[3];
-  g.taps_h = g.taps_w = 1;
-  g.rows = g.cols = 1;
-  g.axis_h = g.axis_w = {1, 0, 1};
   g.m = inner.size;
   g.weight_m = inner.stride_a;
   g.destination_m = inner.stride_b;
@@ -340,12 +343,10 @@ void visit_patch_layer(const Call& call, const GemmVisitor& visit) {
       count_met(p.cols(), p.kernel_w, p.out_w, p.in_w) < p.in_w) {
     visit_zeros(call, visit);
   }
-  ConvGemm g = grad_input_gemm(call);
+  ConvGemm g = one_tap_gemm(call);
   g.m *= p.taps();
-  g.taps_h = g.taps_w = 1;
   g.rows = p.out_h;
   g.cols = p.out_w;
-  g.axis_h = g.axis_w = {1, 0, 0};
   g.result_taps_h = p.kernel_h;
   g.result_taps_w = p.kernel_w;
   g.weight_result_i = call.b.stride[2];
@@ -398,12 +399,9 @@ bool grad_input_cuts_bands(const Conv2dProblem& p) {
 }
 
 ConvGemm patch_gemm(const Call& call) {
-  ConvGemm g = grad_input_gemm(call);
+  ConvGemm g = one_tap_gemm(call);
   g.m *= call.problem.taps();
   g.weight_m = 1;
-  g.taps_h = g.taps_w = 1;
-  g.rows = g.cols = 1;
-  g.axis_h = g.axis_w = {1, 0, 1};
   return g;
 }
 

@@ -98,7 +98,7 @@ bool may_leave_out_rows(const ConvGemm& gemm, const ChainLimits& limits);
 
 // A dimension of two tensors that are walked together: its size and its strides in either.
 struct SharedDimension {
-  int64_t size, stride_a, stride_b;
+  int64_t size = 1, stride_a = 1, stride_b = 1;
 };
 // Joins dimensions that continue one another in both tensors. What is left: `count` of them (at least one), the largest
 // first; beyond them dimensions of size 1.

@@ -6,23 +6,12 @@ namespace conv2d_ext::cpu {
 
 namespace {
 
-// Floating-point numbers as bits: those of the exponent, all of them set in Inf and NaN, and a NaN.
-template <class B>
-struct Format {
-  using Bits = B;
-  Bits exponent, nan;
-};
-constexpr Format<uint16_t> kFloat16{0x7c00, 0x7e00}, kBFloat16{0x7f80, 0x7fc0};
-constexpr Format<uint32_t> kFloat32{0x7f800000, 0x7fc00000};
-constexpr Format<uint64_t> kFloat64{0x7ff0000000000000, 0x7ff8000000000000};
-
-// parts: 2 for complex numbers, real and imaginary side by side.
-template <class F>
+// Of floating-point numbers as bits.
+template <class Bits>
 struct PaddingProducts {
-  using Bits = typename F::Bits;
   const Conv2dProblem& p;
-  const F& format;
-  int64_t parts;
+  const Bits exponent_bits, nan;  // those of the exponent, all of them set in Inf and NaN; a NaN
+  const int64_t parts;            // 2 for complex numbers, real and imaginary side by side
   const Bits* weight = nullptr;
   Bits* output = nullptr;
   int64_t w[4] = {}, y[4] = {};  // strides, in parts
@@ -33,9 +22,9 @@ struct PaddingProducts {
   void multiply(int64_t oc) const {
     const Bits* const first = weight + oc * w[0];
     const SharedDimension channels{p.in_channels_per_group(), w[1], w[1]};
-    const SharedDimension rows{p.kernel_h, w[2], w[2]}, cols{p.kernel_w, w[3], w[3]}, one{1, 1, 1};
+    const SharedDimension rows{p.kernel_h, w[2], w[2]}, cols{p.kernel_w, w[3], w[3]};
     if (are_finite(first, join_dimensions(channels, rows, cols))) return;
-    const SharedDimensions tap = join_dimensions(channels, one, one);
+    const SharedDimensions tap = join_dimensions(channels, {}, {});
     for (int64_t i = 0; i < p.kernel_h; ++i) {
       for (int64_t j = 0; j < p.kernel_w; ++j) {
         if (!are_finite(first + i * w[2] + j * w[3], tap)) set_nan(oc, i, j);
@@ -56,8 +45,8 @@ struct PaddingProducts {
   }
 
   bool is_finite_run(const Bits* run, const SharedDimension& dimension) const {
-    // Copied: GCC 12 left the loop scalar while it read them through references.
-    const Bits exponent = format.exponent;
+    // Copied: GCC 12 left the loop scalar while it read them through pointers.
+    const Bits exponent = exponent_bits;
     const int64_t size = dimension.size, step = dimension.stride_a;
     Bits found = 0;
     if (step == 1) {
@@ -78,7 +67,7 @@ struct PaddingProducts {
         if (row >= 0 && row < p.in_h && col >= 0 && col < p.in_w) continue;
         for (int64_t n = 0; n < p.batch; ++n) {
           for (int64_t part = 0; part < parts; ++part) {
-            output[n * y[0] + oc * y[1] + oh * y[2] + ow * y[3] + part] = format.nan;
+            output[n * y[0] + oc * y[1] + oh * y[2] + ow * y[3] + part] = nan;
           }
         }
       }
@@ -86,36 +75,32 @@ struct PaddingProducts {
   }
 };
 
-template <class F>
-void multiply_padding_of(const F& format, int64_t parts, const Call& call, const Executor& executor) {
-  using Bits = typename F::Bits;
-  PaddingProducts<F> products{call.problem, format, parts};
-  products.weight = static_cast<const Bits*>(call.b.data);
-  products.output = static_cast<Bits*>(call.result.data);
-  for (int d = 0; d < 4; ++d) {
-    products.w[d] = call.b.stride[d] * parts;
-    products.y[d] = call.result.stride[d] * parts;
-  }
-  run_items(executor, call.problem.out_channels, &products, &PaddingProducts<F>::run);
-}
-
 }  // namespace
 
 void multiply_padding(const Call& call, const Executor& executor) {
-  const auto multiply = [&](const auto& format, int64_t parts) { multiply_padding_of(format, parts, call, executor); };
+  const auto multiply = [&](auto exponent, auto nan, int64_t parts) {
+    using Bits = decltype(nan);
+    PaddingProducts<Bits> products{call.problem, exponent, nan, parts};
+    products.weight = static_cast<const Bits*>(call.b.data);
+    products.output = static_cast<Bits*>(call.result.data);
+    for (int d = 0; d < 4; ++d) {
+      products.w[d] = call.b.stride[d] * parts;
+      products.y[d] = call.result.stride[d] * parts;
+    }
+    run_items(executor, call.problem.out_channels, &products, &PaddingProducts<Bits>::run);
+  };
+  const int64_t parts = is_floating(call.dtype) ? 1 : 2;
   switch (call.dtype) {
     case DType::kFloat16:
-      return multiply(kFloat16, 1);
+      return multiply(uint16_t{0x7c00}, uint16_t{0x7e00}, parts);
     case DType::kBFloat16:
-      return multiply(kBFloat16, 1);
+      return multiply(uint16_t{0x7f80}, uint16_t{0x7fc0}, parts);
     case DType::kFloat32:
-      return multiply(kFloat32, 1);
-    case DType::kFloat64:
-      return multiply(kFloat64, 1);
     case DType::kComplex64:
-      return multiply(kFloat32, 2);
+      return multiply(uint32_t{0x7f800000}, uint32_t{0x7fc00000}, parts);
+    case DType::kFloat64:
     case DType::kComplex128:
-      return multiply(kFloat64, 2);
+      return multiply(uint64_t{0x7ff0000000000000}, uint64_t{0x7ff8000000000000}, parts);
     default:
       return;  // integers
   }
