@@ -41,16 +41,12 @@ struct AmxTiler {
 
   int64_t vectors() const { return div_up(gemm.m, vector.lanes); }
 
-  // Chunks of result channels whose C tile of so many sums fits, or their bias where panels are stored one by one.
-  int64_t least_chunks(const AmxTiling& t, int64_t sums) const {
+  // Result channels in chunks whose C tile of so many sums fits, or their bias where panels are stored one by one.
+  ChunkLimits chunk_limits(const AmxTiling& t, int64_t sums) const {
     // Of several chunks of K there are three tiles: a chunk's sum, the total, and what that lost.
     const int64_t tile_bytes = k.has_chunks() ? limit::kTileBytes / 3 : limit::kTileBytes;
     const int64_t most = t.one_block ? limit::kBiasBytes / vector.bytes() : tile_bytes / (sums * vector.bytes());
-    return div_up(vectors(), max64(vector.max_vectors, most));
-  }
-
-  ChunkLimits chunk_limits(const AmxTiling& t, int64_t sums) const {
-    return {vectors(), least_chunks(t, sums), vectors()};
+    return {vectors(), div_up(vectors(), max64(vector.max_vectors, most)), vectors()};
   }
 
   // Result channels of a work item: all of them while they fit, fewer where threads would idle.

@@ -100,18 +100,13 @@ struct ConvTiler {
 
   int64_t vectors() const { return lanes_are_groups ? gemm.m : div_up(gemm.m, vector.lanes); }
 
-  // Chunks of result channels whose C tile of so many pixels fits.
-  int64_t least_chunks(const ConvTiling& t, int64_t pixels) const {
-    if (t.one_block || t.interleaved) return 1;
+  // Result channels in chunks whose C tile of so many pixels fits. (Those that are interleaved are stored together.)
+  ChunkLimits chunk_limits(const ConvTiling& t, int64_t pixels) const {
+    if (t.one_block || t.interleaved) return {vectors(), 1, t.interleaved ? 1 : vectors()};
     const int64_t at_once = k.has_chunks() ? limit::kChunkedTileBytes : limit::kTileBytes;
     const int64_t tile_bytes = gathers() ? limit::kGatheredTileBytes / (k.has_chunks() ? 3 : 1) : at_once;
     const int64_t fit = tile_bytes / (pixels * vector.bytes());
-    return div_up(vectors(), max64(vector.max_vectors, fit));
-  }
-
-  // (Those that are interleaved are stored together.)
-  ChunkLimits chunk_limits(const ConvTiling& t, int64_t pixels) const {
-    return {vectors(), least_chunks(t, pixels), t.interleaved ? 1 : vectors()};
+    return {vectors(), div_up(vectors(), max64(vector.max_vectors, fit)), vectors()};
   }
 
   // Tiles of fewer pixels, where there are few.
