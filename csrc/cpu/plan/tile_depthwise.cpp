@@ -42,7 +42,7 @@ bool crowds_sets(const ConvGemm& gemm, const VectorShape& vector, int64_t storag
   // Each vector of a line asks for it anew.
   const int64_t lines = gemm.taps() * kLine / vector.bytes();
   if (pixel_bytes % (2 * limit::kTwoSetsBytes) == 0) return lines > kWays;
-  const int64_t bytes = saturating_mul(gemm.batch, gemm.source_h, gemm.source_w, gemm.groups * storage_size);
+  const int64_t bytes = source_bytes(gemm, gemm.groups * storage_size);
   return pixel_bytes % limit::kTwoSetsBytes == 0 && lines > 2 * kWays && bytes < limit::kCopiedBytes;
 }
 

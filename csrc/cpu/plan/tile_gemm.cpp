@@ -169,12 +169,14 @@ int64_t row_bytes(const PixelBlocking& pixels) {
 }
 
 struct WeightTiler {
-  const Conv2dProblem& problem;
+  const Call& call;
   const PixelBlocking& pixels;
   const VectorShape& vector;
   const WeightLanes lanes;
-  const bool input_channels_are_neighbours, groups_are_neighbours;
   const int num_threads;
+  const Conv2dProblem& problem = call.problem;
+  const bool groups_are_neighbours = weight_groups_are_neighbours(call, vector.element_size);
+  const bool input_channels_are_neighbours = call.b.stride[1] == 1 && problem.in_w * problem.in_h > 1;
 
   bool in_steps() const { return vector.step > 1; }  // of several pixels
   bool in_tiles() const { return vector.step > 2; }  // of AMX
@@ -248,8 +250,8 @@ struct WeightTiler {
            plane(t) <= limit::kPatchBytes / vector.element_size;
   }
 
-  void leave_out_padding(WeightTiling& t, int64_t chunk_vectors) const {
-    const PaddingRule rule = padding_rule(problem.out_channels_per_group(), chunk_vectors, 1, vector);
+  void leave_out_padding(WeightTiling& t) const {
+    const PaddingRule rule = padding_rule(problem.out_channels_per_group(), t.chunk_vectors, 1, vector);
     const Tile image{0, 1, 0, problem.out_h, 0, problem.out_w};
     const bool leaves_out =
         rule.permille > 0 && lanes == WeightLanes::kChannels && t.tap_rows * t.tap_cols > 1 &&
@@ -317,26 +319,20 @@ struct WeightTiler {
     const double item =
         double(columns) * vectors + patch + kPanelColumns * double(t.chunk_vectors) + kItemCycles / depth;
     const double rounds = double(div_up(t.items(), num_threads)), wake = t.items() > 1 ? kWakeCycles / depth : 0;
-    if (t.items() >= num_threads || pixels.chunks() <= 1) return rounds * item + wake;
+    const int64_t slots = slots_of(t);
+    if (slots == 1) return rounds * item + wake;
     // Chunks in parallel, of which the last may have fewer segments. Each is then added to the total.
     constexpr double kAddCycles = 16;  // of a vector
-    const int64_t slots = slots_of(t), flights = div_up(pixels.chunks(), slots);
+    const int64_t flights = div_up(pixels.chunks(), slots);
     const double chunk = double(kPixelSegmentsPerChunk) / double(max64(pixels.segments(), 1));
     const double of_chunks = double(flights * div_up(t.items() * slots, num_threads)) * chunk;
     const double adds = rounds * double(pixels.chunks()) * double(columns * t.chunk_vectors) * kAddCycles / depth;
     return std::min(of_chunks, 1.0) * item + adds + kWakeCycles / depth;
   }
 
-  // Where items are still too few: chunks of pixels in parallel, as many as fit the workspace.
-  void cut_pixels(WeightTiling& t) const {
-    t.slots = 1;
-    if (t.items() >= num_threads || pixels.chunks() <= 1) return;
-    t.slots = slots_of(t);
-  }
-
- private:
-  // Chunks in parallel, in near-equal flights.
+  // Chunks of pixels in parallel, where items are too few: in near-equal flights of as many as fit the workspace.
   int64_t slots_of(const WeightTiling& t) const {
+    if (t.items() >= num_threads || pixels.chunks() <= 1) return 1;
     // A slot's, and twice as much for the totals and what they lost.
     const int64_t partial = t.tile_size(vector.lanes) * vector.element_size * t.items();
     const int64_t fit = num_threads * limit::kPartialBytes / max64(partial, 1) - 2;
@@ -414,10 +410,7 @@ ConvTiling tile_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape
 
 WeightTiling tile_grad_weight(const Call& call, const PixelBlocking& pixels, const VectorShape& vector,
                               WeightLanes lanes, int num_threads) {
-  const bool groups_are_neighbours = weight_groups_are_neighbours(call, vector.element_size);
-  const bool input_channels_are_neighbours = call.b.stride[1] == 1 && call.problem.in_w * call.problem.in_h > 1;
-  const WeightTiler tiler{call.problem,          pixels,     vector, lanes, input_channels_are_neighbours,
-                          groups_are_neighbours, num_threads};
+  const WeightTiler tiler{call, pixels, vector, lanes, num_threads};
   WeightTiling t{};
   tiler.cut_groups(t);
   tiler.cut_kernel(t);
@@ -437,8 +430,8 @@ WeightTiling tile_grad_weight(const Call& call, const PixelBlocking& pixels, con
     is_cut = !threads_would_idle(t.items(), num_threads);
   }
   if (!is_cut) tiler.cut_channels(t, limit::kWeightTileBytes, columns);
-  tiler.cut_pixels(t);
-  tiler.leave_out_padding(t, t.chunk_vectors);
+  t.slots = tiler.slots_of(t);
+  tiler.leave_out_padding(t);
   CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, pixels, vector)));
   return t;
 }

@@ -116,8 +116,9 @@ struct PixelTiler {
   const KBlocking& k;
   const VectorShape& vector;
   const int64_t storage_size;
-  const bool source_in_place, takes_whole;  // takes_whole_planes()
   const int num_threads;
+  const bool takes_whole = takes_whole_planes(gemm, k, vector, storage_size);
+  const bool source_in_place = reads_pixels_in_place(gemm, k, vector, storage_size);
 
   bool is_pointwise() const { return gemm.taps() == 1; }
   bool same_type() const { return storage_size == vector.element_size; }
@@ -214,15 +215,14 @@ struct PixelTiler {
     t.chunks_m = div_up(gemm.m, t.chunk_m);
   }
 
-  int64_t items(const PixelTiling& t) const { return gemm.groups * t.tiles() * t.chunks_m; }
-
   // The threads' rounds over all items, in the time of a pixel's products with one row: an item copies its patch, and
   // so many pixels' worth stand for its other work.
   double cost_of_items(const PixelTiling& t) const {
     constexpr int64_t kOtherPixels = 64, kPatchRows = 4;
     const int64_t rows = t.chunk_m + (source_in_place ? 0 : kPatchRows);
     const double per_cycle = double(vector.lanes) / double(depth());
-    const double rounds = double(div_up(items(t), num_threads)), wake = items(t) > 1 ? kWakeCycles : 0;
+    const int64_t items = t.items(gemm.groups);
+    const double rounds = double(div_up(items, num_threads)), wake = items > 1 ? kWakeCycles : 0;
     return rounds * (double((t.pixels() + kOtherPixels) * rows) + kItemCycles * per_cycle) + wake * per_cycle;
   }
 };
@@ -232,14 +232,12 @@ struct PixelTiler {
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads) {
   if (goes_by_columns(gemm, k, vector, storage_size)) return tile_columns(gemm, k, vector, storage_size, num_threads);
-  const bool takes_whole = takes_whole_planes(gemm, k, vector, storage_size);
-  const bool in_place = takes_whole || reads_pixels_in_place(gemm, k, vector, storage_size);
-  const PixelTiler tiler{gemm, k, vector, storage_size, in_place, takes_whole, num_threads};
+  const PixelTiler tiler{gemm, k, vector, storage_size, num_threads};
   PixelTiling t = tiler.cut(tiler.most_pixels());
   // Finer tiles where there are few.
   const int64_t least = kMaxPanelVectors * vector.lanes;
   double best = kWorthCutting * tiler.cost_of_items(t);
-  for (int64_t target = t.pixels(); has_few_items(tiler.items(t), num_threads) && target > least;) {
+  for (int64_t target = t.pixels(); has_few_items(t.items(gemm.groups), num_threads) && target > least;) {
     target = max64(target * 3 / 4, least);
     const PixelTiling finer = tiler.cut(target);
     const double cost = tiler.cost_of_items(finer);
