@@ -36,17 +36,6 @@ reduce::Dims dims_in_memory(const Tensor& input, const std::vector<bool>& reduce
   return dims;
 }
 
-void sum_into(const Tensor& input, const std::vector<bool>& reduced, const Tensor& result) {
-  reduce::SumCall call;
-  call.reduced = dims_in_memory(input, reduced);
-  for (int64_t d = 0; d < input.dim(); ++d) {
-    if (!reduced[size_t(d)]) call.kept.append(input.size(d), input.stride(d));
-  }
-  call.input = input.const_data_ptr();
-  call.result = result.mutable_data_ptr();
-  with_memory_errors([&] { reduce::sum(to_dtype(input.scalar_type()), call, executor_for(input)); });
-}
-
 Tensor sum(const Tensor& input, c10::IntArrayRef dim, bool keepdim) {
   const std::vector<bool> reduced = reduced_dims("conv2d_ext::sum", input, dim);
   TORCH_CHECK(input.dim() <= reduce::kMaxDims, "sum: expected at most ", reduce::kMaxDims, " dimensions, but got ",
@@ -56,7 +45,14 @@ Tensor sum(const Tensor& input, c10::IntArrayRef dim, bool keepdim) {
     return result.zero_();
   }
   check_data("input", input);
-  sum_into(input, reduced, result);
+  reduce::SumCall call;
+  call.reduced = dims_in_memory(input, reduced);
+  for (int64_t d = 0; d < input.dim(); ++d) {
+    if (!reduced[size_t(d)]) call.kept.append(input.size(d), input.stride(d));
+  }
+  call.input = input.const_data_ptr();
+  call.result = result.mutable_data_ptr();
+  with_memory_errors([&] { reduce::sum(to_dtype(input.scalar_type()), call, executor_for(input)); });
   return result;
 }
 

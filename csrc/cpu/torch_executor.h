@@ -26,12 +26,7 @@ struct alignas(64) ItemRange {
 // other ranges. at::parallel_for carries a worker's exception to the caller.
 inline void run_items(int64_t items, void* context, void (*body)(void* context, int64_t item)) {
   const int64_t workers = std::min<int64_t>(items, available_threads());
-  if (workers <= 1) {
-    for (int64_t item = 0; item < items; ++item) {
-      body(context, item);
-    }
-    return;
-  }
+  if (workers <= 1) return kSerial.run(items, context, body);
   const FloatEnvironment environment;
   constexpr int64_t kMostRanges = 64;  // more workers share them
   ItemRange ranges[kMostRanges];

@@ -21,9 +21,13 @@
 #if defined(CONV2D_ADDRESS_SANITIZER)
 extern "C" void __asan_loadN(void* address, size_t bytes);
 extern "C" void __asan_storeN(void* address, size_t bytes);
+#define CONV2D_LOADS __asan_loadN
+#define CONV2D_STORES __asan_storeN
 #elif defined(CONV2D_THREAD_SANITIZER)
 extern "C" void __tsan_read_range(void* address, size_t bytes);
 extern "C" void __tsan_write_range(void* address, size_t bytes);
+#define CONV2D_LOADS __tsan_read_range
+#define CONV2D_STORES __tsan_write_range
 #endif
 
 namespace conv2d_ext::cpu {
@@ -31,35 +35,24 @@ namespace conv2d_ext::cpu {
 // The mask of the first n of at most 32 elements.
 constexpr uint32_t mask_of_first(int64_t n) { return n <= 0 ? 0 : n >= 32 ? ~0u : (1u << n) - 1u; }
 
-#if defined(CONV2D_ADDRESS_SANITIZER) || defined(CONV2D_THREAD_SANITIZER)
+#if defined(CONV2D_LOADS)
+template <class T>
+inline void announce(const T* first, uint32_t mask, void (*access)(void*, size_t)) {
+  for (; mask != 0; ++first, mask >>= 1) {
+    if ((mask & 1u) != 0) access(const_cast<void*>(static_cast<const void*>(first)), sizeof(T));
+  }
+}
 template <class T>
 inline void announce_load(const T* first, uint32_t mask) {
-  for (; mask != 0; ++first, mask >>= 1) {
-    if ((mask & 1u) == 0) continue;
-    void* const address = const_cast<void*>(static_cast<const void*>(first));
-#if defined(CONV2D_ADDRESS_SANITIZER)
-    __asan_loadN(address, sizeof(T));
-#else
-    __tsan_read_range(address, sizeof(T));
-#endif
-  }
+  announce(first, mask, CONV2D_LOADS);
 }
 template <class T>
 inline void announce_store(T* first, uint32_t mask) {
-  for (; mask != 0; ++first, mask >>= 1) {
-    if ((mask & 1u) == 0) continue;
-#if defined(CONV2D_ADDRESS_SANITIZER)
-    __asan_storeN(first, sizeof(T));
-#else
-    __tsan_write_range(first, sizeof(T));
-#endif
-  }
+  announce(first, mask, CONV2D_STORES);
 }
 #else
-template <class T>
-inline __attribute__((always_inline)) void announce_load(const T*, uint32_t) {}
-template <class T>
-inline __attribute__((always_inline)) void announce_store(T*, uint32_t) {}
+inline __attribute__((always_inline)) void announce_load(const void*, uint32_t) {}
+inline __attribute__((always_inline)) void announce_store(const void*, uint32_t) {}
 #endif
 
 }  // namespace conv2d_ext::cpu
