@@ -1552,8 +1552,9 @@ MUTATIONS = (
     M(
         "plan/tile_phases.cpp",
         "the first tap's phase has the first pixels",
-        "h.phase * p.in_w + w.phase",
-        "tap_h * p.in_w + tap_w",
+        "phased_rows(p).phase(f / p.stride_w).phase * p.in_w + "
+        "phased_cols(p).phase(f % p.stride_w).phase;",
+        "f / p.stride_w * p.in_w + f % p.stride_w;",
     ),
     M(
         "plan/tile_phases.cpp",
@@ -1571,14 +1572,14 @@ MUTATIONS = (
     M(
         "drivers/phases.h",
         "the last band of whole rows is as high as the others",
-        "min64(tiling.tile_rows * phases.step_i, phases.height - item.row0 * phases.step_i)",
-        "tiling.tile_rows * phases.step_i",
+        "min64(tiling.tile_rows * problem.stride_h, problem.in_h - item.row0 * problem.stride_h)",
+        "tiling.tile_rows * problem.stride_h",
         sanitizer="address",
     ),
     M(
         "drivers/phases.h",
         "every band of whole rows is stored in place of the first one",
-        " + item.row0 * phases.step_i * phases.width;",
+        " + item.row0 * problem.stride_h * problem.in_w;",
         ";",
     ),
     M(
@@ -1591,7 +1592,7 @@ MUTATIONS = (
     M(
         "drivers/phases.h",
         "rows of taps with gaps are taken as one",
-        "phases.taps_h == 1 || phases.weight_i == phases.weight_j * phases.taps_w",
+        "problem.kernel_h == 1 || weight_i == weight_j * problem.kernel_w",
         "true",
     ),
     M(
@@ -2136,8 +2137,10 @@ MUTATIONS = (
     M(
         "plan/tile_phases.cpp",
         "bands of rows reach as far as those of the first phase",
-        "extend(g.axis_h, 1, g.taps_h, low_row, high_row);",
-        "if (f == 0) extend(g.axis_h, 1, g.taps_h, low_row, high_row);",
+        "low_row = min64(low_row, g.axis_h.source(0, g.taps_h - 1));\n"
+        "    high_row = max64(high_row, g.axis_h.source(0, 0));",
+        "if (f == 0) low_row = min64(low_row, g.axis_h.source(0, g.taps_h - 1));\n"
+        "    if (f == 0) high_row = max64(high_row, g.axis_h.source(0, 0));",
     ),
     M(
         "plan/tile_phases.cpp",

@@ -27,6 +27,8 @@ struct PhasesCall {
   static constexpr int L = Vec<T>::kLanes;
   static constexpr int kPerVector = G ? 1 : L;  // result channels in a vector: L, or one of each of L groups
   const JoinedPhases& phases;
+  const Conv2dProblem& problem = phases.problem();
+  const int64_t weight_i = phases.call->b.stride[2], weight_j = phases.call->b.stride[3];  // between the kernel's taps
   const ConvGemm& any;  // what all phases have in common
   const PhasesTiling tiling;
   const PhasesScratch layout;
@@ -51,8 +53,8 @@ struct PhasesCall {
       first_row[f] = row;
       for (int64_t i = 0; i < g.taps_h; ++i) {
         for (int64_t j = 0; j < g.taps_w; ++j) {
-          const int64_t tap =
-              (f / phases.step_j + i * phases.step_i) * phases.taps_w + f % phases.step_j + j * phases.step_j;
+          const int64_t tap = (f / problem.stride_w + i * problem.stride_h) * problem.kernel_w + f % problem.stride_w +
+                              j * problem.stride_w;
           rows_of_tap[tap] = {row + i * g.taps_w + j, g.taps()};
         }
       }
@@ -148,7 +150,7 @@ struct PhasesCall {
   // With vectors over groups, phase after phase: all result channels of each.
   CONV2D_INLINE void sum_groups(const Item& item) const {
     const Panels& panels = item.panels;
-    const int64_t depth = any.channels * phases.taps();
+    const int64_t depth = any.channels * problem.taps();
     fill_zero(item.zeros, any.m * L);
     for (int64_t at = 0; at < panels.count; ++at) {
       T* const panel = item.panel + depth * panels.start(at) * L;
@@ -163,7 +165,7 @@ struct PhasesCall {
                   {panel + v * L, panels.size(at) * L, L});
       }
     }
-    const int64_t kept = item.images * result_rows(item) * phases.width;
+    const int64_t kept = item.images * result_rows(item) * problem.in_w;
     int64_t before = 0;  // pixels of the phases before
     for (int f = 0; f < phases.count; ++f) {
       const ResultPiece piece = piece_of(item, f);
@@ -194,7 +196,7 @@ struct PhasesCall {
   }
   // Rows of the result, in planes.
   int64_t result_rows(const Item& item) const {
-    return min64(tiling.tile_rows * phases.step_i, phases.height - item.row0 * phases.step_i);
+    return min64(tiling.tile_rows * problem.stride_h, problem.in_h - item.row0 * problem.stride_h);
   }
 
   // All pixels of a phase times a panel, whose rows are `width` wide, `lanes` of them with a channel or group.
@@ -227,9 +229,9 @@ struct PhasesCall {
 
   // Whole rows of planes, whose sums are those of all phases, one after the other. Lane 0 is result channel m.
   void store_rows(const Item& item, const TileSums<T>& sums, int64_t m) const {
-    const int64_t pixels = result_rows(item) * phases.width;
-    S* const destination = static_cast<S*>(phases.result) + item.image0 * any.destination_n +
-                           (item.group * any.m + m) * any.destination_m + item.row0 * phases.step_i * phases.width;
+    const int64_t pixels = result_rows(item) * problem.in_w;
+    S* const destination = static_cast<S*>(phases.call->result.data) + item.image0 * any.destination_n +
+                           (item.group * any.m + m) * any.destination_m + item.row0 * problem.stride_h * problem.in_w;
     const int64_t step = (G ? any.m : 1) * any.destination_m;
     PlacedSums<T> run{sums, item.places};
     run.pixels = pixels;
@@ -240,15 +242,15 @@ struct PhasesCall {
 
   // Where the sums of the result's pixels are, image after image.
   void fill_places(const Item& item) const {
-    const int64_t pixels = result_rows(item) * phases.width;
+    const int64_t pixels = result_rows(item) * problem.in_w;
     int64_t sum = 0;
     for (int f = 0; f < phases.count; ++f) {
       const ConvGemm& g = phases.gemm[f];
       const int64_t rows = rows_of_band(g, item.row0);
       for (int64_t n = 0; n < item.images; ++n) {
         int64_t* row = item.places + n * pixels + phases.first_pixel[f];
-        for (int64_t r = 0; r < rows; ++r, row += phases.step_i * phases.width) {
-          for (int64_t q = 0; q < g.cols; ++q) row[q * phases.step_j] = sum++;
+        for (int64_t r = 0; r < rows; ++r, row += problem.stride_h * problem.in_w) {
+          for (int64_t q = 0; q < g.cols; ++q) row[q * problem.stride_w] = sum++;
         }
       }
     }
@@ -274,9 +276,9 @@ struct PhasesCall {
   // All taps of all channels, of four result channels from m on, with vectors over groups.
   void pack_fours_of_taps(const Item& item, int64_t m, T* panel) const {
     for (int64_t c = 0; c < any.channels; ++c) {
-      for (int64_t tap = 0; tap < phases.taps(); ++tap) {
-        const S* const src = item.weight + m + c * any.weight_c + tap / phases.taps_w * phases.weight_i +
-                             tap % phases.taps_w * phases.weight_j;
+      for (int64_t tap = 0; tap < problem.taps(); ++tap) {
+        const S* const src =
+            item.weight + m + c * any.weight_c + tap / problem.kernel_w * weight_i + tap % problem.kernel_w * weight_j;
         T* const row = panel + (rows_of_tap[tap].first + c * rows_of_tap[tap].step) * 4 * L;
         pack_fours<T>(item.groups, row, [&](int64_t lane) { return load_as_partial(src + lane * any.weight_g, 4); });
       }
@@ -296,11 +298,11 @@ struct PhasesCall {
     };
     if (from.step == 1) {  // channels_last: each tap has its own lines
       for (int64_t c = 0; c < any.channels; ++c) {
-        for (int64_t i = 0; i < phases.taps_h; ++i) {
-          for (int64_t j = 0; j < phases.taps_w; ++j) {
-            const S* const source = from.data + c * any.weight_c + i * phases.weight_i + j * phases.weight_j;
+        for (int64_t i = 0; i < problem.kernel_h; ++i) {
+          for (int64_t j = 0; j < problem.kernel_w; ++j) {
+            const S* const source = from.data + c * any.weight_c + i * weight_i + j * weight_j;
             if (c < last_ahead) prefetch_lanes(source + kStepsAhead * any.weight_c, 1, from.lanes);
-            T* const target = row(i * phases.taps_w + j, c);
+            T* const target = row(i * problem.kernel_w + j, c);
             copy_run(source, 1, from.lanes, target, false);
             fill_zero(target + from.lanes, to.width - from.lanes);
           }
@@ -308,16 +310,16 @@ struct PhasesCall {
       }
       return;
     }
-    const bool is_one_run = phases.taps_h == 1 || phases.weight_i == phases.weight_j * phases.taps_w;
-    const int64_t rows = is_one_run ? 1 : phases.taps_h, run = phases.taps() / rows, width = to.width;
+    const bool is_one_run = problem.kernel_h == 1 || weight_i == weight_j * problem.kernel_w;
+    const int64_t rows = is_one_run ? 1 : problem.kernel_h, run = problem.taps() / rows, width = to.width;
     for (int64_t c = 0; c < any.channels; ++c) {
       const S* const source = from.data + c * any.weight_c;
       if (c < last_ahead) prefetch_lanes(source + kStepsAhead * any.weight_c, from.step, from.lanes);
       for (int64_t i = 0; i < rows; ++i) {
-        pack_lanes(LaneSource<S>{source + i * phases.weight_i, from.step, phases.weight_j, from.lanes, run},
+        pack_lanes(LaneSource<S>{source + i * weight_i, from.step, weight_j, from.lanes, run},
                    Panel<T>{item.taps + i * run * width, width, width}, false);
       }
-      for (int64_t tap = 0; tap < phases.taps(); ++tap) {
+      for (int64_t tap = 0; tap < problem.taps(); ++tap) {
         const T* const packed = item.taps + tap * width;
         for (int64_t x = 0; x < width; x += L) Vec<T>::store(row(tap, c) + x, Vec<T>::load(packed + x));
       }

@@ -231,29 +231,6 @@ bool for_each_band(const ConvGemm& whole, DType dtype, const GemmVisitor& visit)
 
 namespace {
 
-// One axis of grad_input. The phases that taps meet are those of its first taps.
-struct PhasedAxis {
-  int64_t in, out, kernel, stride, pad, dilation;
-
-  int64_t first_taps() const { return min64(grad_input_tap_step(stride, dilation), kernel); }
-  GradInputPhase phase(int64_t first_tap) const {
-    return grad_input_phase(first_tap, in, kernel, stride, pad, dilation);
-  }
-  // Whether taps meet every phase that has positions.
-  bool meets_all() const {
-    int64_t met = 0;
-    for (int64_t tap = 0; tap < first_taps(); ++tap) met += phase(tap).positions > 0;
-    return met >= min64(stride, in);
-  }
-  GatheredAxis gathered(const GradInputPhase& phase) const { return {phase.axis, phase.taps, phase.positions, out}; }
-};
-PhasedAxis phased_rows(const Conv2dProblem& p) {
-  return {p.in_h, p.out_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h};
-}
-PhasedAxis phased_cols(const Conv2dProblem& p) {
-  return {p.in_w, p.out_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w};
-}
-
 // The phases of rows times those of columns: calls visit(phase of the rows, phase of the columns).
 template <class Visit>
 void for_each_phase(const PhasedAxis& rows, const PhasedAxis& cols, const Visit& visit) {

@@ -1,7 +1,5 @@
 #include "tile_phases.h"
 
-#include <initializer_list>
-
 #include "../base/limits.h"
 
 namespace conv2d_ext::cpu {
@@ -13,13 +11,14 @@ namespace limit = limits::phases;
 // Result channels of groups that lie side by side, at least: with fewer, stores are too short.
 constexpr int64_t kLeastSideBySide = 4;
 
-// Limits' worth of pixels that a tile of a single band of whole rows may have.
+// Limits' worth of pixels that a tile of a single band of whole rows may have. Of wide images they take more scratch
+// than L2 likes.
 constexpr int64_t kMostWholeRows = 4;
 
 const char* const kManyPixels = "too many pixels, or a panel or a patch too large, for phases that run together";
 
 int64_t panel_bytes(const JoinedPhases& phases, const VectorShape& vector, int64_t vectors) {
-  return phases.gemm[0].channels * phases.taps() * vectors * vector.bytes();
+  return phases.gemm[0].channels * phases.problem().taps() * vectors * vector.bytes();
 }
 
 int64_t elements_of_patch(const JoinedPhases& phases, int64_t images, int64_t rows, const VectorShape& vector) {
@@ -35,36 +34,18 @@ int64_t pixel_limit(int64_t m, const JoinedPhases& phases, const VectorShape& ve
   return limit::kMostSumBytes / (min64(div_up(m, vector.lanes), vector.max_vectors) * vector.bytes());
 }
 
-// How many images a tile with so many of their rows should have; 0: one is too many.
-int64_t image_limit(const JoinedPhases& phases, int64_t rows, const VectorShape& vector) {
+// How many images a tile with so many of their rows should have; 0: one is too many. times: of pixel_limit's.
+int64_t image_limit(const JoinedPhases& phases, int64_t rows, const VectorShape& vector, int64_t times = 1) {
   const int64_t image_bytes = elements_of_patch(phases, 1, rows, vector) * vector.element_size;
-  const int64_t pixels = pixel_limit(phases.gemm[0].m, phases, vector);
+  const int64_t pixels = times * pixel_limit(phases.gemm[0].m, phases, vector);
   const int64_t patch_bytes = phases.over_groups ? limit::kMostGroupPatchBytes : limit::kMostPatchBytes;
   return min64(patch_bytes / max64(image_bytes, 1), pixels / max64(phases.kept_pixels(rows), 1));
-}
-
-// Whether a tile may have so many rows of an image at all. Whole rows of wide images take more scratch than L2 likes.
-bool fits_tile(const JoinedPhases& phases, int64_t rows, const VectorShape& vector) {
-  if (!phases.whole_rows) return image_limit(phases, rows, vector) > 0;
-  const int64_t patch_bytes = elements_of_patch(phases, 1, rows, vector) * vector.element_size;
-  return patch_bytes <= (phases.over_groups ? limit::kMostGroupPatchBytes : limit::kMostPatchBytes) &&
-         phases.kept_pixels(rows) <= kMostWholeRows * pixel_limit(phases.gemm[0].m, phases, vector);
 }
 
 // Rows of a band, at least. Each packs the rows again that it shares with the next one, a vector for each pixel where
 // lanes are groups.
 int64_t least_band(const JoinedPhases& phases) {
   return phases.over_groups ? min64(max64(phases.row_reach, 1), phases.most_rows()) : 1;
-}
-
-// The coordinates that the taps of an axis meet, between `low` and `high`.
-void extend(const GatherAxis& axis, int64_t positions, int64_t taps, int64_t& low, int64_t& high) {
-  for (const int64_t position : {int64_t{0}, positions - 1}) {
-    for (const int64_t tap : {int64_t{0}, taps - 1}) {
-      low = min64(low, axis.source(position, tap));
-      high = max64(high, axis.source(position, tap));
-    }
-  }
 }
 
 // Result channels of a group from which on joining pays.
@@ -82,25 +63,16 @@ bool groups_do_better(const Conv2dProblem& p, const VectorShape& vector, int num
          occupies(num_threads, p.groups, saturating_mul(p.batch, p.out_pixels()), vector);
 }
 
-// Where the first pixel of the phase of these first taps lies in planes.
-int64_t first_pixel_of(const Conv2dProblem& p, int64_t tap_h, int64_t tap_w) {
-  const GradInputPhase h = grad_input_phase(tap_h, p.in_h, p.kernel_h, p.stride_h, p.pad_top, p.dilation_h);
-  const GradInputPhase w = grad_input_phase(tap_w, p.in_w, p.kernel_w, p.stride_w, p.pad_left, p.dilation_w);
-  return h.phase * p.in_w + w.phase;
-}
-
 }  // namespace
 
 const char* join_phases(const Call& call, const VectorShape& vector, int num_threads, JoinedPhases& phases) {
   const Conv2dProblem& p = call.problem;
-  const int64_t step_h = grad_input_tap_step(p.stride_h, p.dilation_h);
-  const int64_t step_w = grad_input_tap_step(p.stride_w, p.dilation_w);
-  // Every phase of the stride has a tap, and positions.
-  const bool all_met = step_h == p.stride_h && step_w == p.stride_w && step_h <= p.kernel_h && step_w <= p.kernel_w &&
-                       step_h <= p.in_h && step_w <= p.in_w;
+  const bool all_met = grad_input_tap_step(p.stride_h, p.dilation_h) == p.stride_h &&
+                       grad_input_tap_step(p.stride_w, p.dilation_w) == p.stride_w && p.stride_h <= p.kernel_h &&
+                       p.stride_w <= p.kernel_w && p.stride_h <= p.in_h && p.stride_w <= p.in_w;
   if (!all_met) return "a phase of the stride has no tap or no pixel";
-  if (step_h > JoinedPhases::kMost || step_w > JoinedPhases::kMost) return "too many phases";
-  const int64_t phase_count = step_h * step_w;
+  if (p.stride_h > JoinedPhases::kMost || p.stride_w > JoinedPhases::kMost) return "too many phases";
+  const int64_t phase_count = p.stride_h * p.stride_w;
   if (phase_count < 2) return "the stride has one phase";
   if (phase_count > JoinedPhases::kMost || p.taps() > JoinedPhases::kMostTaps) return "too many phases or taps";
   if (!vector.is_native) return kNotCompiled;
@@ -120,36 +92,29 @@ const char* join_phases(const Call& call, const VectorShape& vector, int num_thr
   const bool has_bands = phases.whole_rows || phases.over_groups;
   const int64_t most = pixel_limit(m, phases, vector);
   const int64_t row_pixels = phases.whole_rows ? saturating_mul(p.in_w, p.stride_h) : div_up(p.in_w, p.stride_w);
-  if (row_pixels > (phases.whole_rows ? kMostWholeRows : 1) * most || (p.in_h > most * p.stride_h && !has_bands))
-    return kManyPixels;
+  const int64_t times = phases.whole_rows ? kMostWholeRows : 1;
+  if (row_pixels > times * most || (p.in_h > most * p.stride_h && !has_bands)) return kManyPixels;
   // The gradient of one output pixel, and phases that are cut into bands, are other GEMMs than these.
   if (p.out_pixels() == 1 || grad_input_cuts_bands(p)) return "the phases are cut into bands, or there is one output";
+  if (is_patch_layer(p)) return "the kernel's taps never overlap";
 
+  phases.call = &call;
   phases.count = 0;
-  phases.taps_h = p.kernel_h;
-  phases.taps_w = p.kernel_w;
-  phases.weight_i = call.b.stride[2];
-  phases.weight_j = call.b.stride[3];
-  phases.step_i = step_h;
-  phases.step_j = step_w;
-  phases.result = call.result.data;
-  phases.height = p.in_h;
-  phases.width = p.in_w;
   int64_t low_row = p.out_h, high_row = 0, low_col = p.out_w, high_col = 0;
-  bool joins = true;
   for_each_grad_input_gemm(call, [&](const ConvGemm& g) {
-    // No gradients of patch layers.
-    joins = joins && phases.count < phase_count && g.taps() > 0 && g.result_taps() == 1;
-    if (!joins) return;
     // One after the other, columns fastest.
     const int f = phases.count++;
     phases.gemm[f] = g;
     phases.gemm[f].weight = call.b.data;
-    phases.first_pixel[f] = first_pixel_of(p, f / step_w, f % step_w);
-    extend(g.axis_h, 1, g.taps_h, low_row, high_row);
-    extend(g.axis_w, g.cols, g.taps_w, low_col, high_col);
+    phases.first_pixel[f] =
+        phased_rows(p).phase(f / p.stride_w).phase * p.in_w + phased_cols(p).phase(f % p.stride_w).phase;
+    // Along grad_output positions ascend and taps descend.
+    low_row = min64(low_row, g.axis_h.source(0, g.taps_h - 1));
+    high_row = max64(high_row, g.axis_h.source(0, 0));
+    low_col = min64(low_col, g.axis_w.source(0, g.taps_w - 1));
+    high_col = max64(high_col, g.axis_w.source(g.cols - 1, 0));
   });
-  if (!joins || phases.count != phase_count) return "the kernel's taps never overlap";
+  CONV2D_EXT_ASSERT(phases.count == phase_count);
   phases.first_row = low_row;
   phases.row_reach = saturating_add(high_row, -low_row);
   phases.first_col = low_col;
@@ -161,7 +126,8 @@ const char* join_phases(const Call& call, const VectorShape& vector, int num_thr
   }
   const int64_t least_rows = has_bands ? least_band(phases) : phases.most_rows();
   const int64_t panel_vectors = phases.over_groups ? m : 1;
-  if (panel_bytes(phases, vector, panel_vectors) > limit::kMostPanelBytes || !fits_tile(phases, least_rows, vector)) {
+  if (panel_bytes(phases, vector, panel_vectors) > limit::kMostPanelBytes ||
+      image_limit(phases, least_rows, vector, times) == 0) {
     return kManyPixels;
   }
   // A smaller tile or chunk, for more threads, takes no more.
@@ -214,23 +180,21 @@ PhasesScratch lay_out_scratch(const PhasesTiling& tiling, const JoinedPhases& ph
   // Vectors over groups: the weights and the sums of all channels.
   const int64_t size = vector.element_size;
   const int64_t vectors = phases.over_groups ? tiling.chunk_vectors : min64(tiling.panel_vectors, tiling.chunk_vectors);
-  const int64_t width = vectors * vector.lanes, depth = phases.gemm[0].channels * phases.taps();
+  const int64_t width = vectors * vector.lanes, depth = phases.gemm[0].channels * phases.problem().taps();
   int64_t pixels = 0;
+  bool has_chunks = false;
   for (int f = 0; f < phases.count; ++f) {
     pixels += tiling.tile_images * min64(tiling.tile_rows, phases.gemm[f].rows) * phases.gemm[f].cols;
+    has_chunks = has_chunks || block_k(phases.gemm[f], vector.limits).has_chunks();
   }
+  CONV2D_EXT_ASSERT(!has_chunks || !phases.over_groups);  // of few channels
   PhasesScratch s{};
   s.position_offsets = s.take_offsets(pixels);
   s.tap_offsets = s.take_offsets(depth);
   s.places = s.take_offsets(phases.whole_rows ? pixels : 0);
   s.zeros = s.take(width * size);
-  s.taps = s.take(phases.taps() * width * size);
+  s.taps = s.take(phases.problem().taps() * width * size);
   s.panel = s.take(panel_bytes(phases, vector, vectors));
-  bool has_chunks = false;
-  for (int f = 0; f < phases.count; ++f) {
-    has_chunks = has_chunks || block_k(phases.gemm[f], vector.limits).has_chunks();
-  }
-  CONV2D_EXT_ASSERT(!has_chunks || !phases.over_groups);  // of few channels
   const int64_t pixel_bytes = tiling.tile_images * width * size;
   s.c_tile = s.take_sums(phases.kept_pixels(tiling.tile_rows) * pixel_bytes,
                          phases.most_pixels(tiling.tile_rows) * pixel_bytes, has_chunks);

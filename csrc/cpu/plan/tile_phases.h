@@ -15,41 +15,32 @@ struct JoinedPhases {
   static constexpr int kMost = 16;
   static constexpr int64_t kMostTaps = 128;
 
+  const Call* call;
+  // A stride leads from tap to tap of a phase. Phase f begins with tap (f / stride_w, f % stride_w).
   int count;
   ConvGemm gemm[kMost];  // `weight`: the whole kernel's
 
-  // Taps of the whole kernel, and steps between them in the weight.
-  int64_t taps_h, taps_w, weight_i, weight_j;
-  // From tap to tap of a phase. Phase f begins with tap (f / step_j, f % step_j).
-  int64_t step_i, step_j;
   // Coordinates of grad_output that any tap of any phase meets: the first n rows of every phase meet n + row_reach
   // rows, from first_row on; columns: all that are met.
   int64_t first_row, row_reach, first_col, cols;
   // In planes whose rows follow one another, the sums of all phases are kept and stored together, as runs of pixels.
-  // There the result's pixel (y, x) is number y * width + x, and the first one of phase f is number first_pixel[f].
+  // There the result's pixel (y, x) is number y * in_w + x, and the first one of phase f is number first_pixel[f].
   bool whole_rows;
-  void* result;
-  int64_t height, width;
   int64_t first_pixel[kMost];
   // Vectors run over groups, as in drivers/gemm.h.
   bool over_groups;
 
-  int64_t taps() const { return taps_h * taps_w; }
+  const Conv2dProblem& problem() const { return call->problem; }
   // Rows of the phase that has most of them.
-  int64_t most_rows() const {
-    int64_t most = 0;
-    for (int f = 0; f < count; ++f) most = max64(most, gemm[f].rows);
-    return most;
-  }
+  int64_t most_rows() const { return div_up(problem().in_h, problem().stride_h); }
   // Pixels of one image, in up to `rows` rows of the largest phase.
   int64_t most_pixels(int64_t rows) const {
-    int64_t most = 0;
-    for (int f = 0; f < count; ++f) most = max64(most, min64(gemm[f].rows, rows) * gemm[f].cols);
-    return most;
+    return min64(most_rows(), rows) * div_up(problem().in_w, problem().stride_w);
   }
   // Those whose sums are kept at once.
   int64_t kept_pixels(int64_t rows) const {
-    return whole_rows ? min64(saturating_mul(rows, step_i), height) * width : most_pixels(rows);
+    const Conv2dProblem& p = problem();
+    return whole_rows ? min64(saturating_mul(rows, p.stride_h), p.in_h) * p.in_w : most_pixels(rows);
   }
 };
 
