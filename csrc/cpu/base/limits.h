@@ -203,7 +203,7 @@ CONV2D_LIMIT kTilePixels = 256;
 // Pairs of columns, and pixels, of a tile with strided phases.
 CONV2D_LIMIT kStridedPairs = 512;
 CONV2D_LIMIT kStridedPixels = 16 * 1024;
-// What a patch may take there.
+// What a patch may take there on one thread. (For the sake of even shares tiles of several may have twice the rounds.)
 CONV2D_LIMIT kMaxStridedPatchBytes = 1024 * 1024;
 // Products of a weight that take the time of seeing whether it is finite.
 CONV2D_LIMIT kFiniteProducts = 3;

@@ -112,7 +112,6 @@ AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& 
     tiler.cut_tiles(t);
     if (fits_scratch(lay_out_scratch(t, k, vector)) || smallest) break;
   }
-  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   tiler.share_weights(t);
   t.stores_between =
       t.one_block && k.segments() == 1 && gemm.destination_m == 1 && t.sums_at_once <= kMostStoredBetween;

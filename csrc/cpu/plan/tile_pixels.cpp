@@ -91,8 +91,7 @@ int64_t panels_for_threads(const ConvGemm& gemm, const VectorShape& vector, int 
 }
 
 // By columns there is no patch, and an item computes all result channels.
-PixelTiling tile_columns(const ConvGemm& gemm, [[maybe_unused]] const KBlocking& k, const VectorShape& vector,
-                         int64_t storage_size, int num_threads) {
+PixelTiling tile_columns(const ConvGemm& gemm, const VectorShape& vector, int64_t storage_size, int num_threads) {
   PixelTiling t{};
   t.by_columns = true;
   t.tile_images = 1;
@@ -107,7 +106,6 @@ PixelTiling tile_columns(const ConvGemm& gemm, [[maybe_unused]] const KBlocking&
   // Of the last row some results are computed twice (multiply_columns).
   const int64_t run = round_up(t.tile_cols, vector.lanes), surplus = row_results(gemm.m, Along::kK) - gemm.m;
   t.c_elements = (t.tile_rows * gemm.m + surplus) * run;
-  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   return t;
 }
 
@@ -231,7 +229,7 @@ struct PixelTiler {
 
 PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int64_t storage_size,
                             int num_threads) {
-  if (goes_by_columns(gemm, k, vector, storage_size)) return tile_columns(gemm, k, vector, storage_size, num_threads);
+  if (goes_by_columns(gemm, k, vector, storage_size)) return tile_columns(gemm, vector, storage_size, num_threads);
   const PixelTiler tiler{gemm, k, vector, storage_size, num_threads};
   PixelTiling t = tiler.cut(tiler.most_pixels());
   // Finer tiles where there are few.
@@ -245,7 +243,6 @@ PixelTiling tile_pixel_conv(const ConvGemm& gemm, const KBlocking& k, const Vect
     best = cost;
     t = finer;
   }
-  CONV2D_EXT_ASSERT(fits_scratch(lay_out_scratch(t, k, vector)));
   return t;
 }
 
