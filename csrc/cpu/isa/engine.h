@@ -16,11 +16,11 @@ struct Engine {
   IsaShape (*shape)(DType);
   int (*rows)(DType, int64_t vectors);  // MR of the GEMM micro-kernels that are so many vectors wide
   // The engine of integers (AVX-512 has AVX2's). nullptr: this one.
-  const Engine* (*integers)();
+  const Engine* (*integers)() = nullptr;
   // The engine of bfloat16 pairs, which runs kPairsOfGroups, kPairs, kWeightPairs and kColumns, and that of AMX tiles;
   // nullptr where there is none.
-  const Engine* pairs;
-  const Engine* amx;
+  const Engine* pairs = nullptr;
+  const Engine* amx = nullptr;
 };
 // Whoever chooses an engine asks for all of them. So these functions run on CPUs that lack the instruction set: they
 // are compiled for any CPU, as is all that they call.

@@ -13,11 +13,7 @@
 
 namespace conv2d_ext::cpu {
 const Engine* avx512_engine() {
-  static constexpr Engine kEngine = [] {
-    Engine engine = avx512::make_engine();
-    engine.integers = avx2_engine;
-    return engine;
-  }();
+  static constexpr Engine kEngine = avx512::make_engine(avx2_engine);
   return &kEngine;
 }
 }  // namespace conv2d_ext::cpu

@@ -46,21 +46,10 @@ inline void run_task(DType, const Task& task, const Executor& executor) {
 }
 inline int rows_of(DType, int64_t vectors) { return ukernels_for<float, false>(vectors).rows; }
 #endif
-inline IsaShape shape_of(DType) {
-  IsaShape shape{};
-  shape.vector = vector_shape<float>();
-  return shape;
-}
+inline IsaShape shape_of(DType) { return {vector_shape<float>()}; }
 
 // Made while compiling, as every engine.
-constexpr Engine make_engine() {
-  Engine engine{};
-  engine.isa = engine.kernels = kIsaName;
-  engine.run = run_task;
-  engine.shape = shape_of;
-  engine.rows = rows_of;
-  return engine;
-}
+constexpr Engine make_engine() { return {kIsaName, kIsaName, run_task, nullptr, shape_of, rows_of}; }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
 #endif

@@ -44,12 +44,12 @@ enum class Driver : int {
 // What planning knows of an instruction set, for one dtype.
 struct IsaShape {
   VectorShape vector;
-  DotKernelShape dot;  // of real floating-point types
-  bool has_pairs;      // kernels for products of bfloat16 pairs, and this is bfloat16
-  VectorShape pairs;   // theirs
-  bool has_amx;        // kernels for AMX tiles of bfloat16, and this is bfloat16
-  VectorShape amx;     // theirs
-  const char* no_amx;  // why there are none, where explain should say so; or nullptr
+  DotKernelShape dot{};          // of real floating-point types
+  bool has_pairs = false;        // kernels for products of bfloat16 pairs, and this is bfloat16
+  VectorShape pairs{};           // theirs
+  bool has_amx = false;          // kernels for AMX tiles of bfloat16, and this is bfloat16
+  VectorShape amx{};             // theirs
+  const char* no_amx = nullptr;  // why there are none, where explain should say so
 };
 
 // One run of a driver. What it points to lives as long as the visit.
