@@ -415,12 +415,6 @@ MUTATIONS = (
         "",
     ),
     M(
-        "drivers/listed_steps.h",
-        "the next panel is added to what lies in its place",
-        "    operands.accumulate = accumulate;\n",
-        "",
-    ),
-    M(
         "kernels/gemm.h",
         "chains don't end",
         "k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end",
@@ -584,10 +578,10 @@ MUTATIONS = (
         "int64_t first = 0, from = padding.has_whole ? shown : 0;",
     ),
     M(
-        "drivers/listed_steps.h",
+        "plan/padding_classes.cpp",
         "the list of all steps is the first class's",
-        "return {0, 0, 0, 0, 0, all_steps.rows, 0, all_steps.cols};",
-        "return padding.classes[0];",
+        "= {0, 0, 0, 0, 0, h.taps, 0, w.taps};",
+        "= crossed.classes.classes[0];",
     ),
     M(
         "plan/padding_classes.cpp",
@@ -1268,10 +1262,10 @@ MUTATIONS = (
         "if (number > 0 && number % kSegmentsPerChunk != 1) return false;",
     ),
     M(
-        "drivers/gemm.h",
+        "plan/conv_gemm.cpp",
         "the source is read in place where it needs padding",
-        "return inside && std::is_same_v<S, Operand<T>>;",
-        "return std::is_same_v<S, Operand<T>>;",
+        "gemm.source_c == step && meets_no_padding(gemm) &&",
+        "gemm.source_c == step &&",
     ),
     M(
         "drivers/pixels.h",

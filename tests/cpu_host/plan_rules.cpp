@@ -444,7 +444,7 @@ void check_amx_tiling(const ConvGemm& g, const VectorShape& vector, int threads)
   expect_cut(g.cols, t.tile_cols, t.tiles_w, "columns");
   expect(t.tile_images == 1 || (t.tiles_h == 1 && t.tiles_w == 1), "only whole images together");
   expect_cut(div_up(g.m, vector.lanes), t.chunk_vectors, t.chunks_m, "result channels");
-  const bool in_place = reads_amx_source_in_place(g);
+  const bool in_place = source_is_patch(g);
   expect(in_place
              ? t.block_channels == g.channels
              : t.block_channels % k.segment_channels == 0 && (k.blocks_h * k.blocks_w == 1 || t.block_channels == 1),

@@ -43,7 +43,7 @@ struct AmxCall {
         k(block_k(g, amx_limits())),
         tiling(tile_amx(g, k, vector_shape<float>(), num_threads)),
         layout(lay_out_scratch(tiling, k, vector_shape<float>())),
-        in_place(reads_amx_source_in_place(g)) {}
+        in_place(source_is_patch(g)) {}
 
   int64_t items() const { return tiling.items(gemm.groups); }
 

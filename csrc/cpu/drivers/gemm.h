@@ -70,7 +70,7 @@ struct ConvCall {
         layout(lay_out_scratch(tiling, k, vector_shape<T>())),
         first_owner(tiling.kept_panels == 0 ? 0 : new_scratch_owners(gemm.groups * tiling.chunks_m)),
         bias_first(g.starts_from_bias()),
-        in_place(source_is_patch()),
+        in_place(reads_in_place()),
         asks_ahead(waits_for_source(num_threads)),
         asks_results(waits_for_results()),
         asks_pixels(k.takes_all_taps() && order == PatchOrder::kChannelInner &&
@@ -80,21 +80,16 @@ struct ConvCall {
 
   static bool lie_apart(int64_t step, int64_t bytes) { return saturating_mul(step, int64_t(sizeof(S))) >= bytes; }
 
-  // With one tap, no padding and channels together the source itself is a patch, if its elements are operands. With
-  // pixels far apart a segment reads a few lines of each, every time from other pages: with many result channels a
-  // dense copy is then faster. An L2 of 2 MiB holds what segments come back to, so that it takes more of them.
-  bool source_is_patch() const {
+  // Where the source is a patch and its elements are operands. With pixels far apart a segment reads a few lines of
+  // each, every time from other pages: with many result channels a dense copy is then faster. An L2 of 2 MiB holds what
+  // segments come back to, so that it takes more of them.
+  bool reads_in_place() const {
     constexpr int64_t kFarApart = 2048, kLargeL2Bytes = 2048 * 1024;
+    constexpr bool kAreOperands = kPerStep > 1 || std::is_same_v<S, Operand<T>>;
+    if (G || !kAreOperands || order != PatchOrder::kChannelInner || !source_is_patch(gemm)) return false;
     const int64_t least_channels = l2_bytes() >= kLargeL2Bytes ? 256 : 128;
-    if (G || gemm.taps() != 1 || gemm.missing != 0 || order != PatchOrder::kChannelInner) return false;
     const bool far_apart = saturating_mul(gemm.source_col, gemm.axis_w.step, int64_t(sizeof(S))) >= kFarApart;
-    if (kPerStep == 1 && far_apart && gemm.m >= least_channels) return false;
-    const bool inside = meets_no_padding(gemm);
-    if constexpr (kPerStep > 1) {
-      return inside && gemm.source_n % kPerStep == 0 && gemm.source_row % kPerStep == 0 &&
-             gemm.source_col % kPerStep == 0;
-    }
-    return inside && std::is_same_v<S, Operand<T>>;
+    return kPerStep > 1 || !far_apart || gemm.m < least_channels;
   }
 
   // A source of dense pixels that comes from beyond L2, or from memory: with pairs, whose sums take half the time, and
@@ -256,7 +251,6 @@ struct ConvCall {
   // The steps of a panel's products without those of the padding, or none.
   CONV2D_INLINE ListedSteps<T> list_steps(const Item& item, const KBlock& block, const Patch& patch) const {
     ListedSteps<T> listed;
-    listed.padding.count = 0;
     if constexpr (kListsSteps) {
       const Tile& tile = item.piece.tile;
       if (tiling.padding.permille > 0) listed.padding = padding_classes(gemm, tile, tiling.padding);
@@ -347,7 +341,7 @@ struct ConvCall {
         if (panel.is_last) operands.bias = item.bias;
       }
     }
-    listed.multiply(panel.vectors, operands);
+    listed.multiply(panel.vectors, operands, [](int64_t) {});
     if (panel.in_result || !tiling.one_block || !panel.is_last) return;
     c.finish(pixels * width);
     store(item, 0, {c.sums, width, pixels, 0, item.bias}, panel.m, panel.vectors);

@@ -205,7 +205,6 @@ struct GradWeightCall : WeightCall {
   CONV2D_INLINE ListedSteps<T> list_steps(const WeightTile& t, const Tile& segment, const Patch& patch,
                                           const Scratch& scratch) const {
     ListedSteps<T> listed;
-    listed.padding.count = 0;
     if constexpr (kListsSteps) {
       if (tiling.padding.permille > 0) {
         listed.padding =
@@ -271,19 +270,19 @@ struct GradWeightCall : WeightCall {
 
   CONV2D_INLINE void multiply(const WeightTile& t, const Tile& segment, const SegmentSource& patch,
                               const Scratch& scratch, bool accumulate, T* c_tile) const {
-    GemmOperands<T> operands{};
-    operands.depth = segment.pixels();
-    operands.chain = pixels.chain;
-    operands.b = patch.view.data;
-    operands.j_offset = scratch.element_offsets;
-    operands.k_offset = scratch.pixel_offsets;
-    operands.start = scratch.zeros;
-    operands.accumulate = accumulate;
     const Panels panels = panels_of(t);
     for (int64_t x = 0; x < panels.count; ++x) {
       const int64_t vectors = panels.size(x), start = panels.start(x);
       const S* const source =
           grad_output_at(segment, t.group * problem.out_channels_per_group() + t.m0 + start * kPerVector);
+      GemmOperands<T> operands{};
+      operands.depth = segment.pixels();
+      operands.chain = pixels.chain;
+      operands.b = patch.view.data;
+      operands.j_offset = scratch.element_offsets;
+      operands.k_offset = scratch.pixel_offsets;
+      operands.start = scratch.zeros;
+      operands.accumulate = accumulate;
       if (is_panel(t, segment, vectors)) {
         operands.a = reinterpret_cast<const T*>(source);
       } else {

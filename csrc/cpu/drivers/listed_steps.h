@@ -49,7 +49,7 @@ struct ListedSteps {
     constexpr int64_t L = Vec<T>::kLanes;
     const int64_t next = all_steps.count > 1 ? offset(1, 0, 0) - offset(0, 0, 0) : 0;
     for (int c = 0; c < padding.lists(); ++c) {
-      const PaddingClass of = list(c);
+      const PaddingClass of = padding.classes[c];
       int64_t* step = steps + c * pitch;
       for (int64_t row = of.step_row; row < of.step_row + of.step_rows; ++row) {
         for (int64_t col = of.step_col; col < of.step_col + of.step_cols; ++col) {
@@ -65,19 +65,14 @@ struct ListedSteps {
     }
   }
 
-  // As gemm_panel, whose passes it has; `c_offset`: of the results. The operands are left as they were.
-  void multiply(int64_t vectors, GemmOperands<T>& operands) const {
-    multiply(vectors, operands, [](int64_t) {});
-  }
+  // As gemm_panel, whose passes it has; `c_offset`: of the results. The operands are of no use afterwards.
   template <class Before>
   void multiply(int64_t vectors, GemmOperands<T>& operands, const Before& before_block) const {
     const Ukernels<T> ukernels = ukernels_for<T, false, true>(vectors);
     const int64_t depth = operands.depth, at_once = pass_depth(chain);
     const int whole = padding.whole_list();
-    const int64_t *const c_offset = operands.c_offset, *const j_offset = operands.j_offset;
-    const int64_t* const k_offset = operands.k_offset;
+    const int64_t* const c_offset = operands.c_offset;
     const T* const bias = operands.bias;
-    const bool accumulate = operands.accumulate;
     int64_t ends[kPassDepth];
     operands.chain_ends = ends;
     // Results [first, first + count) of a pass.
@@ -110,25 +105,13 @@ struct ListedSteps {
         from = first;
       }
     }
-    operands.c_offset = c_offset;
-    operands.j_offset = j_offset;
-    operands.k_offset = k_offset;
     operands.chain_ends = nullptr;
-    operands.chains = 0;
-    operands.accumulate = accumulate;
-    operands.bias = bias;
   }
 
  private:
-  // The steps that a list has of each of all_steps.count rectangles.
-  PaddingClass list(int number) const {
-    if (number < padding.count) return padding.classes[number];
-    return {0, 0, 0, 0, 0, all_steps.rows, 0, all_steps.cols};
-  }
-
   // How many of the first k steps a class takes.
   int64_t steps_before(int number, int64_t k) const {
-    const PaddingClass of = list(number);
+    const PaddingClass& of = padding.classes[number];
     const int64_t within = k % all_steps.size();
     const int64_t row = within / all_steps.cols - of.step_row, col = within % all_steps.cols - of.step_col;
     const int64_t whole = k / all_steps.size() * of.steps() + max64(min64(row, of.step_rows), 0) * of.step_cols;

@@ -76,6 +76,12 @@ bool meets_no_padding(const ConvGemm& gemm) {
   return are_inside(gathered_rows(gemm)) && are_inside(gathered_cols(gemm));
 }
 
+bool source_is_patch(const ConvGemm& gemm) {
+  const int64_t step = gemm.per_step;
+  return gemm.taps() == 1 && gemm.missing == 0 && gemm.source_c == step && meets_no_padding(gemm) &&
+         gemm.source_n % step == 0 && gemm.source_row % step == 0 && gemm.source_col % step == 0;
+}
+
 bool reads_whole_planes(const ConvGemm& gemm) {
   return gemm.taps() == 1 && gemm.rows == 1 && gemm.source_col == 1 && gemm.axis_w.step == 1 &&
          gemm.axis_h.source(0, 0) == 0 && gemm.axis_w.source(0, 0) == 0 && gemm.cols == gemm.source_w;

@@ -85,6 +85,9 @@ ConvGemm join_rows_of_planes(const ConvGemm& gemm);
 // Whether no tap of any position lies in the padding.
 bool meets_no_padding(const ConvGemm& gemm);
 
+// Whether the source itself is a patch: of one tap, without padding, channels together and in whole steps.
+bool source_is_patch(const ConvGemm& gemm);
+
 // Whether the one row there is (join_rows_of_planes) is all of a plane, pixel beside pixel, of a 1x1 kernel.
 bool reads_whole_planes(const ConvGemm& gemm);
 

@@ -67,7 +67,10 @@ PaddingClasses padding_classes(const GatheredAxis& h, const GatheredAxis& w, int
     }
     if (has_bands && r > 0) banded.add(row, Band{0, w.positions, 0, w.taps}, times, rule.least_rows);
   }
-  if (!has_whole) crossed.cost += steps * double(rule.least_rows);  // of the result that takes all steps
+  if (crosses && !has_whole) {
+    crossed.cost += steps * double(rule.least_rows);  // of the result that takes all steps
+    crossed.classes.classes[crossed.classes.count] = {0, 0, 0, 0, 0, h.taps, 0, w.taps};
+  }
   const Cut& cut = crosses && (!has_bands || crossed.cost <= banded.cost) ? crossed : banded;
   const double all = double(h.positions) * double(w.positions) * double(times) * steps, left_out = all - cut.cost;
   const bool saves = cut.classes.count > 0 && left_out * 1000 >= all * double(rule.permille);

@@ -21,11 +21,11 @@ struct PaddingClass {
 // Each result is in one class.
 struct PaddingClasses {
   static constexpr int kMost = 26;
-  int count;       // 0: nothing is left out
+  int count = 0;   // 0: nothing is left out
   bool has_whole;  // those of the first class take all steps; otherwise none do, as where a kernel is larger than its
                    // map
   PaddingClass classes[kMost];
-  // Lists of steps: the classes', and one of all steps.
+  // Lists of steps: the classes', and one of all steps, which stands behind them as a class without results.
   int lists() const { return count + (has_whole ? 0 : 1); }
   int whole_list() const { return has_whole ? 0 : count; }
 };

@@ -27,7 +27,7 @@ struct AmxTiler {
     const PatchAxis cols = amx_patch_cols(gemm, t.expands, tile, 0, k.tap_cols);
     t.sums = round_up(t.tile_images * amx_sum_pitches(gemm, tile, cols.run_length).image, kAmxTileRows);
     const int64_t plane = saturating_mul(t.tile_images, rows.size, cols.size);
-    if (reads_amx_source_in_place(gemm)) {
+    if (source_is_patch(gemm)) {
       t.block_channels = gemm.channels;
       t.patch_elements = 0;
     } else {
@@ -89,12 +89,6 @@ struct AmxTiler {
 };
 
 }  // namespace
-
-bool reads_amx_source_in_place(const ConvGemm& gemm) {
-  if (gemm.taps() != 1 || gemm.missing != 0 || gemm.source_c != kBlockChannels) return false;
-  return meets_no_padding(gemm) && gemm.source_n % kBlockChannels == 0 && gemm.source_row % kBlockChannels == 0 &&
-         gemm.source_col % kBlockChannels == 0;
-}
 
 AmxTiling tile_amx(const ConvGemm& gemm, const KBlocking& k, const VectorShape& vector, int num_threads) {
   const AmxTiler tiler{gemm, k, vector, num_threads};

@@ -54,9 +54,6 @@ inline SumPitches amx_sum_pitches(const ConvGemm& gemm, const Tile& tile, int64_
   return {row, gemm.taps() == 1 ? sums : round_up(sums, kAmxTileRows)};
 }
 
-// Whether the source itself is a patch: of one tap, without padding, channels together and in whole blocks.
-bool reads_amx_source_in_place(const ConvGemm& gemm);
-
 // Blocks of a weight of result channels that make a tile's columns.
 inline int64_t shared_blocks(const ConvGemm& gemm) { return gemm.channels * gemm.taps() * (kBlockChannels / 2); }
 

@@ -244,7 +244,7 @@ void check_listed_steps() {
     listed.fill_steps([&](int64_t channel, int64_t i, int64_t j) { return patch.tap_offset(channel, i, j); });
     operands.c = c.data();
     operands.c_offset = number.data();
-    listed.multiply(vectors, operands);
+    listed.multiply(vectors, operands, [](int64_t) {});
     c.compare();
   }
 }
