@@ -121,17 +121,6 @@ struct AmxCall {
     if (gemm.columns != 1) return pack_weight_columns(gemm, columns, segment.tap_col, dst, pitch);
     BlockWeightPacker(gemm, columns, last ? gemm.missing : 0).pack(dst, pitch);
   }
-  // The weights of a segment and a panel from m on: those of L result channels after those of the L before.
-  struct PackedPanel {
-    const BFloat16Block* data;
-    int64_t pitch;
-  };
-  PackedPanel packed_panel(const Item& item, const KBlock& segment, int64_t m, int64_t vectors) const {
-    if (shared != nullptr) return {shared_at(item.piece.group, m, segment), shared_blocks(gemm)};
-    const int64_t pitch = segment.channels * segment.taps() * L, end = item.m0 + item.channels_m;
-    pack(item.weight, segment, m, min64(end - m, vectors * L), item.panel, pitch);
-    return {item.panel, pitch};
-  }
 
   // ---- the source
 
@@ -206,7 +195,9 @@ struct AmxCall {
       }
     });
     waiting.finish();
-    if (!tiling.one_block) finish(item, pitches);
+    if (tiling.one_block) return;
+    const int64_t sums = item.piece.tile.images * pitches.image;  // they have waited in scratch for the end of K
+    for (int64_t at = 0; at < item.panels.count; ++at) store(item, pitches, at, 0, sums);
   }
 
   // The sums of a panel, in scratch.
@@ -214,16 +205,19 @@ struct AmxCall {
     return tiling.one_block ? item.c_tile : item.c_tile.from(tiling.sums * item.panels.start(at) * L);
   }
 
-  // Those of a panel of result channels, `b` the source's.
-  CONV2D_INLINE AmxOperands operands_of(const Item& item, const KBlock& block, int64_t m, int64_t vectors,
+  // Of a segment and a panel from m on, `b` the source's. Of the weights, those of L result channels lie after those of
+  // the L before.
+  CONV2D_INLINE AmxOperands operands_of(const Item& item, const KBlock& segment, int64_t m, int64_t vectors,
                                         const BFloat16Block* b) const {
-    const PackedPanel weights = packed_panel(item, block, m, vectors);
     AmxOperands operands{};
-    operands.depth = block.channels * block.taps();
-    operands.a = weights.data;
-    operands.a_pitch = weights.pitch;
+    operands.depth = segment.channels * segment.taps();
     operands.b = b;
     operands.k_offset = item.tap_offsets;
+    operands.a = shared != nullptr ? shared_at(item.piece.group, m, segment) : item.panel;
+    operands.a_pitch = shared != nullptr ? shared_blocks(gemm) : operands.depth * L;
+    if (shared == nullptr) {
+      pack(item.weight, segment, m, min64(gemm.m - m, vectors * L), item.panel, operands.a_pitch);
+    }
     return operands;
   }
 
@@ -250,14 +244,6 @@ struct AmxCall {
     int64_t number = 0, kernels = 0;
 
     PixelRuns& this_run() { return runs[number % 2]; }
-    template <int C>
-    PendingLines<C>& pending() {
-      if constexpr (C == 1) {
-        return narrow;
-      } else {
-        return wide;
-      }
-    }
     void finish() {
       finish(narrow);
       finish(wide);
@@ -280,20 +266,19 @@ struct AmxCall {
       const AmxOperands operands = operands_of(item, block, m, vectors, operand.data);
       if (vectors == 2) {
         waiting.finish(waiting.narrow);
-        multiply_panel<2>(item, at, operands, rows, count, waiting);
+        multiply_panel(item, at, operands, rows, count, waiting, waiting.wide);
       } else {
         waiting.finish(waiting.wide);
-        multiply_panel<1>(item, at, operands, rows, count, waiting);
+        multiply_panel(item, at, operands, rows, count, waiting, waiting.narrow);
       }
     }
   }
   template <int C>
   void multiply_panel(const Item& item, int64_t at, const AmxOperands& operands, const RowTile* rows, int64_t count,
-                      WaitingStores& waiting) const {
+                      WaitingStores& waiting, PendingLines<C>& pending) const {
     constexpr int64_t kSums = kSumsOfKernel * 2 / C;
     const int64_t start = item.panels.start(at) * L;
     const PixelRuns& runs = waiting.this_run();
-    PendingLines<C>& pending = waiting.pending<C>();
     const PixelRun* run = runs.begin();
     for (int64_t x = 0; x < count; x += kSums) {
       float* const sums = item.c_tile.sums + waiting.kernels++ % 2 * (kSums * C * L);
@@ -309,12 +294,6 @@ struct AmxCall {
       pending.x_step = gemm.destination_col;
       pending.channels = min64(C * L, item.channels_m - start);
     }
-  }
-
-  // Sums that have waited in scratch for the end of K.
-  void finish(const Item& item, const SumPitches& pitches) const {
-    const int64_t sums = item.piece.tile.images * pitches.image;
-    for (int64_t at = 0; at < item.panels.count; ++at) store(item, pitches, at, 0, sums);
   }
 
   // The sums of a panel.
