@@ -212,16 +212,19 @@ struct ConvCall {
                                                  gemm.axis_w.source(tile.col, 0) * gemm.source_col);
     }
     patch = lay_out_patch<T>(order, gemm, tile, block);
-    Source<S> from = source_of(gemm, source);
+    // Pairs of neighbouring channels are moved as the words that they are.
+    constexpr bool kInWords = G && kTakesPairs<T>;
+    using Element = std::conditional_t<kInWords, float, S>;
+    Source<Element> from = source_of(gemm, reinterpret_cast<const Element*>(source));
+    if constexpr (kInWords) {
+      int64_t* const steps[] = {&from.image, &from.channel, &from.row, &from.col, &from.group, &from.of_group};
+      for (int64_t* const step : steps) *step /= kPerStep;
+    }
     from.lanes = item.piece.groups;
     if (asks_pixels) from.ahead = channels_after(block);
     from.first = block.channel;
     from.missing = block.channel + block.channels == gemm.channels ? gemm.missing : 0;
-    if constexpr (G && kTakesPairs<T>) {
-      pack_patch(patch, in_words(from), false, reinterpret_cast<float*>(item.patch));
-    } else {
-      pack_patch(patch, from, false, item.patch);
-    }
+    pack_patch(patch, from, false, reinterpret_cast<std::conditional_t<kInWords, float, Operand<T>>*>(item.patch));
     return item.patch;
   }
 
@@ -229,23 +232,6 @@ struct ConvCall {
   Interval channels_after(const KBlock& block) const {
     const int64_t next = block.channels + min64(block.channels, gemm.channels - block.channel - block.channels);
     return {kPerStep * block.channels, kPerStep * next};
-  }
-
-  // Pairs of neighbouring channels are moved as the words that they are.
-  static CONV2D_INLINE Source<float> in_words(const Source<S>& from) {
-    Source<float> words{};
-    words.data = reinterpret_cast<const float*>(from.data);
-    words.image = from.image / kPerStep;
-    words.channel = from.channel / kPerStep;
-    words.row = from.row / kPerStep;
-    words.col = from.col / kPerStep;
-    words.height = from.height;
-    words.width = from.width;
-    words.group = from.group / kPerStep;
-    words.lanes = from.lanes;
-    words.of_group = from.of_group / kPerStep;
-    words.first = from.first;
-    return words;
   }
 
   // The steps of a panel's products without those of the padding, or none.

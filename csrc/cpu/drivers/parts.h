@@ -117,17 +117,9 @@ Patch lay_out_patch(PatchOrder order, const ConvGemm& gemm, const Tile& tile, co
 // The source of a GEMM whose image 0, group 0, channel 0 of a patch is at `data`.
 template <class S>
 CONV2D_INLINE Source<S> source_of(const ConvGemm& gemm, const S* data) {
-  Source<S> source{};
-  source.data = data;
-  source.image = gemm.source_n;
-  source.channel = gemm.source_c;
-  source.row = gemm.source_row;
-  source.col = gemm.source_col;
-  source.height = gemm.source_h;
-  source.width = gemm.source_w;
+  Source<S> source{data, gemm.source_n, gemm.source_c, gemm.source_row, gemm.source_col, gemm.source_h, gemm.source_w};
   source.group = gemm.source_g();
   source.of_group = gemm.single_channels();
-  source.lanes = 1;
   return source;
 }
 

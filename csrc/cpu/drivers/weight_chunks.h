@@ -43,15 +43,7 @@ struct WeightCall {
   // The input as a packer reads it, from its first image and channel there on.
   template <class S>
   Source<S> source_from(const S* data) const {
-    Source<S> source{};
-    source.data = data;
-    source.image = input.stride[0];
-    source.channel = input.stride[1];
-    source.row = input.stride[2];
-    source.col = input.stride[3];
-    source.height = problem.in_h;
-    source.width = problem.in_w;
-    return source;
+    return {data, input.stride[0], input.stride[1], input.stride[2], input.stride[3], problem.in_h, problem.in_w};
   }
 };
 

@@ -56,8 +56,8 @@ struct Source {
   const S* data;  // image 0, channel 0 of the block, row 0, col 0
   int64_t image, channel, row, col;
   int64_t height, width;
-  int64_t group, lanes;  // kLanes: the distance between groups, and how many there are
-  int64_t missing = 0;   // channels that the last pair or block lacks
+  int64_t group = 0, lanes = 1;  // kLanes: the distance between groups, and how many there are
+  int64_t missing = 0;           // channels that the last pair or block lacks
   // kLanes: how many channels a group has, and with which one the block begins.
   int64_t of_group = 0, first = 0;
   // kChannelInner: which of a pixel's channels, counted from the block's first, are prefetched for the next block.
