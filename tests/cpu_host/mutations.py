@@ -365,7 +365,7 @@ MUTATIONS = (
     M(
         "drivers/grad_weight_steps.h",
         "tables are those of the first segment",
-        "if (operands.pixels != pixels_of_tables) fill_tables",
+        "if (pixels != pixels_of_tables) fill_tables",
         "if (pixels_of_tables < 0) fill_tables",
         **PAIRS,
     ),
@@ -1071,8 +1071,8 @@ MUTATIONS = (
     M(
         "drivers/grad_weight_steps.h",
         "an odd segment's last pixel has no pair",
-        "operands.depth = operands.chain = div_up(of.pixels, 2);",
-        "operands.depth = operands.chain = of.pixels / 2;",
+        "kTakesBlocks<float> ? blocks : div_up(pixels, 2);",
+        "kTakesBlocks<float> ? blocks : pixels / 2;",
         **PAIRS,
     ),
     M(
