@@ -80,15 +80,10 @@ struct DepthwiseWeightCall : WeightCall {
 
   void store(const WeightTile& t, const T* c_tile) const {
     const int64_t* const gw = grad_weight.stride;
-    // Rows that continue one another in the result are stored as one run.
-    const bool join = t.tap_rows == 1 || gw[2] == gw[3] * t.tap_cols;
-    const int64_t rows = join ? 1 : t.tap_rows;
     for (int64_t v = 0; v < t.vectors(); ++v) {
       S* const to = static_cast<S*>(grad_weight.data) + (t.group + t.lane(v)) * gw[0] + t.i0 * gw[2] + t.j0 * gw[3];
-      TileSums<T> sums{c_tile + v * t.taps() * L, L, t.taps() / rows, L, nullptr};
-      for (int64_t i = 0; i < rows; ++i, sums.data += t.tap_cols * L) {
-        store_tile(sums, TileTarget<S>{to + i * gw[2], gw[3], gw[0]}, Between::kOthers);
-      }
+      const TileSums<T> sums{c_tile + v * t.taps() * L, L, 0, L, nullptr};
+      store_elements(1, t.tap_rows, t.tap_cols, sums, TileTarget<S>{to, 0, gw[0]});
     }
   }
 

@@ -354,28 +354,24 @@ struct GradWeightCall : WeightCall {
     const int64_t* const gw = grad_weight.stride;
     const int64_t group_channels = problem.out_channels_per_group();
     const bool by_tap = gw[1] == 1 && gw[3] != 1 && t.channels > 1;
+    const bool together = gw[3] == t.channels && (t.tap_rows == 1 || gw[2] == gw[3] * t.tap_cols);
+    const bool side_by_side = !G && by_tap && t.channels < L && together;
     for (int64_t x = 0; x < panels.count; ++x) {
       const int64_t vectors = panels.size(x), width = vectors * L, start = panels.start(x);
       const int64_t m = t.m0 + start * kPerVector;
       const T* const c = c_tile + t.elements() * start * L;
       S* const to = static_cast<S*>(grad_weight.data) + (t.group * group_channels + m) * gw[0] + t.c0 * gw[1] +
                     t.i0 * gw[2] + t.j0 * gw[3];
-      if constexpr (G) {
-        for (int64_t v = 0; v < vectors; ++v) {
-          const TileSums<T> sums{c + v * L, width, 0, t.groups, nullptr};
-          const TileTarget<S> target{to + v * gw[0], 0, group_channels * gw[0]};
-          by_tap ? store_tap_by_tap(t, sums, target) : store_lane_block(t, sums, target);
-        }
-      } else {
-        const int64_t channels = min64(width, t.m0 + t.channels_m - m);
-        const TileSums<T> sums{c, width, 0, channels, nullptr};
-        const bool together = gw[3] == t.channels && (t.tap_rows == 1 || gw[2] == gw[3] * t.tap_cols);
-        if (by_tap && t.channels < L && together) {
-          store_side_by_side(t, sums, to);
+      const int64_t lanes = G ? t.groups : min64(width, t.m0 + t.channels_m - m);
+      for (int64_t v = 0; v < (G ? vectors : 1); ++v) {
+        const TileSums<T> sums{c + v * L, width, 0, lanes, nullptr};
+        const TileTarget<S> target{to + v * gw[0], 0, (G ? group_channels : 1) * gw[0]};
+        if (side_by_side) {
+          store_side_by_side(t, sums, target.data);
         } else if (by_tap) {
-          store_tap_by_tap(t, sums, {to, 0, gw[0]});
+          store_tap_by_tap(t, sums, target);
         } else {
-          store_lane_block(t, sums, {to, 0, gw[0]});
+          store_elements(t.channels, t.tap_rows, t.tap_cols, sums, target);
         }
       }
     }
@@ -404,21 +400,6 @@ struct GradWeightCall : WeightCall {
       }
       store_tile(TileSums<T>{rows, sums.pitch, n, sums.channels, nullptr},
                  TileTarget<S>{to + at, 1, grad_weight.stride[0]}, Between::kOthers);
-    }
-  }
-  // All elements of the tile, in the lanes of one panel or vector. Rows that continue one another in the result are
-  // stored as one run.
-  void store_lane_block(const WeightTile& t, TileSums<T> sums, TileTarget<S> to) const {
-    const int64_t* const gw = grad_weight.stride;
-    const bool join_i = gw[2] == gw[3] * t.tap_cols || t.tap_rows == 1;
-    const bool join_c = join_i && (gw[1] == gw[3] * t.tap_rows * t.tap_cols || t.channels == 1);
-    sums.pixels = t.tap_cols * (join_i ? t.tap_rows : 1) * (join_c ? t.channels : 1);
-    to.x_step = gw[3];
-    S* const first = to.data;
-    for (int64_t e = 0; e < t.elements(); e += sums.pixels) {
-      to.data = first + e / (t.tap_rows * t.tap_cols) * gw[1] + e / t.tap_cols % t.tap_rows * gw[2];
-      store_tile(sums, to, Between::kOthers);
-      sums.data += sums.pixels * sums.pitch;
     }
   }
 };

@@ -45,6 +45,24 @@ struct WeightCall {
   Source<S> source_from(const S* data) const {
     return {data, input.stride[0], input.stride[1], input.stride[2], input.stride[3], problem.in_h, problem.in_w};
   }
+
+  // All elements of so many channels and a rectangle of taps, in the lanes of one panel or vector. Rows that continue
+  // one another in the result are stored as one run.
+  template <class S, class T>
+  void store_elements(int64_t channels, int64_t tap_rows, int64_t tap_cols, TileSums<T> sums, TileTarget<S> to) const {
+    const int64_t* const gw = grad_weight.stride;
+    const bool join_i = gw[2] == gw[3] * tap_cols || tap_rows == 1;
+    const bool join_c = join_i && (gw[1] == gw[3] * tap_rows * tap_cols || channels == 1);
+    sums.pixels = tap_cols * (join_i ? tap_rows : 1) * (join_c ? channels : 1);
+    to.x_step = gw[3];
+    S* const first = to.data;
+    for (int64_t c = 0; c < (join_c ? 1 : channels); ++c) {
+      for (int64_t i = 0; i < (join_i ? 1 : tap_rows); ++i, sums.data += sums.pixels * sums.pitch) {
+        to.data = first + c * gw[1] + i * gw[2];
+        store_tile(sums, to, Between::kOthers);
+      }
+    }
+  }
 };
 
 // Runs a WeightCall that has tile_of(item), sum_chunk(tile, chunk, memory, c_tile), used_size(tile) and
