@@ -139,7 +139,8 @@ struct RowCall {
       return;  // the last chain has stored them
     }
     for (int64_t r = 0; r < rows.valid; ++r) {
-      store_with_bias(c.sums + r * layout.pitch, rows.bias, rows.lanes, rows.result + r * rows.result_pitch);
+      store_pixels(TileSums<T>{c.sums + r * layout.pitch, 0, 1, rows.lanes, rows.bias},
+                   TileTarget<S>{rows.result + r * rows.result_pitch, 0, 1});
     }
   }
 

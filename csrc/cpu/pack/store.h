@@ -81,17 +81,6 @@ void store_row(const T* sums, typename Vec<T>::reg bias, int64_t n, S* dst) {
   if (i < n) store_as_partial(dst + i, V::add(V::load(sums + i), bias), int(n - i));
 }
 
-// The same with a bias for each: nullptr, or whole vectors of them.
-template <class S, class T>
-void store_with_bias(const T* sums, const T* bias, int64_t n, S* dst) {
-  using V = Vec<T>;
-  constexpr int L = V::kLanes;
-  if (bias == nullptr) return store_row(sums, V::zero(), n, dst);
-  int64_t i = 0;
-  for (; i + L <= n; i += L) store_as(dst + i, V::add(V::load(sums + i), V::load(bias + i)));
-  if (i < n) store_as_partial(dst + i, V::add(V::load(sums + i), V::load(bias + i)), int(n - i));
-}
-
 // Finished sums of a tile: those of a pixel side by side, pixels `pitch` apart.
 template <class T>
 struct TileSums {
