@@ -456,8 +456,8 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "rows that don't continue one another are taken for one",
-        "const int64_t rows = is_one_run(tile) ? 1 : tile.images * tile.rows, pixels",
-        "const int64_t rows = 1, pixels",
+        "const int64_t rows = is_one_run(tile) ? 1 : tile.images * tile.rows, run",
+        "const int64_t rows = 1, run",
         **PAIRS,
     ),
     # ---- products with the padding that are left out
@@ -1222,14 +1222,14 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "images are stored as rows",
-        "visit(first + row / tile.rows * gemm.destination_n + ",
-        "visit(first + row / tile.rows * gemm.destination_row + ",
+        "S* const to = first + row / tile.rows * gemm.destination_n + ",
+        "S* const to = first + row / tile.rows * gemm.destination_row + ",
     ),
     M(
         "drivers/gemm.h",
         "pieces of a row are summed at its first pixels",
-        "operands.c = to + x * operands.c_pitch;",
-        "operands.c = to;",
+        "before(row * run + x, now, to + x * gemm.destination_col);",
+        "before(row * run + x, now, to);",
     ),
     M(
         "drivers/gemm.h",

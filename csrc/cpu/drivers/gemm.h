@@ -432,15 +432,24 @@ struct ConvCall {
   bool is_one_run(const Tile& tile) const {
     return pixels_join(tile, {gemm.destination_n, gemm.destination_row, gemm.destination_col});
   }
-  // The tile's pixels as runs in the result, from channel m on: visit(where a run lies, its first pixel, pixels).
-  template <class Visit>
-  CONV2D_INLINE void for_each_run_of_result(const Item& item, int64_t m, const Visit& visit) const {
+  // Multiplies the tile's pixels in the runs that they are in the result from channel m on, each in pieces where
+  // something is prefetched with them: before(first pixel, pixels, where they lie).
+  template <class Before>
+  CONV2D_INLINE void multiply_runs(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands,
+                                   LinesAhead& ahead, const Before& before) const {
     const Tile& tile = item.piece.tile;
-    const int64_t rows = is_one_run(tile) ? 1 : tile.images * tile.rows, pixels = tile.pixels() / rows;
+    const int64_t rows = is_one_run(tile) ? 1 : tile.images * tile.rows, run = tile.pixels() / rows;
     S* const first = item.piece.template first_pixel<S>(gemm, m);
     for (int64_t row = 0; row < rows; ++row) {
-      visit(first + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row, row * pixels,
-            pixels);
+      S* const to = first + row / tile.rows * gemm.destination_n + row % tile.rows * gemm.destination_row;
+      const bool in_pieces = (kRoundsSums && asks_results) || ahead.any();
+      const int64_t pieces = in_pieces ? div_up(run, store_pixels_at_once<T>(vectors)) : 1;
+      for_each_piece(run, pieces, ukernels_for<T, G>(vectors).rows, [&](int64_t x, int64_t now) {
+        before(row * run + x, now, to + x * gemm.destination_col);
+        ahead.ask(now);
+        gemm_panel<G, T, S>(now, vectors, operands);
+        operands.j_offset += now;
+      });
     }
   }
 
@@ -449,37 +458,21 @@ struct ConvCall {
     for (int64_t row = 0; row < operands.depth; row += pass_depth(operands.chain)) {
       const GemmPass<T> pass(operands, row);
       const int64_t* const j_offset = operands.j_offset;
-      for_each_run_of_result(item, m, [&](S* to, int64_t, int64_t pixels) {
-        const int64_t pieces = ahead.any() ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
-        for_each_piece(pixels, pieces, ukernels_for<T, G>(vectors).rows, [&](int64_t x, int64_t now) {
-          ahead.ask(now);
-          operands.c = to + x * operands.c_pitch;
-          gemm_panel<G, T>(now, vectors, operands);
-          operands.j_offset += now;
-        });
-      });
+      multiply_runs(item, m, vectors, operands, ahead, [&](int64_t, int64_t, S* to) { operands.c = to; });
       operands.j_offset = j_offset;
     }
   }
 
-  // The last segment of a panel, as finish_pieces takes it.
+  // The last segment of a panel, as finish_pieces takes it. (A segment of pairs is one pass.)
   CONV2D_INLINE void round_in_result(const Item& item, int64_t m, int64_t vectors, GemmOperands<T>& operands,
                                      const ChunkSums<T>& c, bool complete, LinesAhead& ahead) const {
     operands.bias = bias_first ? item.zeros : item.bias;
     operands.result_pitch = gemm.destination_col;
     operands.lanes = item.lanes_from(m, vectors * L);
-    // A segment of pairs is one pass: pieces are worth it for what is prefetched with each.
-    const bool in_pieces = asks_results || ahead.any();
-    for_each_run_of_result(item, m, [&](S* to, int64_t first, int64_t pixels) {
-      const int64_t pieces = in_pieces ? div_up(pixels, store_pixels_at_once<T>(vectors)) : 1;
-      for_each_piece(pixels, pieces, ukernels_for<T, G>(vectors).rows, [&](int64_t x, int64_t now) {
-        operands.c = (complete ? c : c.from((first + x) * vectors * L)).sums;
-        operands.result = to + x * operands.result_pitch;
-        if (asks_results) prefetch_result(item.piece, first + x, now, m, vectors);
-        ahead.ask(now);
-        gemm_panel<G, T, S>(now, vectors, operands);
-        operands.j_offset += now;
-      });
+    multiply_runs(item, m, vectors, operands, ahead, [&](int64_t x, int64_t now, S* to) CONV2D_INLINE_LAMBDA {
+      operands.c = (complete ? c : c.from(x * vectors * L)).sums;
+      operands.result = to;
+      if (asks_results) prefetch_result(item.piece, x, now, m, vectors);
     });
   }
 
