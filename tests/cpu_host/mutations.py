@@ -718,8 +718,8 @@ MUTATIONS = (
     M(
         "drivers/pixels.h",
         "blocks of the smaller size begin with the first row",
-        "visit(blocks.start(blocks.larger), blocks.vectors,",
-        "visit(0, blocks.vectors,",
+        "const int64_t m = blocks.start(block);",
+        "const int64_t m = 0 * block;",
     ),
     M(
         "kernels/pixels.h",
@@ -1168,8 +1168,8 @@ MUTATIONS = (
     M(
         "drivers/gemm.h",
         "of groups that come first only the first tile is computed",
-        "item.piece.tile = tiling.tile(of.tile, gemm);",
-        "item.piece.tile = tiling.tile(tiling.groups_first ? 0 : of.tile, gemm);",
+        ": 1, tiling.tile(of.tile, gemm)};",
+        ": 1, tiling.tile(tiling.groups_first ? 0 : of.tile, gemm)};",
     ),
     M(
         "drivers/phases.h",
@@ -1270,8 +1270,8 @@ MUTATIONS = (
     M(
         "drivers/pixels.h",
         "no +0 is added where the sum began from the bias",
-        "o.bias = !is_complete ? nullptr : bias_first",
-        "o.bias = !is_complete || bias_first ? nullptr : bias_first",
+        "o.bias = !add_bias ? nullptr : bias_first",
+        "o.bias = !add_bias || bias_first ? nullptr : bias_first",
     ),
     M(
         "drivers/pixels.h",
@@ -1611,8 +1611,8 @@ MUTATIONS = (
     M(
         "drivers/depthwise.h",
         "pixels against which taps run begin at the first one",
-        "blocks.at + b * width + (backwards() ? width - 1 : 0);",
-        "blocks.at + b * width;",
+        "at + b * width + (backwards() ? width - 1 : 0);",
+        "at + b * width;",
     ),
     M(
         "drivers/depthwise.h",
@@ -1623,8 +1623,8 @@ MUTATIONS = (
     M(
         "drivers/depthwise.h",
         "a block that begins inside counts as inside",
-        "max64(run.inside.end - blocks.at, 0) / width,",
-        "div_up(max64(run.inside.end - blocks.at, 0), width),",
+        "max64(run.inside.end - at, 0) / width,",
+        "div_up(max64(run.inside.end - at, 0), width),",
     ),
     M(
         "drivers/depthwise.h",

@@ -62,11 +62,9 @@ struct AmxCall {
   Item item_at(int64_t number) const {
     Item item;
     // Pixel tiles vary fastest: neighbouring items share weights.
-    item.piece.tile = tiling.tile(number % tiling.tiles(), gemm);
     const int64_t chunk = number / tiling.tiles() % tiling.chunks_m;
     const int64_t group = number / tiling.tiles() / tiling.chunks_m;
-    item.piece.group = group;
-    item.piece.groups = 1;
+    item.piece = {group, 1, tiling.tile(number % tiling.tiles(), gemm)};
     const Panels chunks = near_equal(div_up(gemm.m, L), tiling.chunks_m);
     item.m0 = chunks.start(chunk) * L;
     item.channels_m = min64(chunks.size(chunk) * L, gemm.m - item.m0);
@@ -112,12 +110,8 @@ struct AmxCall {
   void pack(const BFloat16* weight, const KBlock& segment, int64_t m, int64_t channels_m, BFloat16Block* dst,
             int64_t pitch) const {
     const bool last = segment.channel + segment.channels == gemm.channels;
-    const WeightSegment<BFloat16> columns{weight + segment.weight_offset(gemm) + m * gemm.weight_m,
-                                          gemm.weight_m,
-                                          channels_m,
-                                          segment.channels,
-                                          segment.tap_rows,
-                                          segment.tap_cols};
+    const WeightSegment<BFloat16> columns =
+        segment.weights(gemm, weight + m * gemm.weight_m, gemm.weight_m, channels_m);
     if (gemm.columns != 1) return pack_weight_columns(gemm, columns, segment.tap_col, dst, pitch);
     BlockWeightPacker(gemm, columns, last ? gemm.missing : 0).pack(dst, pitch);
   }

@@ -292,7 +292,7 @@ struct DepthwiseCall {
     constexpr int64_t kSeven = kDepthwisePixels;
     const int64_t count = run.count, sevens = count / kSeven, left = count % kSeven;
     const auto pixels = [&](const DepthwiseUkernelPair<P, S>& pair, int64_t width, int64_t at, int64_t blocks) {
-      compute_blocks(pair, width, {at, blocks}, run, operands, below);
+      compute_blocks(pair, width, at, blocks, run, operands, below);
     };
     if (sevens > 0) pixels(ukernels.by_seven, kSeven, 0, sevens);
     if (left > 4 && sevens > 0) {
@@ -305,19 +305,16 @@ struct DepthwiseCall {
     }
   }
 
-  // Blocks of `width` pixels from pixel `at` on: those inside the source by one call, those at its edges, or before
-  // each of which something is prefetched, by one each.
-  struct Blocks {
-    int64_t at, count;
-  };
+  // `count` blocks of `width` pixels from pixel `at` on: those inside the source by one call, those at its edges, or
+  // before each of which something is prefetched, by one each.
   template <class P>
-  void compute_blocks(const DepthwiseUkernelPair<P, S>& ukernels, int64_t width, const Blocks& blocks,
+  void compute_blocks(const DepthwiseUkernelPair<P, S>& ukernels, int64_t width, int64_t at, int64_t count,
                       const Run<P>& run, DepthwiseOperands<P, S>& operands, RowBelow& below) const {
-    const int64_t begin = min64(div_up(max64(run.inside.begin - blocks.at, 0), width), blocks.count);
-    const int64_t end = max64(min64(max64(run.inside.end - blocks.at, 0) / width, blocks.count), begin);
-    for (int64_t b = 0; b < blocks.count; b += operands.blocks) {
+    const int64_t begin = min64(div_up(max64(run.inside.begin - at, 0), width), count);
+    const int64_t end = max64(min64(max64(run.inside.end - at, 0) / width, count), begin);
+    for (int64_t b = 0; b < count; b += operands.blocks) {
       const bool inside = begin <= b && b < end;
-      const int64_t pixel = blocks.at + b * width + (backwards() ? width - 1 : 0);
+      const int64_t pixel = at + b * width + (backwards() ? width - 1 : 0);
       operands.source = moved(run.source, operands.position, pixel);
       operands.dst = run.dst + pixel * run.row.runs * gemm.destination_col;
       operands.blocks = inside && !below.any() ? end - b : 1;

@@ -147,11 +147,9 @@ struct ConvCall {
   CONV2D_INLINE Item item_at(int64_t number) const {
     Item item;
     const TilePart of = tile_part(number, tiling.tiles(), items() / tiling.tiles(), tiling.groups_first);
-    item.piece.tile = tiling.tile(of.tile, gemm);
     const int64_t chunk = of.part % tiling.chunks_m;
     const int64_t group = of.part / tiling.chunks_m * (G ? L : 1);
-    item.piece.group = group;
-    item.piece.groups = G ? min64(L, gemm.groups - group) : 1;
+    item.piece = {group, G ? min64(L, gemm.groups - group) : 1, tiling.tile(of.tile, gemm)};
     const Panels chunks = near_equal(div_up(gemm.m, kPerVector), tiling.chunks_m);
     item.m0 = chunks.start(chunk) * kPerVector;
     item.channels_m = min64(chunks.size(chunk) * kPerVector, gemm.m - item.m0);
@@ -389,13 +387,8 @@ struct ConvCall {
   CONV2D_INLINE void pack_panel(const Item& item, const KBlock& segment, int64_t m, int64_t vectors,
                                 Operand<T>* panel) const {
     const int64_t width = vectors * L, lanes = item.lanes_from(m, width);
-    const S* const all = item.weight + segment.weight_offset(gemm);
-    const WeightSegment<S> weight{all + m * gemm.weight_m,
-                                  G ? gemm.weight_g : gemm.weight_m,
-                                  G ? item.piece.groups : lanes,
-                                  segment.channels,
-                                  segment.tap_rows,
-                                  segment.tap_cols};
+    const WeightSegment<S> weight = segment.weights(gemm, item.weight + m * gemm.weight_m,
+                                                    G ? gemm.weight_g : gemm.weight_m, G ? item.piece.groups : lanes);
     if (asks_weights && item.piece.tile.pixels() >= limits::tiling::kLeastPixelsToCopyRows) {
       for (int64_t t = 0; t < weight.taps(); ++t) {
         prefetch_row_parts(weight.data + weight.tap_offset(gemm, t), weight.lane_step, lanes, channels_after(segment));
@@ -407,7 +400,8 @@ struct ConvCall {
       const bool lone = gemm.missing != 0 && segment.channel + segment.channels == gemm.channels;
       pack_weight_pairs(gemm, weight, lone, {panel, width, width});
     } else if (gemm.result_taps() > 1) {
-      pack_weight_of_taps(gemm, all, m, lanes, segment.channels, Panel<T>{panel, width, width});
+      pack_weight_of_taps(gemm, item.weight + segment.weight_offset(gemm), m, lanes, segment.channels,
+                          Panel<T>{panel, width, width});
     } else {
       pack_weight(gemm, weight, Panel<T>{panel, width, width});
     }

@@ -6,6 +6,7 @@
 #include "../base/scratch.h"
 #include "../pack/patch.h"
 #include "../pack/store.h"
+#include "../pack/weights.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -35,6 +36,11 @@ struct KBlock {
   int64_t taps() const { return tap_rows * tap_cols; }
   int64_t weight_offset(const ConvGemm& gemm) const {
     return channel * gemm.weight_c + tap_row * gemm.weight_i + tap_col * gemm.weight_j;
+  }
+  // Its weights, of so many lanes that are `step` apart from `data` on.
+  template <class S>
+  WeightSegment<S> weights(const ConvGemm& gemm, const S* data, int64_t step, int64_t lanes) const {
+    return {data + weight_offset(gemm), step, lanes, channels, tap_rows, tap_cols};
   }
   // The part from channel s of the block on, of at most so many channels.
   KBlock part(int64_t s, int64_t most) const {

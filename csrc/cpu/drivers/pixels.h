@@ -201,11 +201,13 @@ struct PixelCall {
     o.next_pixels = has_next ? panels.size(p + 1) * L : 0;
     o.asked_steps = div_up(o.depth, blocks.count);
     o.first_asked = 0;
-    for_each_size(blocks, [&](int64_t m, int64_t rows, int64_t count) {
+    for_each_size(blocks, 0, blocks.count, [&](int64_t block, int64_t rows, int64_t count) {
+      const int64_t m = blocks.start(block);
       o.blocks = count;
       o.w = w + m * o.w_pitch;
       o.c = c + m * o.c_pitch;
-      set_bias(item, m, add_bias, o);
+      o.start = bias_first ? item.bias + m : item.zeros;
+      o.bias = !add_bias ? nullptr : bias_first ? item.zeros : item.bias + m;
       pixel_ukernel_for<T>(rows, panels.size(p))(o);
       o.first_asked += count * o.asked_steps;
     });
@@ -227,12 +229,13 @@ struct PixelCall {
     const Panels& panels = item.panels;
     for (int64_t p = 0; p < panels.count; p += tiling.panels_at_once) {
       const int64_t end = min64(p + tiling.panels_at_once, panels.count);
-      for_each_size(item.blocks, [&](int64_t m, int64_t rows, int64_t count) {
+      for_each_size(item.blocks, 0, item.blocks.count, [&](int64_t block, int64_t rows, int64_t count) {
+        const int64_t m = item.blocks.start(block);
         o.blocks = count;
         o.w = w.data + m * w.pitch;
         o.start = bias_first ? item.bias + m : nullptr;
         o.bias = bias_first ? item.zeros + m : item.bias + m;
-        for_each_width(panels, p, end, [&](int64_t first, int64_t vectors, int64_t of_width) {
+        for_each_size(panels, p, end, [&](int64_t first, int64_t vectors, int64_t of_width) {
           const int64_t most = item.run - vectors * L, pixel = min64(panels.start(first) * L, most);
           o.panels = of_width;
           o.last = most - pixel;
@@ -245,22 +248,9 @@ struct PixelCall {
     }
   }
 
-  // What the rows from m on start from, and what is added to complete sums.
-  CONV2D_INLINE void set_bias(const Item& item, int64_t m, bool is_complete, PixelOperands<T>& o) const {
-    o.start = bias_first ? item.bias + m : item.zeros;
-    o.bias = !is_complete ? nullptr : bias_first ? item.zeros : item.bias + m;
-  }
-
-  // visit(first row, rows of a block, blocks) for blocks of one size.
+  // visit(first panel, its size, panels) for those of [begin, end) that have one size.
   template <class Visit>
-  CONV2D_INLINE static void for_each_size(const Panels& blocks, const Visit& visit) {
-    if (blocks.larger > 0) visit(0, blocks.size(0), blocks.larger);
-    if (blocks.larger < blocks.count) visit(blocks.start(blocks.larger), blocks.vectors, blocks.count - blocks.larger);
-  }
-
-  // visit(first panel, its vectors, panels) for those of [begin, end) of one width.
-  template <class Visit>
-  CONV2D_INLINE static void for_each_width(const Panels& panels, int64_t begin, int64_t end, const Visit& visit) {
+  CONV2D_INLINE static void for_each_size(const Panels& panels, int64_t begin, int64_t end, const Visit& visit) {
     const int64_t larger = min64(max64(panels.larger, begin), end);
     if (begin < larger) visit(begin, panels.size(begin), larger - begin);
     if (larger < end) visit(larger, panels.vectors, end - larger);

@@ -61,8 +61,7 @@ struct WinogradCall {
 
   CONV2D_INLINE Item item_at(int64_t group, int64_t chunk) const {
     Item item;
-    item.piece.group = group;
-    item.piece.groups = 1;
+    item.piece = {group, 1, {}};
     item.m0 = chunk * tiling.chunk_vectors * L;
     item.channels_m = min64(tiling.chunk_vectors * L, gemm.m - item.m0);
     item.panels = cut_panels(div_up(item.channels_m, L), Vec<T>::kMaxVectors);
