@@ -14,7 +14,7 @@ namespace conv2d_ext::cpu {
 void* thread_scratch(int64_t bytes);
 
 // The same for work items that leave something in it for the thread's next items of the same owner, which ask for as
-// many bytes. kept: nobody else has asked for this thread's scratch since such an item did.
+// many bytes. kept: nobody else has asked for this thread's scratch since such an item did. (Owner 0: nobody.)
 struct OwnedScratch {
   void* memory;
   bool kept;

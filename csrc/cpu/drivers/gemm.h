@@ -138,11 +138,9 @@ struct ConvCall {
     char* scratch;
     T *zeros, *bias;
     Operand<T>*panel, *patch, *kept;
-    bool is_packed;  // what is kept
+    bool is_packed;  // what is kept, if anything is
     ChunkSums<T> c_tile;
     const S *source, *weight;  // of the item's first image and group
-    // Channels of a panel of so many lanes that begins with channel m.
-    int64_t lanes_from(int64_t m, int64_t width) const { return min64(width, m0 + channels_m - m); }
   };
   CONV2D_INLINE Item item_at(int64_t number) const {
     Item item;
@@ -154,9 +152,8 @@ struct ConvCall {
     item.m0 = chunks.start(chunk) * kPerVector;
     item.channels_m = min64(chunks.size(chunk) * kPerVector, gemm.m - item.m0);
     item.panels = cut_panels(div_up(item.channels_m, kPerVector), kPanelVectors<T>);
-    const OwnedScratch owned = tiling.kept_panels == 0
-                                   ? OwnedScratch{thread_scratch(layout.bytes), false}
-                                   : thread_scratch(layout.bytes, first_owner + static_cast<uint64_t>(of.part));
+    const OwnedScratch owned =
+        thread_scratch(layout.bytes, tiling.kept_panels == 0 ? 0 : first_owner + static_cast<uint64_t>(of.part));
     item.is_packed = owned.kept;
     char* const scratch = item.scratch = static_cast<char*>(owned.memory);
     item.kept = part<Operand<T>>(scratch, layout.kept);
@@ -271,7 +268,7 @@ struct ConvCall {
     const int64_t m = item.m0 + item.panels.start(at) * kPerVector;
     const ChunkSums<T> c = tiling.one_block ? item.c_tile : item.c_tile.from(pixels * item.panels.start(at) * L);
     const bool in_result = sums_in_result(item, m, width);
-    const bool has_list = source.listed.padding.count > 0, half = !G && ends_in_half<T>(item.lanes_from(m, width));
+    const bool has_list = source.listed.padding.count > 0, half = !G && ends_in_half<T>(min64(width, gemm.m - m));
     if (tiling.one_block || bias_first || in_result || has_list) load_bias_panel(item.piece, m, vectors, item.bias);
     const bool leaves_out = has_list && !half && !has_negative_zero(item.bias, width);
     for (int64_t s = 0; s < block.channels; s += panel_channels()) {
@@ -386,7 +383,7 @@ struct ConvCall {
 
   CONV2D_INLINE void pack_panel(const Item& item, const KBlock& segment, int64_t m, int64_t vectors,
                                 Operand<T>* panel) const {
-    const int64_t width = vectors * L, lanes = item.lanes_from(m, width);
+    const int64_t width = vectors * L, lanes = min64(width, gemm.m - m);
     const WeightSegment<S> weight = segment.weights(gemm, item.weight + m * gemm.weight_m,
                                                     G ? gemm.weight_g : gemm.weight_m, G ? item.piece.groups : lanes);
     if (asks_weights && item.piece.tile.pixels() >= limits::tiling::kLeastPixelsToCopyRows) {
@@ -412,7 +409,7 @@ struct ConvCall {
   // Lanes that a micro-kernel stores are a multiple of these.
   static constexpr int kLeastLanes = kHasHalves<T> ? L / 2 : L;
   bool sums_in_result(const Item& item, int64_t m, int64_t width) const {
-    return kStoresSums && item.lanes_from(m, width) % kLeastLanes == 0 && stores_in_runs(item.piece.tile);
+    return kStoresSums && min64(width, gemm.m - m) % kLeastLanes == 0 && stores_in_runs(item.piece.tile);
   }
   // Whether micro-kernels round finished sums and store them in the result.
   static constexpr bool kRoundsSums = kTakesPairs<T> && std::is_same_v<S, BFloat16> && !G;
@@ -462,7 +459,7 @@ struct ConvCall {
                                      const ChunkSums<T>& c, bool complete, LinesAhead& ahead) const {
     operands.bias = bias_first ? item.zeros : item.bias;
     operands.result_pitch = gemm.destination_col;
-    operands.lanes = item.lanes_from(m, vectors * L);
+    operands.lanes = min64(vectors * L, gemm.m - m);
     multiply_runs(item, m, vectors, operands, ahead, [&](int64_t x, int64_t now, S* to) CONV2D_INLINE_LAMBDA {
       operands.c = (complete ? c : c.from(x * vectors * L)).sums;
       operands.result = to;

@@ -2,9 +2,6 @@
 // products of bfloat16, in pairs or in tiles.
 #pragma once
 
-#include "vec.h"
-
-#if defined(CONV2D_BFLOAT16_PAIRS) || defined(CONV2D_AMX)
 #include "engine.h"
 #if defined(CONV2D_AMX)
 #include "../drivers/amx.h"
@@ -52,4 +49,3 @@ inline IsaShape shape_of(DType) { return {vector_shape<float>()}; }
 constexpr Engine make_engine() { return {kIsaName, kIsaName, run_task, nullptr, shape_of, rows_of}; }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA
-#endif
