@@ -1440,7 +1440,7 @@ MUTATIONS = (
     M(
         "drivers/rows.h",
         "factors of results that don't exist are read",
-        "min64(r, rows.valid - 1) * products.factor_r",
+        "min64(r, rows.operands.valid_results - 1) * products.factor_r",
         "r * products.factor_r",
         sanitizer="address",
     ),

@@ -129,17 +129,13 @@ struct DotCall {
     operands.source_pitch = block.source_pitch;
     operands.lane_pitch = block.lane_pitch;
     operands.accumulate = block.k0 != 0;
-    if (block.images == 1) {
-      operands.source = block.source;
-      operands.valid_sources = 1;
-      operands.lanes = block.lanes;
-      return dot_ukernel<R, T, kShape.single_rows, 1>(operands);
-    }
     for (int64_t n = 0; n < block.images; n += kShape.columns) {
       operands.source = block.source + n * block.source_pitch;
       operands.valid_sources = min64(kShape.columns, block.images - n);
       operands.lanes = block.lanes + n * block.lane_pitch;
-      if (block.images - n <= kShape.few_columns) {
+      if (block.images == 1) {
+        dot_ukernel<R, T, kShape.single_rows, 1>(operands);
+      } else if (block.images - n <= kShape.few_columns) {
         dot_ukernel<R, T, kShape.rows, kShape.few_columns>(operands);
       } else {
         dot_ukernel<R, T, kShape.rows, kShape.columns>(operands);

@@ -42,16 +42,13 @@ struct RowCall {
 
   int64_t items() const { return tiling.items(products.groups); }
 
-  // As many results as a micro-kernel takes, of which `valid` exist (surplus ones repeat the last), and their sums.
+  // As many results as a micro-kernel takes (those beyond the valid ones repeat the last), and their sums.
   struct Rows {
-    int64_t results, valid, lanes;
-    const S *factor, *rows;  // of the first result and lane
-    int64_t row_pitch;
-    S* result;
-    int64_t result_pitch;
+    int64_t results, lanes;
+    const S* factor;  // of the first result
     ChunkSums<T> sums;
     T* factors;
-    const T* bias;
+    RowOperands<S, T> operands;  // of a chain that begins with the first k
   };
 
   void work(int64_t item) const {
@@ -65,31 +62,35 @@ struct RowCall {
     rows.results = row_results(last - result0, kAlong);
     rows.sums = chunk_sums<T>(scratch, layout.sums);
     rows.factors = part<T>(scratch, layout.factors);
-    rows.bias = load_bias<S>(products, lane0, rows.lanes, layout.pitch, part<T>(scratch, layout.bias));
-    rows.rows = static_cast<const S*>(products.rows) + group * products.rows_g + lane0 * products.lane_step;
-    rows.row_pitch = products.rows_k;
-    rows.result_pitch = products.result_r;
+    RowOperands<S, T>& operands = rows.operands;
+    operands.factors = rows.factors;
+    operands.sums = rows.sums.sums;
+    operands.sum_pitch = layout.pitch;
+    operands.bias = load_bias<S>(products, lane0, rows.lanes, layout.pitch, part<T>(scratch, layout.bias));
+    operands.rows = static_cast<const S*>(products.rows) + group * products.rows_g + lane0 * products.lane_step;
+    operands.row_pitch = products.rows_k;
+    operands.result_pitch = products.result_r;
     S* const placed = part<S>(scratch, layout.placed);
     if (products.placed == Placed::kRows) {
-      rows.rows = placed;
-      rows.row_pitch = layout.pitch;
+      operands.rows = placed;
+      operands.row_pitch = layout.pitch;
       const S* const image = static_cast<const S*>(products.rows) + group * products.rows_g;
       for (int64_t k = 0; k < products.depth; ++k) {
         gather(image + k * products.rows_k, {lane0, lane0 + rows.lanes}, placed + k * layout.pitch);
       }
     }
     for (int64_t r = result0; r < last; r += rows.results) {
-      rows.valid = min64(rows.results, last - r);
+      operands.valid_results = min64(rows.results, last - r);
       rows.factor = static_cast<const S*>(products.factor) + group * products.factor_g + r * products.factor_r;
       S* const result = static_cast<S*>(products.result) + group * products.result_g + r * products.result_r;
-      rows.result = result + lane0;
+      operands.result = result + lane0;
       if (products.placed == Placed::kResults) {
-        rows.result = placed;
-        rows.result_pitch = layout.pitch;
+        operands.result = placed;
+        operands.result_pitch = layout.pitch;
       }
       sum(rows);
       if (products.placed != Placed::kResults) continue;
-      for (int64_t i = 0; i < rows.valid; ++i) {
+      for (int64_t i = 0; i < operands.valid_results; ++i) {
         scatter(placed + i * layout.pitch, {lane0, lane0 + rows.lanes}, result + i * products.result_r);
       }
     }
@@ -138,28 +139,19 @@ struct RowCall {
     } else if (kAlong == Along::kLanes) {
       return;  // the last chain has stored them
     }
-    for (int64_t r = 0; r < rows.valid; ++r) {
-      store_pixels(TileSums<T>{c.sums + r * layout.pitch, 0, 1, rows.lanes, rows.bias},
-                   TileTarget<S>{rows.result + r * rows.result_pitch, 0, 1});
-    }
+    const RowOperands<S, T>& operands = rows.operands;
+    store_pixels(TileSums<T>{c.sums, layout.pitch, operands.valid_results, rows.lanes, operands.bias},
+                 TileTarget<S>{operands.result, operands.result_pitch, 1});
   }
 
   const S* factor_of(const Rows& rows, int64_t r, int64_t k) const {
-    return rows.factor + min64(r, rows.valid - 1) * products.factor_r + k * products.factor_k;
+    return rows.factor + min64(r, rows.operands.valid_results - 1) * products.factor_r + k * products.factor_k;
   }
 
   // Chain by chain. What is summed at once is a row: factors lie in scratch as [k][result].
   void sum_along_lanes(const Rows& rows, int64_t k, int64_t end) const {
     const int64_t results = rows.results, first = k;
-    RowOperands<S, T> operands{};
-    operands.factors = rows.factors;
-    operands.row_pitch = rows.row_pitch;
-    operands.sums = rows.sums.sums;
-    operands.sum_pitch = layout.pitch;
-    operands.result = rows.result;
-    operands.result_pitch = rows.result_pitch;
-    operands.valid_results = rows.valid;
-    operands.bias = rows.bias;
+    RowOperands<S, T> operands = rows.operands;
     while (k < end) {
       operands.first = k == first;
       operands.depth = min64(products.chain, min64(round_up(k + 1, products.segment), end) - k);
@@ -169,7 +161,7 @@ struct RowCall {
           rows.factors[i * results + r] = widen_scalar(from[i * products.factor_k]);
         }
       }
-      operands.rows = rows.rows + k * rows.row_pitch;
+      operands.rows = rows.operands.rows + k * operands.row_pitch;
       k += operands.depth;
       operands.last = k == products.depth && !products.has_chunks();
       row_chain(results, operands, rows.lanes);
@@ -185,7 +177,7 @@ struct RowCall {
     operands.chain = products.chain;
     operands.ahead = far ? ColumnsAhead::kOfEachLane : ColumnsAhead::kNothing;
     operands.factors = factors;
-    operands.lanes = rows.rows + k * kPerStep;
+    operands.lanes = rows.operands.rows + k * kPerStep;
     operands.lane_step = products.lane_step;
     operands.sums = rows.sums.sums;
     operands.sum_pitch = layout.pitch;
