@@ -210,8 +210,8 @@ MUTATIONS = (
     M(
         "drivers/winograd_again.h",
         "a panel's other channels are computed again, too",
-        "if (square.again[l]) to[l * gemm_.destination_m]",
-        "to[l * gemm_.destination_m]",
+        "if (square.again[l]) to[l * gemm.destination_m]",
+        "to[l * gemm.destination_m]",
         isas=("avx2", "avx512"),
     ),
     M(
@@ -885,8 +885,8 @@ MUTATIONS = (
     M(
         "drivers/depthwise.h",
         "rows of taps beside the source are left out whatever their weights",
-        "(zeros_checked || zeros_change_nothing<S, T>(g))) {}",
-        "true) {}",
+        "(zeros_checked || zeros_change_nothing<S, T>(gemm));",
+        "true;",
     ),
     M(
         "kernels/depthwise.h",

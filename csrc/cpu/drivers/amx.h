@@ -32,18 +32,12 @@ struct AmxCall {
   static constexpr int L = Vec<float>::kLanes;
   static_assert(sizeof(RowTile) == 32);
   const ConvGemm& gemm;
-  const KBlocking k;
-  const AmxTiling tiling;
-  const AmxScratch layout;
-  const bool in_place;              // the source is read where it lies
-  BFloat16Block* shared = nullptr;  // all weights, packed
-
-  AmxCall(const ConvGemm& g, int num_threads)
-      : gemm(g),
-        k(block_k(g, amx_limits())),
-        tiling(tile_amx(g, k, vector_shape<float>(), num_threads)),
-        layout(lay_out_scratch(tiling, k, vector_shape<float>())),
-        in_place(source_is_patch(g)) {}
+  const int num_threads;
+  const KBlocking k = block_k(gemm, amx_limits());
+  const AmxTiling tiling = tile_amx(gemm, k, vector_shape<float>(), num_threads);
+  const AmxScratch layout = lay_out_scratch(tiling, k, vector_shape<float>());
+  const bool in_place = source_is_patch(gemm);  // the source is read where it lies
+  BFloat16Block* shared = nullptr;              // all weights, packed
 
   int64_t items() const { return tiling.items(gemm.groups); }
 

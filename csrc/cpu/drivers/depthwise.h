@@ -63,19 +63,14 @@ template <class S, class T>
 struct DepthwiseCall {
   static constexpr int L = Vec<T>::kLanes;
   const ConvGemm& gemm;
-  const int64_t chain;
-  const DepthwiseTiling tiling;
-  const DepthwiseScratch layout;
-  const bool leaves_out_rows;  // of taps beside the source
-
-  // zeros_checked: they are known to change nothing.
-  DepthwiseCall(const ConvGemm& g, bool zeros_checked, int num_threads)
-      : gemm(g),
-        chain(block_k(g, vector_shape<T>().limits).chain),
-        tiling(tile_depthwise(g, vector_shape<T>(), sizeof(S), num_threads)),
-        layout(lay_out_scratch(tiling, g, vector_shape<T>())),
-        leaves_out_rows(tiling.in_place && may_leave_out_rows(g, vector_shape<T>().limits) &&
-                        (zeros_checked || zeros_change_nothing<S, T>(g))) {}
+  const bool zeros_checked;  // they are known to change nothing
+  const int num_threads;
+  const int64_t chain = block_k(gemm, vector_shape<T>().limits).chain;
+  const DepthwiseTiling tiling = tile_depthwise(gemm, vector_shape<T>(), sizeof(S), num_threads);
+  const DepthwiseScratch layout = lay_out_scratch(tiling, gemm, vector_shape<T>());
+  // Of taps beside the source.
+  const bool leaves_out_rows = tiling.in_place && may_leave_out_rows(gemm, vector_shape<T>().limits) &&
+                               (zeros_checked || zeros_change_nothing<S, T>(gemm));
 
   // A work item's block of groups, and where its operands lie in scratch.
   struct Block {
@@ -374,7 +369,7 @@ struct DepthwiseCalls {
   DepthwiseCalls(const Task& task, int num_threads) {
     const bool zeros_checked = task.whole != nullptr && zeros_change_nothing<S, T>(*task.whole);
     const ConvGemm* const gemms = task.whole != nullptr && !zeros_checked ? task.whole : task.gemm;
-    for (int f = 0; f < task.gemms; ++f) calls[f].emplace(gemms[f], zeros_checked, num_threads);
+    for (int f = 0; f < task.gemms; ++f) calls[f].emplace(DepthwiseCall<S, T>{gemms[f], zeros_checked, num_threads});
   }
   int64_t items() const {
     int64_t most = 0;

@@ -20,7 +20,7 @@ struct DepthwiseWeightCall : WeightCall {
   static_assert(sizeof(WeightRun<S>) == kWeightRunBytes);
 
   DepthwiseWeightCall(const Call& call, int num_threads)
-      : WeightCall(call, WeightLanes::kInnerGroups, vector_shape<T>(), num_threads) {}
+      : WeightCall{call, WeightLanes::kInnerGroups, vector_shape<T>(), num_threads} {}
 
   // The weights that an item owns.
   struct WeightTile {

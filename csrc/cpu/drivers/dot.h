@@ -24,18 +24,13 @@ struct DotCall {
   static constexpr DotKernelShape kShape = dot_shape<T>();
 
   const ConvGemm& gemm;
-  const DotBlocking k;
-  const DotTiling tiling;
-  const DotScratch layout;
-  const bool source_is_dense;
-
-  DotCall(const ConvGemm& g, int num_threads)
-      : gemm(g),
-        k(block_dot(g, W, vector_shape<T>().limits)),
-        tiling(tile_dot(g, k, kShape, num_threads)),
-        layout(lay_out_scratch(tiling, kShape)),
-        source_is_dense(sizeof(S) == sizeof(T) && meets_no_padding(g) &&
-                        dot_is_dense(g, g.source_c, g.source_row * g.axis_h.tap, g.source_col * g.axis_w.tap)) {}
+  const int num_threads;
+  const DotBlocking k = block_dot(gemm, W, vector_shape<T>().limits);
+  const DotTiling tiling = tile_dot(gemm, k, kShape, num_threads);
+  const DotScratch layout = lay_out_scratch(tiling, kShape);
+  const bool source_is_dense =
+      sizeof(S) == sizeof(T) && meets_no_padding(gemm) &&
+      dot_is_dense(gemm, gemm.source_c, (gemm.source_row * gemm.axis_h.tap), (gemm.source_col * gemm.axis_w.tap));
 
   int64_t items() const { return tiling.items(gemm.groups); }
 

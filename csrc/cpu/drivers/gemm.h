@@ -51,32 +51,23 @@ struct ConvCall {
   static constexpr bool kListsSteps = !G && ListedSteps<T>::kExists;
   static constexpr int kPerVector = G ? 1 : L;  // result channels in a vector: L, or one of each of L groups
   const ConvGemm& gemm;
-  const KBlocking k;
-  const ConvTiling tiling;
-  const PatchOrder order;
-  const ConvScratch layout;
-  const uint64_t first_owner;  // of the weights that items keep: those of a group's chunk have one
-  const bool bias_first;
-  const bool in_place;                   // the source is read where it lies
-  const bool asks_ahead;                 // while an item multiplies, the next one's source is prefetched
-  const bool asks_results;               // while a piece of the sums is finished, its place in the result
-  const bool asks_pixels, asks_weights;  // while a block of channels is packed, the next one's
-
-  ConvCall(const ConvGemm& g, int num_threads)
-      : gemm(g),
-        k(block_k(g, vector_shape<T>().limits)),
-        tiling(tile_conv(g, k, vector_shape<T>(), G, num_threads)),
-        order(patch_order(G, tiling.block_channels * kPerStep, g.source_c / kPerStep, g.source_col, g.source_w)),
-        layout(lay_out_scratch(tiling, k, vector_shape<T>())),
-        first_owner(tiling.kept_panels == 0 ? 0 : new_scratch_owners(gemm.groups * tiling.chunks_m)),
-        bias_first(g.starts_from_bias()),
-        in_place(reads_in_place()),
-        asks_ahead(waits_for_source(num_threads)),
-        asks_results(waits_for_results()),
-        asks_pixels(k.takes_all_taps() && order == PatchOrder::kChannelInner &&
-                    lie_apart(g.source_col, limits::tiling::kFarPixelBytes)),
-        asks_weights(k.takes_all_taps() && !G && g.weight_c == kPerStep && g.result_taps() == 1 &&
-                     lie_apart(g.weight_m, limits::tiling::kFarWeightRowBytes)) {}
+  const int num_threads;
+  const KBlocking k = block_k(gemm, vector_shape<T>().limits);
+  const ConvTiling tiling = tile_conv(gemm, k, vector_shape<T>(), G, num_threads);
+  const PatchOrder order =
+      patch_order(G, (kPerStep * tiling.block_channels), gemm.source_c / kPerStep, gemm.source_col, gemm.source_w);
+  const ConvScratch layout = lay_out_scratch(tiling, k, vector_shape<T>());
+  // Of the weights that items keep: those of a group's chunk have one.
+  const uint64_t first_owner = tiling.kept_panels == 0 ? 0 : new_scratch_owners(gemm.groups * tiling.chunks_m);
+  const bool bias_first = gemm.starts_from_bias();
+  const bool in_place = reads_in_place();         // the source is read where it lies
+  const bool asks_ahead = waits_for_source();     // while an item multiplies, the next one's source is prefetched
+  const bool asks_results = waits_for_results();  // while a piece of the sums is finished, its place in the result
+  // While a block of channels is packed, the next one's pixels and weights.
+  const bool asks_pixels = k.takes_all_taps() && order == PatchOrder::kChannelInner &&
+                           lie_apart(gemm.source_col, limits::tiling::kFarPixelBytes);
+  const bool asks_weights = k.takes_all_taps() && !G && gemm.weight_c == kPerStep && gemm.result_taps() == 1 &&
+                            lie_apart(gemm.weight_m, limits::tiling::kFarWeightRowBytes);
 
   static bool lie_apart(int64_t step, int64_t bytes) { return saturating_mul(step, int64_t(sizeof(S))) >= bytes; }
 
@@ -95,7 +86,7 @@ struct ConvCall {
   // A source of dense pixels that comes from beyond L2, or from memory: with pairs, whose sums take half the time, and
   // where L3 answers late.
   // (Sums that wait in scratch are stored in bursts, which these prefetches would delay.)
-  bool waits_for_source(int num_threads) const {
+  bool waits_for_source() const {
     const bool dense =
         order == PatchOrder::kChannelInner && gemm.groups == 1 && gemm.source_col == gemm.single_channels();
     // Rows and columns that no tap meets are not worth a request.

@@ -31,13 +31,10 @@ struct GradWeightCall : WeightCall {
   static constexpr bool kListsSteps = !G && ListedSteps<T>::kExists;
   // Output channels in a vector: L, or one of each of L groups.
   static constexpr int kPerVector = G ? 1 : L;
-  const bool in_place;    // the input is read where it lies
-  const bool asks_ahead;  // while a segment multiplies, what the next one reads is prefetched
+  const bool in_place = input_is_patch();      // the input is read where it lies
+  const bool asks_ahead = waits_for_memory();  // while a segment multiplies, what the next one reads is prefetched
 
-  GradWeightCall(const Call& call, int num_threads)
-      : WeightCall(call, kLanes, vector_shape<T>(), num_threads),
-        in_place(input_is_patch()),
-        asks_ahead(waits_for_memory(num_threads)) {}
+  GradWeightCall(const Call& call, int num_threads) : WeightCall{call, kLanes, vector_shape<T>(), num_threads} {}
 
   // One tap that never lies in the padding: the input itself is the patch, whatever its strides.
   bool input_is_patch() const {
@@ -62,7 +59,7 @@ struct GradWeightCall : WeightCall {
 
   // Channels_last from beyond L2: a segment's pixels are short runs, or end before hardware prefetchers are up to
   // speed.
-  bool waits_for_memory(int num_threads) const {
+  bool waits_for_memory() const {
     if constexpr (G || kTakesBlocks<T> || !kHasTranspose<T> || !(std::is_same_v<S, T> || kTakesPairs<T>)) return false;
     const bool side_by_side = input.stride[1] == 1 && grad_output.stride[1] == 1 && problem.groups == 1;
     const int64_t elements = saturating_add(saturating_mul(problem.out_pixels(), problem.out_channels),

@@ -34,17 +34,11 @@ template <class S, class T>
 struct PixelCall {
   static constexpr int L = Vec<T>::kLanes;
   const ConvGemm& gemm;
-  const KBlocking k;
-  const PixelTiling tiling;
-  const PixelScratch layout;
-  const bool bias_first;
-
-  PixelCall(const ConvGemm& g, int num_threads)
-      : gemm(g),
-        k(block_k(g, vector_shape<T>().limits)),
-        tiling(tile_pixel_conv(g, k, vector_shape<T>(), sizeof(S), num_threads)),
-        layout(lay_out_scratch(tiling, k, vector_shape<T>())),
-        bias_first(g.starts_from_bias()) {}
+  const int num_threads;
+  const KBlocking k = block_k(gemm, vector_shape<T>().limits);
+  const PixelTiling tiling = tile_pixel_conv(gemm, k, vector_shape<T>(), sizeof(S), num_threads);
+  const PixelScratch layout = lay_out_scratch(tiling, k, vector_shape<T>());
+  const bool bias_first = gemm.starts_from_bias();
 
   int64_t items() const { return tiling.items(gemm.groups); }
 

@@ -18,13 +18,9 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 template <class S, class T>
 struct FewPlanesCall {
   const ConvGemm& gemm;
-  const KBlocking k;
-  const FewPlanesTiling tiling;
-
-  FewPlanesCall(const ConvGemm& g, int num_threads)
-      : gemm(g),
-        k(block_k(g, vector_shape<T>().limits)),
-        tiling(tile_few_planes(g, vector_shape<T>(), sizeof(S), num_threads)) {}
+  const int num_threads;
+  const KBlocking k = block_k(gemm, vector_shape<T>().limits);
+  const FewPlanesTiling tiling = tile_few_planes(gemm, vector_shape<T>(), sizeof(S), num_threads);
 
   int64_t items() const { return tiling.items(gemm); }
 

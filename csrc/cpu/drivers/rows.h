@@ -28,17 +28,13 @@ struct RowCall {
   static constexpr int L = Vec<T>::kLanes;
   static constexpr int64_t kPerStep = kTakesPairs<T> ? 2 : 1;
   const RowProducts& products;
-  const RowTiling tiling;
-  const RowScratch layout;
+  const int num_threads;
+  const RowTiling tiling = tile_rows(products, num_threads);
+  const RowScratch layout = lay_out_scratch(products, tiling, sizeof(T));
   // Along k: whether factors are read where they lie, and whether what they multiply comes from memory.
-  const bool reads_factors, far;
-
-  RowCall(const RowProducts& p, int num_threads)
-      : products(p),
-        tiling(tile_rows(p, num_threads)),
-        layout(lay_out_scratch(p, tiling, sizeof(T))),
-        reads_factors((kTakesPairs<T> || std::is_same_v<S, T>) && p.factor_k == kPerStep),
-        far(saturating_mul(p.lanes, p.depth, kPerStep * int64_t(sizeof(S))) > limits::one_pixel::kFarColumnsBytes) {}
+  const bool reads_factors = (kTakesPairs<T> || std::is_same_v<S, T>) && products.factor_k == kPerStep;
+  const bool far = saturating_mul(products.lanes, products.depth, kPerStep, int64_t(sizeof(S))) >
+                   limits::one_pixel::kFarColumnsBytes;
 
   int64_t items() const { return tiling.items(products.groups); }
 

@@ -11,21 +11,16 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // What such a driver computes.
 struct WeightCall {
-  const Conv2dProblem& problem;
-  const ConstTensorView grad_output, input;
-  const TensorView grad_weight;
-  const PixelBlocking pixels;
-  const WeightTiling tiling;
-  const WeightScratch layout;
-
-  WeightCall(const Call& call, WeightLanes lanes, const VectorShape& vector, int num_threads)
-      : problem(call.problem),
-        grad_output(call.a),
-        input(call.b),
-        grad_weight(call.result),
-        pixels(block_pixels(problem.batch, problem.out_h, problem.out_w, vector.limits)),
-        tiling(tile_grad_weight(call, pixels, vector, lanes, num_threads)),
-        layout(lay_out_scratch(tiling, pixels, vector)) {}
+  const Call& call;
+  const WeightLanes lanes;
+  const VectorShape vector;
+  const int num_threads;
+  const Conv2dProblem& problem = call.problem;
+  const ConstTensorView grad_output = call.a, input = call.b;
+  const TensorView grad_weight = call.result;
+  const PixelBlocking pixels = block_pixels(problem.batch, problem.out_h, problem.out_w, vector.limits);
+  const WeightTiling tiling = tile_grad_weight(call, pixels, vector, lanes, num_threads);
+  const WeightScratch layout = lay_out_scratch(tiling, pixels, vector);
 
   // The segments of a chunk, and the pixels of a segment.
   Interval segments_of(int64_t chunk) const {

@@ -31,18 +31,12 @@ struct WinogradCall {
   static constexpr int L = Vec<T>::kLanes;
   static constexpr int kMaxWidth = L * Vec<T>::kMaxVectors;
   const ConvGemm& gemm;
-  const WinogradTiling tiling;
-  const WinogradScratch layout;
-  const GatherAxis axis_h, axis_w;  // with ascending taps, whichever order the GEMM has them in
-  const PatchOrder order;
-
-  WinogradCall(const ConvGemm& g, int num_threads)
-      : gemm(g),
-        tiling(tile_winograd(g, vector_shape<T>(), num_threads)),
-        layout(lay_out_scratch(tiling, g, vector_shape<T>())),
-        axis_h(ascending(g.axis_h, 3)),
-        axis_w(ascending(g.axis_w, 3)),
-        order(patch_order(false, tiling.staged_channels, g.source_c, g.source_col, g.source_w)) {}
+  const int num_threads;
+  const WinogradTiling tiling = tile_winograd(gemm, vector_shape<T>(), num_threads);
+  const WinogradScratch layout = lay_out_scratch(tiling, gemm, vector_shape<T>());
+  // With ascending taps, whichever order the GEMM has them in.
+  const GatherAxis axis_h = ascending(gemm.axis_h, 3), axis_w = ascending(gemm.axis_w, 3);
+  const PatchOrder order = patch_order(false, tiling.staged_channels, gemm.source_c, gemm.source_col, gemm.source_w);
 
   int64_t items() const { return tiling.items(gemm.groups); }
   // What a work item computes, and where its operands lie in scratch.
@@ -293,7 +287,7 @@ struct WinogradCall {
   void compute_again(const Item& item, const ResultPanel& panel) const {
     const Tile& tile = item.piece.tile;
     const int64_t squares_h = winograd_squares(tile.rows), squares_w = winograd_squares(tile.cols);
-    WinogradAgain<S, T> again(gemm, layout, item.piece, panel.m, panel.vectors, item.bias, item.zeros);
+    WinogradAgain<S, T> again{gemm, layout, item.piece, panel.m, panel.vectors, item.bias, item.zeros};
     const T* sums = item.sums;
     for (int64_t n = 0; n < tile.images; ++n) {
       for (int64_t i = 0; i < squares_h; ++i) {

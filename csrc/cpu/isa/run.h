@@ -59,29 +59,29 @@ void run_task_of(const Task& task, const Executor& executor) {
   const int threads = executor.num_threads;
   const Driver driver = task.driver;
   if constexpr (kIsFloating<S>) {
-    if (driver == Driver::kDot) return run_all(DotCall<S>(*task.gemm, threads), executor);
+    if (driver == Driver::kDot) return run_all(DotCall<S>{*task.gemm, threads}, executor);
   }
   if constexpr (std::is_same_v<T, float>) {
-    if (driver == Driver::kWinograd) return run_all(WinogradCall<S, T>(*task.gemm, threads), executor);
+    if (driver == Driver::kWinograd) return run_all(WinogradCall<S, T>{*task.gemm, threads}, executor);
   }
   // Drivers that the portable engine, and other types, lack: planning gives them none (VectorShape::is_native).
   if constexpr (kHasTranspose<T>) {
-    if (driver == Driver::kRows) return run_all(RowCall<S, T, Along::kLanes>(*task.rows, threads), executor);
-    if (driver == Driver::kColumns) return run_all(RowCall<S, T, Along::kK>(*task.rows, threads), executor);
+    if (driver == Driver::kRows) return run_all(RowCall<S, T, Along::kLanes>{*task.rows, threads}, executor);
+    if (driver == Driver::kColumns) return run_all(RowCall<S, T, Along::kK>{*task.rows, threads}, executor);
     if (driver == Driver::kStrided) return run_all(StridedCall<S, T>(*task.call, threads), executor);
     if (driver == Driver::kPhases && task.phases->over_groups) {
       return run_all(PhasesCall<S, T, true>(*task.phases, threads), executor);
     }
     if (driver == Driver::kPhases) return run_all(PhasesCall<S, T, false>(*task.phases, threads), executor);
     if (driver == Driver::kDepthwise) return run_all(DepthwiseCalls<S, T>(task, threads), executor);
-    if (driver == Driver::kPlanes) return run_all(FewPlanesCall<S, T>(*task.gemm, threads), executor);
-    if (driver == Driver::kPixels) return run_all(PixelCall<S, T>(*task.gemm, threads), executor);
+    if (driver == Driver::kPlanes) return run_all(FewPlanesCall<S, T>{*task.gemm, threads}, executor);
+    if (driver == Driver::kPixels) return run_all(PixelCall<S, T>{*task.gemm, threads}, executor);
     if (driver == Driver::kWeightDepthwise) {
       return run_chunks<T>(DepthwiseWeightCall<S, T>(*task.call, threads), executor);
     }
   }
-  if (driver == Driver::kGroups) return run_all(ConvCall<S, T, true>(*task.gemm, threads), executor);
-  if (driver == Driver::kGemm) return run_all(ConvCall<S, T, false>(*task.gemm, threads), executor);
+  if (driver == Driver::kGroups) return run_all(ConvCall<S, T, true>{*task.gemm, threads}, executor);
+  if (driver == Driver::kGemm) return run_all(ConvCall<S, T, false>{*task.gemm, threads}, executor);
   if (driver == Driver::kWeightGroups) {
     return run_chunks<T>(GradWeightCall<S, T, WeightLanes::kGroups>(*task.call, threads), executor);
   }

@@ -20,7 +20,7 @@ inline void run_task(DType, const Task& task, const Executor& executor) {
     using Driver = GradWeightCall<BFloat16, float, WeightLanes::kChannels>;
     return run_chunks<float>(Driver(*task.call, threads), executor);
   }
-  AmxCall call(*task.gemm, threads);
+  AmxCall call{*task.gemm, threads};
   if (call.shares() == 0) return run_all(call, executor);
   const ScratchMemory workspace = allocate_scratch(call.tiling.shared_bytes);
   call.shared = static_cast<BFloat16Block*>(workspace.get());
@@ -32,13 +32,13 @@ inline int rows_of(DType, int64_t vectors) { return int(amx_row_tiles(vectors) *
 inline void run_task(DType, const Task& task, const Executor& executor) {
   const int threads = executor.num_threads;
   if (task.driver == Driver::kColumns) {
-    run_all(RowCall<BFloat16, float, Along::kK>(*task.rows, threads), executor);
+    run_all(RowCall<BFloat16, float, Along::kK>{*task.rows, threads}, executor);
   } else if (task.driver == Driver::kWeightPairs) {
     run_chunks<float>(GradWeightCall<BFloat16, float, WeightLanes::kChannels>(*task.call, threads), executor);
   } else if (task.driver == Driver::kPairsOfGroups) {
-    run_all(ConvCall<BFloat16, float, true>(*task.gemm, threads), executor);
+    run_all(ConvCall<BFloat16, float, true>{*task.gemm, threads}, executor);
   } else {
-    run_all(ConvCall<BFloat16, float, false>(*task.gemm, threads), executor);
+    run_all(ConvCall<BFloat16, float, false>{*task.gemm, threads}, executor);
   }
 }
 inline int rows_of(DType, int64_t vectors) { return ukernels_for<float, false>(vectors).rows; }
