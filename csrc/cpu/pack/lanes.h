@@ -16,11 +16,49 @@ template <class T>
 struct Panel {
   T* data;
   int64_t pitch, width;
+
+  // Where element k lies, and those after it in turn.
+  class Cursor {
+   public:
+    CONV2D_INLINE Cursor(const Panel& panel, int64_t lane, int64_t k)
+        : pitch_(panel.pitch), at_(panel.data + lane + k * pitch_) {}
+    CONV2D_INLINE T* next() {
+      T* const at = at_;
+      at_ += pitch_;
+      return at;
+    }
+
+   private:
+    const int64_t pitch_;
+    T* at_;
+  };
 };
 // The same with a gap after every `run` elements: rows of a patch between which there is padding.
 template <class T>
 struct GappedPanel : Panel<T> {
   int64_t run, gap;
+
+  class Cursor {
+   public:
+    CONV2D_INLINE Cursor(const GappedPanel& panel, int64_t lane, int64_t k)
+        : pitch_(panel.pitch),
+          run_(panel.run),
+          gap_(panel.gap),
+          left_(run_ - k % run_),
+          at_(panel.data + lane + k * pitch_ + k / run_ * gap_) {}
+    CONV2D_INLINE T* next() {
+      T* const at = at_;
+      --left_;
+      at_ += pitch_ + (left_ == 0 ? gap_ : 0);
+      left_ = left_ == 0 ? run_ : left_;
+      return at;
+    }
+
+   private:
+    const int64_t pitch_, run_, gap_;
+    int64_t left_;
+    T* at_;
+  };
 };
 // Which ones of every `size` elements: those whose bits are set.
 struct PickedElements {
@@ -35,81 +73,30 @@ struct PickedElements {
 template <class T>
 struct PickedPanel : Panel<T> {
   PickedElements elements;
-};
 
-// Where element k of a panel lies, and those after it in turn.
-template <class T>
-class PanelCursor {
- public:
-  CONV2D_INLINE PanelCursor(const Panel<T>& panel, int64_t lane, int64_t k)
-      : pitch_(panel.pitch), at_(panel.data + lane + k * pitch_) {}
-  CONV2D_INLINE T* next() {
-    T* const at = at_;
-    at_ += pitch_;
-    return at;
-  }
+  class Cursor {
+   public:
+    CONV2D_INLINE Cursor(const PickedPanel& panel, int64_t lane, int64_t k)
+        : pitch_(panel.pitch),
+          elements_(panel.elements),
+          element_(k % elements_.size),
+          at_(panel.data + lane + (k / elements_.size * elements_.count() + elements_.before(element_)) * pitch_) {}
+    CONV2D_INLINE T* next() {
+      const bool picked = elements_.has(element_);
+      T* const at = picked ? at_ : others_;
+      at_ += picked ? pitch_ : 0;
+      element_ = element_ + 1 == elements_.size ? 0 : element_ + 1;
+      return at;
+    }
 
- private:
-  const int64_t pitch_;
-  T* at_;
+   private:
+    const int64_t pitch_;
+    const PickedElements elements_;
+    int64_t element_;
+    T* at_;
+    T others_[Vec<T>::kLanes];  // written, and never read
+  };
 };
-template <class T>
-class GappedCursor {
- public:
-  CONV2D_INLINE GappedCursor(const GappedPanel<T>& panel, int64_t lane, int64_t k)
-      : pitch_(panel.pitch),
-        run_(panel.run),
-        gap_(panel.gap),
-        left_(run_ - k % run_),
-        at_(panel.data + lane + k * pitch_ + k / run_ * gap_) {}
-  CONV2D_INLINE T* next() {
-    T* const at = at_;
-    --left_;
-    at_ += pitch_ + (left_ == 0 ? gap_ : 0);
-    left_ = left_ == 0 ? run_ : left_;
-    return at;
-  }
-
- private:
-  const int64_t pitch_, run_, gap_;
-  int64_t left_;
-  T* at_;
-};
-template <class T>
-class PickedCursor {
- public:
-  CONV2D_INLINE PickedCursor(const PickedPanel<T>& panel, int64_t lane, int64_t k)
-      : pitch_(panel.pitch),
-        elements_(panel.elements),
-        element_(k % elements_.size),
-        at_(panel.data + lane + (k / elements_.size * elements_.count() + elements_.before(element_)) * pitch_) {}
-  CONV2D_INLINE T* next() {
-    const bool picked = elements_.has(element_);
-    T* const at = picked ? at_ : others_;
-    at_ += picked ? pitch_ : 0;
-    element_ = element_ + 1 == elements_.size ? 0 : element_ + 1;
-    return at;
-  }
-
- private:
-  const int64_t pitch_;
-  const PickedElements elements_;
-  int64_t element_;
-  T* at_;
-  T others_[Vec<T>::kLanes];  // written, and never read
-};
-template <class T>
-CONV2D_INLINE PickedCursor<T> cursor_at(const PickedPanel<T>& panel, int64_t lane, int64_t k) {
-  return {panel, lane, k};
-}
-template <class T>
-CONV2D_INLINE PanelCursor<T> cursor_at(const Panel<T>& panel, int64_t lane, int64_t k) {
-  return {panel, lane, k};
-}
-template <class T>
-CONV2D_INLINE GappedCursor<T> cursor_at(const GappedPanel<T>& panel, int64_t lane, int64_t k) {
-  return {panel, lane, k};
-}
 
 // Elements of a lane from `p` on, kStep apart: a vector of them, or n.
 template <class T, int kStep, class S>
@@ -140,7 +127,7 @@ CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Target& to) 
     const int64_t valid = min64(from.lanes - lane, L);
     const S* const s = from.data + lane * lane_step;
     if (valid <= 0) {
-      auto cursor = cursor_at(to, lane, 0);
+      typename Target::Cursor cursor(to, lane, 0);
       for (int64_t k = 0; k < depth; ++k) V::store(cursor.next(), V::zero());
       continue;
     }
@@ -164,7 +151,7 @@ CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Target& to) 
       }
       V::transpose(r);
       const int64_t n = min64(depth, L);
-      auto cursor = cursor_at(to, lane, k);
+      typename Target::Cursor cursor(to, lane, k);
 #pragma GCC unroll 16
       for (int i = 0; i < L; ++i) {
         if (i < n) V::store(cursor.next(), r[i]);
