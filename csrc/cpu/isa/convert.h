@@ -242,6 +242,15 @@ CONV2D_INLINE auto with_constant(int64_t n, const Call& call) {
     return n == N ? call(std::integral_constant<int, N>{}) : with_constant<kMore...>(n, call);
   }
 }
+// The same of all n from 1 to kMost.
+template <int kMost, class Call>
+CONV2D_INLINE auto with_number(int64_t n, const Call& call) {
+  if constexpr (kMost == 1) {
+    return call(std::integral_constant<int, 1>{});
+  } else {
+    return n == kMost ? call(std::integral_constant<int, kMost>{}) : with_number<kMost - 1>(n, call);
+  }
+}
 
 #if defined(CONV2D_NATIVE_VEC)
 // dst[i] = src[2 * i] for i in [0, n), n > 0. Nothing behind the last one is read.

@@ -352,15 +352,8 @@ CONV2D_INLINE Ukernels<T> ukernels_of([[maybe_unused]] bool half) {
 }
 template <class T, bool G, bool kListed = false, class R = T>
 CONV2D_INLINE Ukernels<T> ukernels_for(int64_t vectors, bool half = false) {
-  constexpr int max = Vec<T>::kMaxVectors;
-  if constexpr (max >= 4) {
-    if (vectors == 4) return ukernels_of<T, 4, G, kListed, R>(half);
-    if (vectors == 3) return ukernels_of<T, 3, G, kListed, R>(half);
-  }
-  if constexpr (max >= 2) {
-    if (vectors == 2) return ukernels_of<T, 2, G, kListed, R>(half);
-  }
-  return ukernels_of<T, 1, G, kListed, R>(half);
+  return with_number<Vec<T>::kMaxVectors>(
+      vectors, [&](auto nv) CONV2D_INLINE_LAMBDA { return ukernels_of<T, decltype(nv)::value, G, kListed, R>(half); });
 }
 
 // Rows of the packed panel that all rows of C use before the next ones, as whole chains: so many stay in L1 beside what

@@ -180,19 +180,10 @@ using PixelUkernel = void (*)(const PixelOperands<T>&);
 // visit(constant rows, constant vectors) for a block of so many rows and a panel of so many vectors.
 template <class T, class Visit>
 CONV2D_INLINE auto with_pixel_shape(int64_t rows, int64_t vectors, const Visit& visit) {
-  const auto of = [&](auto mr) {
-    constexpr int64_t kWidest = pixel_panel_vectors(decltype(mr)::value, vector_shape<T>());
-    if constexpr (kWidest >= 4) {
-      return with_constant<1, 2, 3, 4>(vectors, [&](auto nv) { return visit(mr, nv); });
-    } else {
-      return with_constant<1, 2, 3>(vectors, [&](auto nv) { return visit(mr, nv); });
-    }
-  };
-  if constexpr (pixel_rows(vector_shape<T>()) > 4) {
-    return with_constant<1, 2, 3, 4, 5, 6, 7, 8>(rows, of);
-  } else {
-    return with_constant<1, 2, 3, 4>(rows, of);
-  }
+  return with_number<int(pixel_rows(vector_shape<T>()))>(rows, [&](auto mr) {
+    constexpr int kWidest = int(pixel_panel_vectors(decltype(mr)::value, vector_shape<T>()));
+    return with_number<kWidest>(vectors, [&](auto nv) { return visit(mr, nv); });
+  });
 }
 template <class T>
 PixelUkernel<T> pixel_ukernel_for(int64_t rows, int64_t vectors) {
