@@ -113,13 +113,7 @@ CONV2D_INLINE void fill_zero(T* dst, int64_t n) {
 // engine has none: it is there for results, not for speed, and each driver takes minutes to compile. Which of them run
 // changes no bit.
 template <class T>
-constexpr bool kHasTranspose = false;
-#if defined(CONV2D_NATIVE_VEC)
-template <>
-inline constexpr bool kHasTranspose<float> = true;
-template <>
-inline constexpr bool kHasTranspose<double> = true;
-#endif
+constexpr bool kHasTranspose = kIsNative && std::is_floating_point_v<T>;
 
 #if !defined(CONV2D_NATIVE_VEC)
 // What native vectors have of their own.
@@ -177,11 +171,7 @@ CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { nar
 CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
 
 // Whether some lanes of a vector are loaded and stored as fast as all of them: by masks.
-#if defined(CONV2D_NATIVE_VEC)
 constexpr bool kHasMasks = Vec<float>::kLanes == 16;
-#else
-constexpr bool kHasMasks = false;
-#endif
 
 // Whether 32 elements of a type are widened as the even and the odd ones, by an instruction each, and narrowed so, by
 // one for both if the CPU has it.
@@ -191,25 +181,18 @@ constexpr bool kHasEvenOdd = kHasMasks && std::is_same_v<S, BFloat16>;
 // Whether a vector of every third element takes a few instructions, not one a lane. (Images in channels_last mostly
 // have three channels.)
 template <class S>
-constexpr bool kLoadsThirds = false;
-#if defined(CONV2D_NATIVE_VEC)
-template <>
-inline constexpr bool kLoadsThirds<float> = true;
-template <>
-inline constexpr bool kLoadsThirds<BFloat16> = kHasMasks;
-template <>
-inline constexpr bool kLoadsThirds<Float16> = kHasMasks;
+constexpr bool kLoadsThirds =
+    kIsNative && (std::is_same_v<S, float> || (kHasMasks && kIsFloating<S> && sizeof(S) == 2));
 // n of them, 1 to kLanes.
 template <class S>
 CONV2D_INLINE Vec<float>::reg load_thirds_as_float(const S* p, int n) {
   static_assert(kLoadsThirds<S>);
   if constexpr (std::is_same_v<S, float>) {
-    return Vec<float>::load_thirds(p, n);
+    return Vec<S>::load_thirds(p, n);
   } else {
     return widen_thirds(p, n);
   }
 }
-#endif
 
 // Keeps the compiler from loading a vector anew for each of its uses.
 template <class Reg>
@@ -252,7 +235,6 @@ CONV2D_INLINE auto with_number(int64_t n, const Call& call) {
   }
 }
 
-#if defined(CONV2D_NATIVE_VEC)
 // dst[i] = src[2 * i] for i in [0, n), n > 0. Nothing behind the last one is read.
 template <class T>
 CONV2D_INLINE void copy_every_other(const T* src, int64_t n, T* dst) {
@@ -290,7 +272,6 @@ CONV2D_INLINE void copy_every_third(const S* src, int64_t n, float* dst) {
     for (; i < n; ++i) dst[i] = widen_scalar(src[3 * i]);
   }
 }
-#endif
 
 // dst[i] = src[i * step] for i in [0, n), widened, conjugated where asked and complex.
 template <class S, class T>
@@ -313,25 +294,21 @@ CONV2D_INLINE void copy_run(const S* src, int64_t step, int64_t n, T* dst, bool 
         if (i < n) __builtin_memcpy(dst + n - kBlock, src + n - kBlock, 32);
         return;
       }
-#if defined(CONV2D_NATIVE_VEC)
       if constexpr (kHasTranspose<T> && std::is_same_v<S, T>) {
         if (step == 2 && n > 0) return copy_every_other(src, n, dst);
       }
-#endif
       for (int64_t i = 0; i < n; ++i) dst[i] = src[i * step];
       return;
     }
   } else if (kIsFloating<S> && step == 1) {
     int64_t i = 0;
-#if defined(CONV2D_NATIVE_VEC)
-    if constexpr (kIsFloating<S>) {
+    if constexpr (kIsNative && kIsFloating<S>) {
       for (; i + Vec<float>::kLanes <= n; i += Vec<float>::kLanes) Vec<float>::store(dst + i, widen(src + i));
       if constexpr (kHasMasks) {
         if (i < n) Vec<float>::store_partial(dst + i, load_as_partial(src + i, int(n - i)), int(n - i));
         return;
       }
     }
-#endif
     for (; i < n; ++i) dst[i] = widen_scalar(src[i]);
     return;
   }

@@ -5,6 +5,7 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
+constexpr bool kIsNative = true;
 constexpr bool kFusedMultiplyAdd = true;
 constexpr bool kHasIntegers = true;
 constexpr int kIntegerBytes = 32;

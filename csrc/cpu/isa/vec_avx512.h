@@ -12,6 +12,7 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
+constexpr bool kIsNative = true;
 constexpr bool kFusedMultiplyAdd = true;
 constexpr bool kHasIntegers = false;
 constexpr int kIntegerBytes = 32;

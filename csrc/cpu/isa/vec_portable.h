@@ -31,30 +31,22 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 
 // What the elements of packed panels and patches are: T itself, or (where a step of k takes two products) a pair, or
 // (in AMX tiles, whose step takes 32) a block.
-template <class T>
-struct OperandOf {
-  using type = T;
-};
 #if defined(CONV2D_BFLOAT16_PAIRS)
-template <>
-struct OperandOf<float> {
-  using type = BFloat16Pair;
-};
-#endif
-#if defined(CONV2D_AMX)
-template <>
-struct OperandOf<float> {
-  using type = BFloat16Block;
-};
+using FloatOperand = BFloat16Pair;
+#elif defined(CONV2D_AMX)
+using FloatOperand = BFloat16Block;
+#else
+using FloatOperand = float;
 #endif
 template <class T>
-using Operand = typename OperandOf<T>::type;
+using Operand = std::conditional_t<std::is_same_v<T, float>, FloatOperand, T>;
 template <class T>
 constexpr bool kTakesPairs = std::is_same_v<Operand<T>, BFloat16Pair>;
 template <class T>
 constexpr bool kTakesBlocks = std::is_same_v<Operand<T>, BFloat16Block>;
 
 #if !defined(CONV2D_NATIVE_VEC)
+constexpr bool kIsNative = false;
 constexpr bool kHasIntegers = true;
 constexpr int kIntegerBytes = 16;
 constexpr bool kLoopsInRounds = false;
