@@ -417,8 +417,8 @@ MUTATIONS = (
     M(
         "kernels/gemm.h",
         "chains don't end",
-        "k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end",
-        "k_end",
+        "k_end - k_offset > operands.chain ? k_offset",
+        "false ? k_offset",
     ),
     M(
         "kernels/gemm.h",

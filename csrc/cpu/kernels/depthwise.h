@@ -182,15 +182,13 @@ constexpr DepthwiseUkernels<P, S> kDepthwiseUkernels = {kDepthwiseUkernelPair<P,
 // For rows that has_depthwise_ukernel (plan/tile_depthwise.h).
 template <class P, class S>
 const DepthwiseUkernels<P, S>& depthwise_ukernels(int64_t taps_w, int64_t step) {
-  const DepthwiseUkernels<P, S>* ukernels = nullptr;
-  with_constant<1, 2, 3, 4, 5, 7>(taps_w, [&](auto cols) {
+  return *with_constant<1, 2, 3, 4, 5, 7>(taps_w, [&](auto cols) {
     constexpr int KW = decltype(cols)::value;
-    ukernels = &kDepthwiseUkernels<P, S, KW, 1>;
     if constexpr (has_depthwise_ukernel(KW, 2)) {
-      if (step == 2) ukernels = &kDepthwiseUkernels<P, S, KW, 2>;
+      if (step == 2) return &kDepthwiseUkernels<P, S, KW, 2>;
     }
+    return &kDepthwiseUkernels<P, S, KW, 1>;
   });
-  return *ukernels;
 }
 
 }  // namespace conv2d_ext::cpu::CONV2D_ISA

@@ -78,10 +78,8 @@ CONV2D_INLINE void prefetch_rows(const T* row, int64_t pitch) {
 }
 
 // Whether Vec<T> has halves.
-template <class T, class = void>
-constexpr bool kHasHalves = false;
 template <class T>
-constexpr bool kHasHalves<T, std::void_t<typename Vec<T>::Half>> = true;
+constexpr bool kHasHalves = kHasMasks && std::is_same_v<T, float>;
 
 // Whether the last vector of so many lanes is no more than half full.
 template <class T>
@@ -199,12 +197,9 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
   constexpr int kNumbers = kListed ? 2 : 1;           // of a step
   constexpr bool kRounds = kInRounds<T> && !kListed;  // in those of a list accumulators would wander, too
   for (int64_t chain = 0; kListed ? chain < operands.chains : k_offset != k_end; ++chain) {
-    const int64_t* chain_end = nullptr;
-    if constexpr (kListed) {
-      chain_end = operands.k_offset + kNumbers * operands.chain_ends[chain];
-    } else {
-      chain_end = k_end - k_offset > operands.chain ? k_offset + operands.chain : k_end;
-    }
+    const int64_t* const chain_end = kListed ? operands.k_offset + kNumbers * operands.chain_ends[chain]
+                                     : k_end - k_offset > operands.chain ? k_offset + operands.chain
+                                                                         : k_end;
     reg acc[MR][kWhole > 0 ? kWhole : 1];
     [[maybe_unused]] typename H::reg last[MR];
 #pragma GCC unroll 16
@@ -216,12 +211,7 @@ void gemm_ukernel(const GemmOperands<T>& operands) {
 
     const auto step = [&](int at) CONV2D_INLINE_LAMBDA {
       const int64_t offset = k_offset[kNumbers * at];
-      const Operand<T>* row = a;
-      if constexpr (kListed) {
-        row += NV * k_offset[kNumbers * at + 1];
-      } else if constexpr (kDensePanel) {
-        row += at * a_pitch;
-      }
+      const Operand<T>* const row = a + (kListed ? NV * k_offset[kNumbers * at + 1] : kDensePanel ? at * a_pitch : 0);
       reg av[kWhole > 0 ? kWhole : 1];
       [[maybe_unused]] typename H::reg av_last;
 #pragma GCC unroll 4

@@ -6,11 +6,6 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// n <= 32 contiguous channels as a block.
-CONV2D_INLINE void copy_block(const BFloat16* src, int64_t n, BFloat16Block* dst) {
-  _mm512_storeu_si512(dst, load_words(src, mask_of_first(n)));
-}
-
 // `count` pixels, `step` apart, of `channels` planes as blocks.
 inline void transpose_planes(const BFloat16* src, int64_t step, int64_t count, int64_t plane, int64_t channels,
                              BFloat16Block* dst) {
@@ -92,7 +87,8 @@ class BlockPatchPacker {
         transpose_planes(from + x * source_.col, step * source_.col, count, plane_, channels, d);
       } else {
         const BFloat16* const src = from + x * source_.col;
-        for (int64_t i = 0; i < count; ++i) copy_block(src + i * step * source_.col, channels, d + i);
+        const __mmask32 mask = mask_of_first(channels);
+        for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(d + i, load_words(src + i * step * source_.col, mask));
       }
     }
   }

@@ -140,9 +140,8 @@ class ColumnPatchPacker {
     const bool together = plane_ == 1 || channels_ == 1;
     if (together && source_.col == channels_) return ShortRuns(channels_, 1, channels_, words_).copy(src, count, dst);
     if (source_.col == 1) {
-      return words_ == 2   ? interleave_words<2>(src, plane_, channels_, count, dst)
-             : words_ == 4 ? interleave_words<4>(src, plane_, channels_, count, dst)
-                           : interleave_words<8>(src, plane_, channels_, count, dst);
+      return with_constant<2, 4, 8>(
+          words_, [&](auto words) { interleave_words<decltype(words)::value>(src, plane_, channels_, count, dst); });
     }
     fill_zero(dst, count * words_);
     for (int64_t x = 0; x < count; ++x) {

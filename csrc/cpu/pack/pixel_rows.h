@@ -27,12 +27,8 @@ CONV2D_INLINE void copy_words(const BFloat16* src, int64_t step, int64_t n, BFlo
 
 // The zero-padded piece of the input that a segment's pixels meet, [image][channel][row][col], as it is stored.
 inline Patch lay_out_pixel_patch(const PatchAxis& rows, const PatchAxis& cols, int64_t images, int64_t channels) {
-  Patch patch{PatchOrder::kPlanar, rows, cols, images, channels, 0, 0, 0, 0};
-  patch.col_pitch = 1;
-  patch.row_pitch = cols.size;
-  patch.channel_pitch = rows.size * cols.size;
-  patch.image_pitch = channels * patch.channel_pitch;
-  return patch;
+  const int64_t plane = rows.size * cols.size;
+  return {PatchOrder::kPlanar, rows, cols, images, channels, channels * plane, plane, cols.size, 1};
 }
 
 // A row of all channels: `count` pixels, `step` words apart in the source, to planes of the patch.
