@@ -15,7 +15,7 @@
 // bit in 512,000 random sums of normal numbers.
 #pragma once
 
-#include "vec.h"
+#include "convert.h"
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
@@ -97,22 +97,12 @@ inline void emulate_multiply(unsigned char* d, const unsigned char* a, const uns
     __builtin_memcpy(left, a + row * kTileBytes, sizeof left);
     __builtin_memcpy(sum, d + row * kTileBytes, sizeof sum);
     for (int64_t k = 0; k < kTileColumns; ++k) {
-      float first[kTileColumns], second[kTileColumns], factor[2];
-      const uint32_t halves[2] = {left[k] << 16, left[k] & 0xffff0000u};
-      __builtin_memcpy(factor, halves, sizeof factor);
+      const float first = bits_to_float(left[k] << 16), second = bits_to_float(left[k] & 0xffff0000u);
       __builtin_memcpy(right, b + k * kTileBytes, sizeof right);
-      uint32_t low[kTileColumns], high[kTileColumns];
 #pragma omp simd
       for (int64_t j = 0; j < kTileColumns; ++j) {
-        low[j] = right[j] << 16;
-        high[j] = right[j] & 0xffff0000u;
-      }
-      __builtin_memcpy(first, low, sizeof first);
-      __builtin_memcpy(second, high, sizeof second);
-#pragma omp simd
-      for (int64_t j = 0; j < kTileColumns; ++j) {
-        even[j] = __builtin_fmaf(factor[0], first[j], even[j]);
-        odd[j] = __builtin_fmaf(factor[1], second[j], odd[j]);
+        even[j] = __builtin_fmaf(first, bits_to_float(right[j] << 16), even[j]);
+        odd[j] = __builtin_fmaf(second, bits_to_float(right[j] & 0xffff0000u), odd[j]);
       }
     }
 #pragma omp simd
