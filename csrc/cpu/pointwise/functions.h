@@ -29,24 +29,19 @@ template <class T>
 struct NumberOf;
 template <>
 struct NumberOf<Floats> {
-  using Scalar = float;
   typedef int32_t Bits __attribute__((vector_size(sizeof(Floats))));
   typedef uint32_t Unsigned __attribute__((vector_size(sizeof(Floats))));
   static constexpr int32_t kSign = INT32_MIN;
 };
 template <>
 struct NumberOf<Doubles> {
-  using Scalar = double;
   typedef int64_t Bits __attribute__((vector_size(sizeof(Doubles))));
   typedef uint64_t Unsigned __attribute__((vector_size(sizeof(Doubles))));
   static constexpr int64_t kSign = INT64_MIN;
 };
-template <>
-struct NumberOf<double> {
-  using Scalar = double;
-};
+// What the elements of a vector are; of other numbers, the number itself.
 template <class T>
-using Scalar = typename NumberOf<T>::Scalar;
+using Scalar = std::conditional_t<std::is_same_v<T, Floats>, float, double>;
 template <class T>
 using Bits = typename NumberOf<T>::Bits;
 // For arithmetic that may wrap around, as that of a NaN's bits does.
