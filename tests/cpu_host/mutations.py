@@ -1085,8 +1085,8 @@ MUTATIONS = (
     M(
         "pack/pixel_rows.h",
         "an odd segment's last pixel is paired with the one before",
-        "__m512i b = _mm512_setzero_si512();",
-        "__m512i b = a;",
+        "load_words(walk.next(), mask) : _mm512_setzero_si512();",
+        "load_words(walk.next(), mask) : a;",
         **PAIRS,
     ),
     M(

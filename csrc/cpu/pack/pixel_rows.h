@@ -160,21 +160,19 @@ class PixelWalk {
         rows_(segment.rows),
         cols_(segment.cols) {}
   CONV2D_INLINE const BFloat16* next() {
-    const BFloat16* const now = at_;
-    // The step behind the last pixel is not taken.
-    int64_t step = col_step_;
+    at_ += step_;
+    // The step to the pixel after it, which may not exist, is taken when that is asked for.
+    step_ = col_step_;
     if (++col_ == cols_) {
       col_ = 0;
-      step = row_step_;
+      step_ = row_step_;
       if (++row_ == rows_) {
         row_ = 0;
-        step = image_step_;
+        step_ = image_step_;
       }
     }
-    step_ = step;
-    return now;
+    return at_;
   }
-  CONV2D_INLINE void advance() { at_ += step_; }
 
  private:
   const BFloat16* at_;
@@ -200,12 +198,7 @@ inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], co
     PixelWalk walk(src, stride, segment);
     for (int64_t x = 0; x < pixels; x += 2, dst += to.row_pitch) {
       const __m512i a = load_words(walk.next(), mask);
-      __m512i b = _mm512_setzero_si512();
-      if (x + 1 < pixels) {
-        walk.advance();
-        b = load_words(walk.next(), mask);
-        if (x + 2 < pixels) walk.advance();
-      }
+      const __m512i b = x + 1 < pixels ? load_words(walk.next(), mask) : _mm512_setzero_si512();
       const ZippedWords zipped = zip_words(a, b);
       _mm512_storeu_si512(dst, zipped.low);
       if (lanes > L) _mm512_storeu_si512(dst + to.pitch, zipped.high);
