@@ -1064,8 +1064,8 @@ MUTATIONS = (
     M(
         "pack/pairs.h",
         "of a pair's two channels the second one is not looked for beyond the words at hand",
-        "if (last >= NearPairs::kWordsAtOnce) break;",
-        "if (at >= NearPairs::kWordsAtOnce) break;",
+        "if (last >= kWordsAtOnce) break;",
+        "if (at >= kWordsAtOnce) break;",
         **PAIRS,
     ),
     M(

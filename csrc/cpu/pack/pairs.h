@@ -222,37 +222,33 @@ CONV2D_INLINE void transpose_words(const WordRows& from, BFloat16* dst, int64_t 
   if (from.columns > 4) transpose_half<true>(from, dst, dst_pitch, width);
 }
 
-// Weights of pairs of channels that lie near one another, each tap behind the one before it.
-struct NearPairs {
-  const BFloat16* data;
-  int64_t lane_step, lanes, pairs, pair_step, second, tap_rows, tap_cols, row_step, col_step;
-  bool lone;  // the last pair has one channel
+// A pair of more taps nearly fills a transposition by itself; and the words of a lane that one reads, two vectors.
+constexpr int64_t kFewTaps = 8, kWordsAtOnce = 64;
 
-  // Of more taps a pair nearly fills a transposition by itself.
-  static constexpr int64_t kFewTaps = 8, kWordsAtOnce = 64;
-  // Whether more than one pair lies within the words of two vectors, its taps in order.
-  bool fit() const {
-    if (tap_rows * tap_cols > kFewTaps || lane_step == 1 || second <= 1) return false;
-    const int64_t last_tap = (tap_rows - 1) * row_step + (tap_cols - 1) * col_step;
-    const bool in_order = (tap_cols == 1 || col_step > 0) && (tap_rows == 1 || row_step > (tap_cols - 1) * col_step);
-    return in_order && last_tap < pair_step && max64(last_tap, pair_step) + second < kWordsAtOnce;
-  }
-};
+// Whether more than one pair lies within the words of two vectors, each tap behind the one before it.
+inline bool are_near(const ConvGemm& gemm, const WeightSegment<BFloat16>& from) {
+  const int64_t taps = from.taps(), second = gemm.weight_c / gemm.per_step, pair_step = 2 * second;
+  if (taps > kFewTaps || from.lane_step == 1 || second <= 1) return false;
+  const int64_t last_tap = from.tap_offset(gemm, taps - 1), last_col = (from.tap_cols - 1) * gemm.weight_j;
+  const bool in_order = (from.tap_cols == 1 || gemm.weight_j > 0) && (from.tap_rows == 1 || gemm.weight_i > last_col);
+  return in_order && last_tap < pair_step && max64(last_tap, pair_step) + second < kWordsAtOnce;
+}
 
 // Rows k = (pair, i, j) of a panel, up to 16 at a time: as many as two vectors of a lane's words have.
-inline void pack_near_pairs(const NearPairs& from, const Panel<BFloat16Pair>& to) {
-  const int64_t depth = from.pairs * from.tap_rows * from.tap_cols;
+inline void pack_near_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
+                            const Panel<BFloat16Pair>& to) {
+  const int64_t second = gemm.weight_c / gemm.per_step, depth = from.channels * from.taps();
   int64_t pair = 0, i = 0, j = 0;
+  const auto offset = [&] { return pair * 2 * second + i * gemm.weight_i + j * gemm.weight_j; };
   for (int64_t k = 0, n = 0; k < depth; k += n) {
-    const int64_t first = pair * from.pair_step + i * from.row_step + j * from.col_step;
+    const int64_t first = offset();
     uint32_t words[16] = {};
     __mmask32 present = 0;
     int64_t end = 0;
     for (n = 0; n < 16 && k + n < depth; ++n) {
-      const bool alone = from.lone && pair == from.pairs - 1;
-      const int64_t at = pair * from.pair_step + i * from.row_step + j * from.col_step - first;
-      const int64_t last = at + (alone ? 0 : from.second);
-      if (last >= NearPairs::kWordsAtOnce) break;
+      const bool alone = lone && pair == from.channels - 1;
+      const int64_t at = offset() - first, last = at + (alone ? 0 : second);
+      if (last >= kWordsAtOnce) break;
       words[n] = uint32_t(at) | uint32_t(last) << 16;
       present |= (alone ? 1u : 3u) << (2 * n);
       end = max64(end, last + 1);
@@ -366,10 +362,7 @@ inline void pack_any_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& 
 // pack_weight for k = (block of pairs of channels, i, j, pair of the block). `lone`: the last pair has one channel.
 inline void pack_weight_pairs(const ConvGemm& gemm, const WeightSegment<BFloat16>& from, bool lone,
                               const Panel<BFloat16Pair>& to, int64_t pairs_per_block = 1) {
-  const int64_t second = gemm.weight_c / gemm.per_step;
-  const NearPairs near{from.data,     from.lane_step, from.lanes,    from.channels, 2 * second, second,
-                       from.tap_rows, from.tap_cols,  gemm.weight_i, gemm.weight_j, lone};
-  if (pairs_per_block == 1 && near.fit()) return pack_near_pairs(near, to);
+  if (pairs_per_block == 1 && are_near(gemm, from)) return pack_near_pairs(gemm, from, lone, to);
   pack_any_pairs(gemm, from, lone, to, pairs_per_block);
 }
 
