@@ -158,10 +158,11 @@ class BlockWeightPacker {
         // A channel that is not there has no address either.
         const BFloat16* const first = tap + min64(c, channels_ - 1) * step;
         const BFloat16* const second = tap + min64(c + 1, channels_ - 1) * step;
-        const ZippedWords zipped = zip_words(lanes.load(first, c < channels_), lanes.load(second, c + 1 < channels_));
+        __m512i low, high;
+        Words::zip(lanes.load(first, c < channels_), lanes.load(second, c + 1 < channels_), low, high);
         BFloat16Block* const to = dst + (c / kBlockChannels * taps + t) * kPairs + c % kBlockChannels / 2;
-        _mm512_storeu_si512(to, zipped.low);
-        if (from_.lanes > kPairs) _mm512_storeu_si512(to + pitch, zipped.high);
+        _mm512_storeu_si512(to, low);
+        if (from_.lanes > kPairs) _mm512_storeu_si512(to + pitch, high);
       }
     }
   }

@@ -12,44 +12,23 @@ inline int64_t columns_of_step(const ConvGemm& gemm, int64_t number) {
   return min64(gemm.columns, gemm.kernel_columns() - number * gemm.columns);
 }
 
-// Words of all planes in turn: [word][plane] of 32 words of each.
-template <int kPlanes>
-CONV2D_INLINE void zip_planes(const __m512i (&planes)[kPlanes], __m512i (&zipped)[kPlanes]) {
-  if constexpr (kPlanes == 1) {
-    zipped[0] = planes[0];
-  } else {
-    constexpr int kHalf = kPlanes / 2;
-    __m512i from[2][kHalf], to[2][kHalf];
-#pragma GCC unroll 16
-    for (int i = 0; i < kPlanes; ++i) from[i % 2][i / 2] = planes[i];
-    zip_planes<kHalf>(from[0], to[0]);
-    zip_planes<kHalf>(from[1], to[1]);
-#pragma GCC unroll 8
-    for (int i = 0; i < kHalf; ++i) {
-      const ZippedWords words = zip_words(to[0][i], to[1][i]);
-      zipped[2 * i] = words.low;
-      zipped[2 * i + 1] = words.high;
-    }
-  }
-}
-
 // `count` pixels of up to kWords planes, of which a row lies together, as kWords words each. (columns_per_step folds up
 // to 8 channels.)
 template <int kWords>
 inline void interleave_words(const BFloat16* src, int64_t plane, int64_t channels, int64_t count, BFloat16* dst) {
   for (int64_t x = 0; x < count; x += 32) {
     const int64_t words = (count - x) * kWords;
-    __m512i planes[kWords], zipped[kWords];
+    __m512i planes[kWords];
 #pragma GCC unroll 16
     for (int c = 0; c < kWords; ++c) {
       // A channel that is not there has no address either.
       const bool present = c < channels;
       planes[c] = load_words(src + (present ? c * plane + x : 0), present ? mask_of_first(count - x) : 0);
     }
-    zip_planes<kWords>(planes, zipped);
+    interleave<Words, kWords>(planes);
 #pragma GCC unroll 16
     for (int i = 0; i < kWords; ++i) {
-      if (32 * i < words) store_words(dst + x * kWords + 32 * i, mask_of_first(words - 32 * i), zipped[i]);
+      if (32 * i < words) store_words(dst + x * kWords + 32 * i, mask_of_first(words - 32 * i), planes[i]);
     }
   }
 }

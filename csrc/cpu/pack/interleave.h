@@ -8,16 +8,16 @@
 
 namespace conv2d_ext::cpu::CONV2D_ISA {
 
-// r: [lane][channel] as it lies in memory -> r[channel][lane]. Elements of even number are the even channels; those
-// are again channels of half the number.
-template <class T, int C>
-CONV2D_INLINE void deinterleave(typename Vec<T>::reg* r) {
+// V: the vectors, with their zip and unzip. r: [lane][channel] as it lies in memory -> r[channel][lane]. Elements of
+// even number are the even channels; those are again channels of half the number.
+template <class V, int C>
+CONV2D_INLINE void deinterleave(typename V::reg* r) {
   if constexpr (C > 1) {
-    typename Vec<T>::reg even[C / 2], odd[C / 2];
+    typename V::reg even[C / 2], odd[C / 2];
 #pragma GCC unroll 8
-    for (int i = 0; i < C / 2; ++i) Vec<T>::unzip(r[2 * i], r[2 * i + 1], even[i], odd[i]);
-    deinterleave<T, C / 2>(even);
-    deinterleave<T, C / 2>(odd);
+    for (int i = 0; i < C / 2; ++i) V::unzip(r[2 * i], r[2 * i + 1], even[i], odd[i]);
+    deinterleave<V, C / 2>(even);
+    deinterleave<V, C / 2>(odd);
 #pragma GCC unroll 8
     for (int i = 0; i < C / 2; ++i) {
       r[2 * i] = even[i];
@@ -26,19 +26,19 @@ CONV2D_INLINE void deinterleave(typename Vec<T>::reg* r) {
   }
 }
 // The inverse.
-template <class T, int C>
-CONV2D_INLINE void interleave(typename Vec<T>::reg* r) {
+template <class V, int C>
+CONV2D_INLINE void interleave(typename V::reg* r) {
   if constexpr (C > 1) {
-    typename Vec<T>::reg even[C / 2], odd[C / 2];
+    typename V::reg even[C / 2], odd[C / 2];
 #pragma GCC unroll 8
     for (int i = 0; i < C / 2; ++i) {
       even[i] = r[2 * i];
       odd[i] = r[2 * i + 1];
     }
-    interleave<T, C / 2>(even);
-    interleave<T, C / 2>(odd);
+    interleave<V, C / 2>(even);
+    interleave<V, C / 2>(odd);
 #pragma GCC unroll 8
-    for (int i = 0; i < C / 2; ++i) Vec<T>::zip(even[i], odd[i], r[2 * i], r[2 * i + 1]);
+    for (int i = 0; i < C / 2; ++i) V::zip(even[i], odd[i], r[2 * i], r[2 * i + 1]);
   }
 }
 
@@ -74,7 +74,7 @@ void load_interleaved_of(const GroupPixels<const S>& from, int64_t first, int64_
         r[i] = n <= 0 ? V::zero() : n == L ? load_as(src + i * L) : load_as_partial(src + i * L, int(n));
       }
     }
-    deinterleave<T, C>(r);
+    deinterleave<V, C>(r);
     if (channels == C) {
 #pragma GCC unroll 16
       for (int c = 0; c < C; ++c) V::store(dst + c * to.channel_pitch, r[c]);
@@ -99,7 +99,7 @@ void store_interleaved_of(const T* const* planes, int64_t step, const T* bias, c
 #pragma GCC unroll 16
       for (int c = 0; c < C; ++c) r[c] = V::add(r[c], V::load(bias + c * L));
     }
-    interleave<T, C>(r);
+    interleave<V, C>(r);
     if (to.lanes == L) {
 #pragma GCC unroll 16
       for (int i = 0; i < C; ++i) store_as(dst + i * L, r[i]);

@@ -32,15 +32,16 @@ CONV2D_INLINE __m512i twice_iota() {
 CONV2D_INLINE __m512i word_iota() {
   return _mm512_add_epi32(_mm512_slli_epi16(twice_iota(), 1), _mm512_set1_epi32(0x00010000));
 }
-// The words of two vectors in turn: of the first 16 of each, and of the others.
-struct ZippedWords {
-  __m512i low, high;
+// Vectors of words, as interleave() takes them.
+struct Words {
+  using reg = __m512i;
+  // The words of two vectors in turn: of the first 16 of each, and of the others.
+  static CONV2D_INLINE void zip(reg a, reg b, reg& low, reg& high) {
+    const reg first = _mm512_add_epi32(twice_iota(), _mm512_set1_epi32(32 << 16));
+    low = _mm512_permutex2var_epi16(a, first, b);
+    high = _mm512_permutex2var_epi16(a, _mm512_add_epi32(first, _mm512_set1_epi32(0x00100010)), b);
+  }
 };
-CONV2D_INLINE ZippedWords zip_words(__m512i a, __m512i b) {
-  const __m512i low = _mm512_add_epi32(twice_iota(), _mm512_set1_epi32(32 << 16));
-  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
-  return {_mm512_permutex2var_epi16(a, low, b), _mm512_permutex2var_epi16(a, high, b)};
-}
 
 // dst[i] = (first[i * step], second[i * step]) for i in [0, n); zero for `second` where it is nullptr.
 CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int64_t step, int64_t n,
@@ -50,9 +51,10 @@ CONV2D_INLINE void copy_pairs(const BFloat16* first, const BFloat16* second, int
   if (step == 1) {
     for (int64_t i = 0; i < n; i += 32) {
       const __mmask32 mask = mask_of_first(n - i);
-      const ZippedWords zipped = zip_words(load_words(first + i, mask), load_words(second + i, mask & has_second));
-      store_pairs(dst + i, pair_mask(n - i), zipped.low);
-      if (n - i > 16) store_pairs(dst + i + 16, pair_mask(n - i - 16), zipped.high);
+      __m512i low, high;
+      Words::zip(load_words(first + i, mask), load_words(second + i, mask & has_second), low, high);
+      store_pairs(dst + i, pair_mask(n - i), low);
+      if (n - i > 16) store_pairs(dst + i + 16, pair_mask(n - i - 16), high);
     }
   } else if (step == 2) {
     for (int64_t i = 0; i < n; i += 16) {

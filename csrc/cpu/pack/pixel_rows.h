@@ -199,9 +199,10 @@ inline void pack_pixel_pairs(const BFloat16* src, const int64_t (&stride)[4], co
     for (int64_t x = 0; x < pixels; x += 2, dst += to.row_pitch) {
       const __m512i a = load_words(walk.next(), mask);
       const __m512i b = x + 1 < pixels ? load_words(walk.next(), mask) : _mm512_setzero_si512();
-      const ZippedWords zipped = zip_words(a, b);
-      _mm512_storeu_si512(dst, zipped.low);
-      if (lanes > L) _mm512_storeu_si512(dst + to.pitch, zipped.high);
+      __m512i low, high;
+      Words::zip(a, b, low, high);
+      _mm512_storeu_si512(dst, low);
+      if (lanes > L) _mm512_storeu_si512(dst + to.pitch, high);
     }
     for (int64_t row = div_up(pixels, 2); row < to.count; ++row, dst += to.row_pitch) {
       fill_zero(dst, 1);
