@@ -795,8 +795,8 @@ MUTATIONS = (
     M(
         "kernels/strided.h",
         "columns beyond the last are stored",
-        "if (left >= 2 * L) {",
-        "if (left > L) {",
+        "store_first(to + L, high, left - L);",
+        "store_first(to + L, high, left > L ? L : 0);",
     ),
     M(
         "kernels/strided.h",
@@ -1114,8 +1114,8 @@ MUTATIONS = (
     M(
         "pack/store.h",
         "the last channels are stored as a whole vector",
-        "n == L ? store_as(d, sum) : store_as_partial(d, sum, int(n))",
-        "store_as(d, sum)",
+        "n_low = min64(sums.channels - m, L), n_high = min64(sums.channels - m - L, L);",
+        "n_low = L, n_high = sums.channels - m > L ? L : 0;",
     ),
     M(
         "drivers/dot.h",

@@ -170,6 +170,21 @@ CONV2D_INLINE void store_as(Float16* p, Vec<float>::reg v) { narrow(p, v); }
 CONV2D_INLINE void store_as_partial(BFloat16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
 CONV2D_INLINE void store_as_partial(Float16* p, Vec<float>::reg v, int n) { narrow_partial(p, v, n); }
 
+// The first n lanes: all of them, some, or none; the others are zero.
+template <class S>
+CONV2D_INLINE typename Vec<ComputeType<S>>::reg load_first(const S* p, int64_t n) {
+  using V = Vec<ComputeType<S>>;
+  return n >= V::kLanes ? load_as(p) : n > 0 ? load_as_partial(p, int(n)) : V::zero();
+}
+template <class S>
+CONV2D_INLINE void store_first(S* p, typename Vec<ComputeType<S>>::reg v, int64_t n) {
+  if (n >= Vec<ComputeType<S>>::kLanes) {
+    store_as(p, v);
+  } else if (n > 0) {
+    store_as_partial(p, v, int(n));
+  }
+}
+
 // Whether some lanes of a vector are loaded and stored as fast as all of them: by masks.
 constexpr bool kHasMasks = Vec<float>::kLanes == 16;
 

@@ -85,11 +85,7 @@ CONV2D_INLINE void row_ukernel(const RowOperands<S, T>& operands, int lanes) {
         continue;
       }
       sum = V::add(sum, operands.bias != nullptr ? V::load(operands.bias + v * L) : V::zero());
-      if constexpr (kPartial) {
-        store_as_partial(result, sum, lanes);
-      } else {
-        store_as(result + v * L, sum);
-      }
+      store_first(result + v * L, sum, kPartial ? lanes : L);
     }
   }
 }

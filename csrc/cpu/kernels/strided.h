@@ -61,16 +61,8 @@ void strided_ukernel(const StridedOperands<S, T>& operands) {
       V::zip(V::add(even[r][v], V::zero()), V::add(odd[r][v], V::zero()), low, high);
       const int64_t left = operands.columns - 2 * v * L;
       S* const to = dst + 2 * v * L;
-      if (left >= L) {
-        store_as(to, low);
-      } else {
-        store_as_partial(to, low, int(left));
-      }
-      if (left >= 2 * L) {
-        store_as(to + L, high);
-      } else if (left > L) {
-        store_as_partial(to + L, high, int(left - L));
-      }
+      store_first(to, low, left);
+      store_first(to + L, high, left - L);
     }
   }
 }

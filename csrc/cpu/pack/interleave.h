@@ -69,10 +69,7 @@ void load_interleaved_of(const GroupPixels<const S>& from, int64_t first, int64_
       for (int i = 0; i < C; ++i) r[i] = load_as(src + i * L);
     } else {
 #pragma GCC unroll 16
-      for (int i = 0; i < C; ++i) {
-        const int64_t n = min64(from.lanes * C - i * L, L);
-        r[i] = n <= 0 ? V::zero() : n == L ? load_as(src + i * L) : load_as_partial(src + i * L, int(n));
-      }
+      for (int i = 0; i < C; ++i) r[i] = load_first(src + i * L, from.lanes * C - i * L);
     }
     deinterleave<V, C>(r);
     if (channels == C) {
@@ -105,14 +102,7 @@ void store_interleaved_of(const T* const* planes, int64_t step, const T* bias, c
       for (int i = 0; i < C; ++i) store_as(dst + i * L, r[i]);
     } else {
 #pragma GCC unroll 16
-      for (int i = 0; i < C; ++i) {
-        const int64_t n = min64(to.lanes * C - i * L, L);
-        if (n == L) {
-          store_as(dst + i * L, r[i]);
-        } else if (n > 0) {
-          store_as_partial(dst + i * L, r[i], int(n));
-        }
-      }
+      for (int i = 0; i < C; ++i) store_first(dst + i * L, r[i], to.lanes * C - i * L);
     }
   }
 }

@@ -98,21 +98,13 @@ struct PickedPanel : Panel<T> {
   };
 };
 
-// Elements of a lane from `p` on, kStep apart: a vector of them, or n.
-template <class T, int kStep, class S>
-CONV2D_INLINE typename Vec<T>::reg load_elements(const S* p) {
-  if constexpr (kStep == 3) {
-    return load_thirds_as_float(p, Vec<T>::kLanes);
-  } else {
-    return load_as(p);
-  }
-}
+// n elements of a lane from `p` on, kStep apart: a vector of them, or fewer.
 template <class T, int kStep, class S>
 CONV2D_INLINE typename Vec<T>::reg load_elements(const S* p, int n) {
   if constexpr (kStep == 3) {
     return load_thirds_as_float(p, n);
   } else {
-    return load_as_partial(p, n);
+    return load_first(p, n);
   }
 }
 
@@ -141,12 +133,12 @@ CONV2D_INLINE void pack_transposed(const LaneSource<S>& from, const Target& to) 
       } else if (valid == L) {
 #pragma GCC unroll 16
         for (int i = 0; i < L; ++i) {
-          r[i] = load_elements<T, kStep>(s + i * lane_step + k * kStep);
+          r[i] = load_elements<T, kStep>(s + i * lane_step + k * kStep, L);
           __builtin_prefetch(s + i * lane_step + (k + depth) * kStep);
         }
       } else {
         for (int i = 0; i < L; ++i) {
-          r[i] = i < valid ? load_elements<T, kStep>(s + i * lane_step + k * kStep) : V::zero();
+          r[i] = i < valid ? load_elements<T, kStep>(s + i * lane_step + k * kStep, L) : V::zero();
         }
       }
       V::transpose(r);

@@ -218,9 +218,6 @@ CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to
     if (nonzero || narrow_with_zeros(sums, to)) return;
   }
 #endif
-  // n lanes of a vector.
-  const auto put = [](S* d, typename V::reg sum, int64_t n)
-                       CONV2D_INLINE_LAMBDA { n == L ? store_as(d, sum) : store_as_partial(d, sum, int(n)); };
   // Two vectors at a time, which may share a line: that is asked for once.
   for (int64_t m = 0; m < sums.channels; m += 2 * L) {
     const int64_t n_low = min64(sums.channels - m, L), n_high = min64(sums.channels - m - L, L);
@@ -229,14 +226,14 @@ CONV2D_INLINE void store_pixels(const TileSums<T>& sums, const TileTarget<S>& to
     const typename V::reg low = sums.bias_from(m);
     if (n_high <= 0) {
       for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
-        put(d, V::add(V::load(src), low), n_low);
+        store_first(d, V::add(V::load(src), low), n_low);
       }
       return;
     }
     const typename V::reg high = sums.bias_from(m + L);
     for (int64_t x = 0; x < sums.pixels; ++x, src += sums.pitch, d += to.x_step) {
       store_as(d, V::add(V::load(src), low));
-      put(d + L, V::add(V::load(src + L), high), n_high);
+      store_first(d + L, V::add(V::load(src + L), high), n_high);
     }
   }
 }
