@@ -9,15 +9,8 @@ namespace conv2d_ext::cpu::CONV2D_ISA {
 CONV2D_INLINE float log_of_sum(float x) { return __builtin_logf(x); }
 CONV2D_INLINE double log_of_sum(double x) { return __builtin_log(x); }
 
-// Functions of vectors. (A lambda without captures would also be a plain function, which cannot return vectors.)
-template <class T>
-struct Larger {
-  CONV2D_INLINE VectorOf<T> operator()(VectorOf<T> a, VectorOf<T> b) const { return larger_of<T>(a, b); }
-};
-template <class T>
-struct Product {
-  CONV2D_INLINE VectorOf<T> operator()(VectorOf<T> a, VectorOf<T> b) const { return a * b; }
-};
+// Functions of vectors are lambdas that may capture, even where they don't: others would also be plain functions, which
+// cannot return vectors.
 
 // ---- rows
 
@@ -27,8 +20,9 @@ void softmax_row(const S* x, S* y, int64_t length) {
   using Vector = VectorOf<T>;
   using Row = Lanes<T>;
   Row maxima(-kInfinity<T>);
+  const auto larger = [&](Vector a, Vector b) CONV2D_INLINE_LAMBDA { return larger_of<T>(a, b); };
   for_each_lanes(length, [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA {
-    maxima = Row::load(x + i, n, -kInfinity<T>).with(maxima, Larger<T>());
+    maxima = Row::load(x + i, n, -kInfinity<T>).with(maxima, larger);
   });
   const T largest = maxima.largest();
 
@@ -38,7 +32,7 @@ void softmax_row(const S* x, S* y, int64_t length) {
   constexpr int64_t kShort = 2048;
   T kept[!log && !kKeeps ? kShort : 1];
   const bool is_kept = !log && !kKeeps && length + kSumLanes <= kShort;
-  const auto power = [=](Vector v) CONV2D_INLINE_LAMBDA { return exp_of_any<VectorOf<T>>(v - largest); };
+  const auto power = [=](Vector v) CONV2D_INLINE_LAMBDA { return exp_of_any<Vector>(v - largest); };
   Row sums(T(0));
   for_each_lanes(length, [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA {
     const Row powers = Row::load(x + i, n, -kInfinity<T>).map(power);
@@ -46,15 +40,16 @@ void softmax_row(const S* x, S* y, int64_t length) {
     if constexpr (kKeeps) {
       powers.store(y + i, n);
     } else if (is_kept) {
-      powers.store(kept + i);
+      powers.store(kept + i, kSumLanes);
     }
   });
   const T sum = sums.total(), logarithm = log ? log_of_sum(sum) : T(0);
 
   if (is_kept) {
     const auto share = [=](Vector v) CONV2D_INLINE_LAMBDA { return v / sum; };
-    for_each_lanes(length,
-                   [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA { Row::load(kept + i).map(share).store(y + i, n); });
+    for_each_lanes(length, [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA {
+      Row::load(kept + i, kSumLanes, T(0)).map(share).store(y + i, n);
+    });
     return;
   }
   const auto result = [=](Vector v) CONV2D_INLINE_LAMBDA {
@@ -72,13 +67,14 @@ void softmax_grad_row(const S* gy, const S* y, S* gx, int64_t length) {
   using Vector = VectorOf<T>;
   using Row = Lanes<T>;
   Row sums(T(0));
+  const auto product = [&](Vector a, Vector b) CONV2D_INLINE_LAMBDA { return a * b; };
   for_each_lanes(length, [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA {
     const Row g = Row::load(gy + i, n, T(0));
-    sums.add(log ? g : g.with(Row::load(y + i, n, T(0)), Product<T>()));
+    sums.add(log ? g : g.with(Row::load(y + i, n, T(0)), product));
   });
   const T sum = sums.total() + T(0);
   const auto result = [=](Vector g, Vector v) CONV2D_INLINE_LAMBDA {
-    if constexpr (log) return g - exp_of_any<VectorOf<T>>(v) * sum;
+    if constexpr (log) return g - exp_of_any<Vector>(v) * sum;
     return v * (g - sum);
   };
   for_each_lanes(length, [&](int64_t i, auto n) CONV2D_INLINE_LAMBDA {
@@ -103,31 +99,28 @@ void softmax_columns(const S* x, S* y, int64_t length, int64_t step, int columns
   using T = ComputeType<S>;
   using Vector = VectorOf<T>;
   Vector largest = Vector{} - kInfinity<T>;
-  for (int64_t i = 0; i < length; ++i) largest = larger_of<T>(load_vector(x + i * step, columns, T(0)), largest);
+  for (int64_t i = 0; i < length; ++i) largest = larger_of<T>(load_first(x + i * step, columns), largest);
   constexpr bool kKeeps = !log && sizeof(S) == sizeof(T);
   Vector sums[kSumLanes] = {};
   for (int64_t i = 0; i < length; ++i) {
-    const Vector power = exp_of_any<VectorOf<T>>(load_vector(x + i * step, columns, T(0)) - largest);
+    const Vector power = exp_of_any<Vector>(load_first(x + i * step, columns) - largest);
     sums[i % kSumLanes] = sums[i % kSumLanes] + power;
-    if constexpr (kKeeps) store_vector(y + i * step, power, columns);
+    if constexpr (kKeeps) store_first(y + i * step, power, columns);
   }
   const Vector sum = total_of<T>(sums);
   Vector logarithm{};
   if constexpr (log) {
-    T values[Vec<T>::kLanes];
-    Vec<T>::store(values, sum);
-    for (int i = 0; i < columns; ++i) values[i] = log_of_sum(values[i]);
-    logarithm = Vec<T>::load(values);
+    for (int i = 0; i < columns; ++i) logarithm[i] = log_of_sum(sum[i]);
   }
   const S* const from = kKeeps ? y : x;
   for (int64_t i = 0; i < length; ++i) {
-    Vector v = load_vector(from + i * step, columns, T(0));
+    Vector v = load_first(from + i * step, columns);
     if constexpr (log) {
       v = (v - largest) - logarithm;
     } else {
-      v = (kKeeps ? v : exp_of_any<VectorOf<T>>(v - largest)) / sum;
+      v = (kKeeps ? v : exp_of_any<Vector>(v - largest)) / sum;
     }
-    store_vector(y + i * step, v, columns);
+    store_first(y + i * step, v, columns);
   }
 }
 
@@ -137,14 +130,14 @@ void softmax_grad_columns(const S* gy, const S* y, S* gx, int64_t length, int64_
   using Vector = VectorOf<T>;
   Vector sums[kSumLanes] = {};
   for (int64_t i = 0; i < length; ++i) {
-    const Vector g = load_vector(gy + i * step, columns, T(0));
+    const Vector g = load_first(gy + i * step, columns);
     Vector& lane = sums[i % kSumLanes];
-    lane = lane + (log ? g : g * load_vector(y + i * step, columns, T(0)));
+    lane = lane + (log ? g : g * load_first(y + i * step, columns));
   }
   const Vector sum = total_of<T>(sums) + T(0);
   for (int64_t i = 0; i < length; ++i) {
-    const Vector g = load_vector(gy + i * step, columns, T(0)), v = load_vector(y + i * step, columns, T(0));
-    store_vector(gx + i * step, log ? g - exp_of_any<VectorOf<T>>(v) * sum : v * (g - sum), columns);
+    const Vector g = load_first(gy + i * step, columns), v = load_first(y + i * step, columns);
+    store_first(gx + i * step, log ? g - exp_of_any<Vector>(v) * sum : v * (g - sum), columns);
   }
 }
 

@@ -118,12 +118,9 @@ struct ColumnSums {
     Row row;
     if (columns == kWidth) {
 #pragma GCC unroll 4
-      for (int i = 0; i < kVectors; ++i) row.v[i] = load_vector(p + i * kLength);
+      for (int i = 0; i < kVectors; ++i) row.v[i] = load_as(p + i * kLength);
     } else {
-      for (int i = 0; i < kVectors; ++i) {
-        const int rest = columns - i * kLength;
-        row.v[i] = load_vector(p + i * kLength, rest < 0 ? 0 : rest > kLength ? kLength : rest, T(0));
-      }
+      for (int i = 0; i < kVectors; ++i) row.v[i] = load_first(p + i * kLength, columns - i * kLength);
     }
     return row;
   }
@@ -156,9 +153,7 @@ struct ColumnSums {
       blocks.add(lanes[0]);
     }
     const Row total = blocks.total();
-    for (int i = 0; i < kVectors; ++i) {
-      Vec<T>::store(sums + i * kLength, total.v[i]);
-    }
+    for (int i = 0; i < kVectors; ++i) Vec<T>::store(sums + i * kLength, total.v[i]);
   }
 };
 
