@@ -70,12 +70,7 @@ void depthwise_weight_ukernel(const DepthwiseWeightOperands<S, T>& operands) {
   // Pixels whose taps share a step's columns.
   constexpr int kWindow = STEP == 0 ? 1 : (TJ + STEP - 1) / (STEP == 0 ? 1 : STEP);
   const int64_t a_pitch = operands.a_pitch;
-  reg acc[TI][TJ];
-#pragma GCC unroll 8
-  for (int i = 0; i < TI; ++i) {
-#pragma GCC unroll 8
-    for (int j = 0; j < TJ; ++j) acc[i][j] = V::zero();
-  }
+  reg acc[TI][TJ] = {};
   const WeightRun<S>* const end = operands.runs + operands.count;
   for (const WeightRun<S>* run = operands.runs; run != end; ++run) {
     const int64_t tap_row = run->tap_row, tap_col = run->tap_col, position = run->position;

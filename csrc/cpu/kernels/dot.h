@@ -47,15 +47,7 @@ void dot_ukernel(const DotOperands<S, T>& operands) {
   for (int64_t step = 0; step < operands.steps;) {
     const int64_t chain_end = min64(step + operands.chain, operands.steps);
     const int64_t full_end = min64(chain_end, full);
-    reg acc[MR][NC][NV];
-#pragma GCC unroll 8
-    for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 8
-      for (int c = 0; c < NC; ++c) {
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) acc[r][c][v] = V::zero();
-      }
-    }
+    reg acc[MR][NC][NV] = {};
 
     for (int64_t k = step * W, end = full_end * W; k < end; k += W) {
 #pragma GCC unroll 4

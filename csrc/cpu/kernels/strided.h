@@ -28,12 +28,7 @@ void strided_ukernel(const StridedOperands<S, T>& operands) {
   using V = Vec<T>;
   using reg = typename V::reg;
   constexpr int L = V::kLanes;
-  reg even[MR][NV], odd[MR][NV];
-#pragma GCC unroll 4
-  for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) even[r][v] = odd[r][v] = V::zero();
-  }
+  reg even[MR][NV] = {}, odd[MR][NV] = {};
   const T* row = operands.source;
   const T* weight = operands.weights;
   const int64_t position_row = operands.position_row, tap_col = operands.tap_col;
