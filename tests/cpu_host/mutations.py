@@ -730,8 +730,8 @@ MUTATIONS = (
     M(
         "kernels/dot.h",
         "a lane beyond the tail is multiplied",
-        "min64(max64(operands.tail - v * L, 0), L)",
-        "min64(max64(operands.tail - v * L, 1), L)",
+        "min64(max64(n - v * L, 0), L)",
+        "min64(max64(n - v * L, 1), L)",
     ),
     M(
         "kernels/dot.h",

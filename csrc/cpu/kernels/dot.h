@@ -49,37 +49,25 @@ void dot_ukernel(const DotOperands<S, T>& operands) {
     const int64_t full_end = min64(chain_end, full);
     reg acc[MR][NC][NV] = {};
 
-    for (int64_t k = step * W, end = full_end * W; k < end; k += W) {
+    // A step from element k on, all of it or its first n elements.
+    const auto add_step = [&](auto is_whole, int64_t k, int64_t n) CONV2D_INLINE_LAMBDA {
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) {
+      for (int v = 0; v < NV; ++v, k += L) {
+        const int lanes = int(min64(max64(n - v * L, 0), L));
         reg x[NC];
 #pragma GCC unroll 8
-        for (int c = 0; c < NC; ++c) x[c] = V::load(source[c] + k + v * L);
+        for (int c = 0; c < NC; ++c) x[c] = is_whole ? V::load(source[c] + k) : V::load_partial(source[c] + k, lanes);
 #pragma GCC unroll 8
         for (int r = 0; r < MR; ++r) {
-          reg w = load_as(row[r] + k + v * L);
+          reg w = is_whole ? load_as(row[r] + k) : load_as_partial(row[r] + k, lanes);
           if constexpr (NC > 1) load_once(w);
 #pragma GCC unroll 8
           for (int c = 0; c < NC; ++c) acc[r][c][v] = V::fma(w, x[c], acc[r][c][v]);
         }
       }
-    }
-    if (full_end != chain_end) {
-      const int64_t k = full_end * W;
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) {
-        const int n = int(min64(max64(operands.tail - v * L, 0), L));
-        reg x[NC];
-#pragma GCC unroll 8
-        for (int c = 0; c < NC; ++c) x[c] = V::load_partial(source[c] + k + v * L, n);
-#pragma GCC unroll 8
-        for (int r = 0; r < MR; ++r) {
-          const reg w = load_as_partial(row[r] + k + v * L, n);
-#pragma GCC unroll 8
-          for (int c = 0; c < NC; ++c) acc[r][c][v] = V::fma(w, x[c], acc[r][c][v]);
-        }
-      }
-    }
+    };
+    for (int64_t k = step * W, end = full_end * W; k < end; k += W) add_step(std::true_type(), k, W);
+    if (full_end != chain_end) add_step(std::false_type(), full_end * W, operands.tail);
     step = chain_end;
 
 #pragma GCC unroll 8
