@@ -897,14 +897,14 @@ MUTATIONS = (
     M(
         "kernels/depthwise_weight.h",
         "the oldest pixel's last tap is not taken",
-        "for (int q = 1; q < kWindow; ++q, b += position) {",
-        "for (int q = 1; q + 1 < kWindow; ++q, b += position) {",
+        "for (int q = 1; q < kWindow; ++q) take",
+        "for (int q = 1; q + 1 < kWindow; ++q) take",
     ),
     M(
         "kernels/depthwise_weight.h",
         "the first column meets a pixel that hasn't begun",
-        "take_columns<S, T, TI, TJ, STEP, kWindow>(0, q, b, tap_row,",
-        "take_columns<S, T, TI, TJ, STEP, kWindow>(0, kWindow - 1, b, tap_row,",
+        "take(0, q);",
+        "take(0, kWindow - 1);",
     ),
     M(
         "kernels/depthwise_weight.h",

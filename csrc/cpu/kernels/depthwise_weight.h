@@ -80,25 +80,22 @@ void depthwise_weight_ukernel(const DepthwiseWeightOperands<S, T>& operands) {
     if constexpr (STEP > 0) {
       if (left >= kWindow && position == STEP * tap_col) {
         reg window[kWindow];
+        // A step, which begins a pixel unless it comes after the last one.
+        const auto take = [&](int newest, int oldest) CONV2D_INLINE_LAMBDA {
 #pragma GCC unroll 8
-        for (int q = 0; q + 1 < kWindow; ++q, a += a_pitch, b += position) {
+          for (int u = oldest; u > 0; --u) window[u] = window[u - 1];
+          if (newest == 0) {
+            window[0] = load_as(a);
+            a += a_pitch;
+          }
+          take_columns<S, T, TI, TJ, STEP, kWindow>(newest, oldest, b, tap_row, tap_col, window, acc);
+          b += position;
+        };
 #pragma GCC unroll 8
-          for (int u = q; u > 0; --u) window[u] = window[u - 1];
-          window[0] = load_as(a);
-          take_columns<S, T, TI, TJ, STEP, kWindow>(0, q, b, tap_row, tap_col, window, acc);
-        }
-        for (left -= kWindow - 1; left > 0; --left, a += a_pitch, b += position) {
+        for (int q = 0; q + 1 < kWindow; ++q) take(0, q);
+        for (left -= kWindow - 1; left > 0; --left) take(0, kWindow - 1);
 #pragma GCC unroll 8
-          for (int u = kWindow - 1; u > 0; --u) window[u] = window[u - 1];
-          window[0] = load_as(a);
-          take_columns<S, T, TI, TJ, STEP, kWindow>(0, kWindow - 1, b, tap_row, tap_col, window, acc);
-        }
-#pragma GCC unroll 8
-        for (int q = 1; q < kWindow; ++q, b += position) {
-#pragma GCC unroll 8
-          for (int u = kWindow - 1; u > 0; --u) window[u] = window[u - 1];
-          take_columns<S, T, TI, TJ, STEP, kWindow>(q, kWindow - 1, b, tap_row, tap_col, window, acc);
-        }
+        for (int q = 1; q < kWindow; ++q) take(q, kWindow - 1);
       }
     }
     for (; left > 0; --left, a += a_pitch, b += position) {
