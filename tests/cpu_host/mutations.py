@@ -358,8 +358,8 @@ MUTATIONS = (
     M(
         "pack/patch.h",
         "rows with padding between them are one run",
-        "cols.run_length == source.width && source.row == source.col * source.width",
-        "source.row == source.col * source.width",
+        "cols.run_length == source_.width &&\n           source_.row == source_.col * source_.width",
+        "source_.row == source_.col * source_.width",
         **PAIRS,
     ),
     M(
@@ -946,7 +946,7 @@ MUTATIONS = (
     M(
         "pack/patch.h",
         "rows above the image are joined to it",
-        "rows.first >= 0 &&\n         rows.first + rows.run_length",
+        "rows.first >= 0 &&\n           rows.first + rows.run_length",
         "rows.first + rows.run_length",
     ),
     M(

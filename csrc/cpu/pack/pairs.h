@@ -134,6 +134,7 @@ class ShortRuns {
 // source.channel leads from pair to pair.
 template <>
 struct PixelCopier<BFloat16, BFloat16Pair> {
+  static constexpr bool kAllChannels = false;
   static CONV2D_INLINE void copy(const Patch& patch, const Source<BFloat16>& source, int64_t plane,
                                  const SourceRun<BFloat16>& from, BFloat16Pair* dst, bool) {
     const BFloat16* const src = from.data;

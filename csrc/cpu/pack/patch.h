@@ -94,10 +94,11 @@ struct SourceRun {
   int64_t step, count;
 };
 
-// Copies a run into a patch: one plane of it, or all channels where they are inner. Pairs of bfloat16 have their own
-// (pairs.h).
+// Copies a run into a patch: one plane of it, or all channels where they are inner or kAllChannels. Pairs of bfloat16
+// have their own (pairs.h), and words of pixels (pixel_rows.h).
 template <class S, class T>
 struct PixelCopier {
+  static constexpr bool kAllChannels = false;
   static CONV2D_INLINE void copy(const Patch& patch, const Source<S>& source, int64_t /*plane*/,
                                  const SourceRun<S>& from, T* dst, bool conj) {
     if constexpr (kCopiesWords) {
@@ -134,14 +135,6 @@ struct PixelCopier {
     });
   }
 };
-
-// Whether whole rows of the source continue one another, in it and in a patch of dense rows.
-template <class S>
-bool rows_are_one_run(const PatchAxis& rows, const PatchAxis& cols, const Source<S>& source) {
-  return rows.runs == 1 && cols.runs == 1 && rows.run_step == 1 && cols.run_step == 1 && cols.first == 0 &&
-         cols.run_length == source.width && source.row == source.col * source.width && rows.first >= 0 &&
-         rows.first + rows.run_length <= source.height;
-}
 
 // All of it is inlined into pack_patch, so that its members stay in registers: rows are short, and calls would cost as
 // much as copying.
@@ -185,11 +178,15 @@ class PatchPacker {
  private:
   // Lanes of groups that lie side by side, and planes of pixels whose channels lie together, are packed for all
   // channels at once.
-  bool all_at_once() const { return interleaved_ || transposed_; }
+  bool all_at_once() const { return interleaved_ || transposed_ || PixelCopier<S, T>::kAllChannels; }
 
+  // Whether whole rows of the source continue one another, in it and in the patch.
   bool rows_join() const {
-    return patch_.order == PatchOrder::kPlanar && !transposed_ && rows_are_one_run(patch_.rows, patch_.cols, source_) &&
-           patch_.row_pitch == patch_.cols.run_length * patch_.col_pitch;
+    const PatchAxis &rows = patch_.rows, &cols = patch_.cols;
+    return patch_.order == PatchOrder::kPlanar && !transposed_ && rows.runs == 1 && cols.runs == 1 &&
+           rows.run_step == 1 && cols.run_step == 1 && cols.first == 0 && cols.run_length == source_.width &&
+           source_.row == source_.col * source_.width && rows.first >= 0 &&
+           rows.first + rows.run_length <= source_.height && patch_.row_pitch == cols.run_length * patch_.col_pitch;
   }
 
   CONV2D_INLINE void pack_plane(int64_t plane, const S* from, T* to) const {

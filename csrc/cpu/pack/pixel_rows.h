@@ -31,62 +31,29 @@ inline Patch lay_out_pixel_patch(const PatchAxis& rows, const PatchAxis& cols, i
   return {PatchOrder::kPlanar, rows, cols, images, channels, channels * plane, plane, cols.size, 1};
 }
 
-// A row of all channels: `count` pixels, `step` words apart in the source, to planes of the patch.
-CONV2D_INLINE void copy_row_of_channels(const Patch& patch, const Source<BFloat16>& source, const BFloat16* src,
-                                        int64_t step, int64_t count, BFloat16* dst) {
-  if (source.channel == 1 && patch.channels > 1) {
-    for (int64_t c = 0; c < patch.channels; c += 32) {
-      for (int64_t x = 0; x < count; x += 32) {
-        const int64_t pixels = min64(count - x, 32);
-        transpose_words({src + x * step + c, step, pixels, min64(patch.channels - c, 32)},
-                        dst + c * patch.channel_pitch + x, patch.channel_pitch, pixels);
-      }
-    }
-    return;
-  }
-  for (int64_t c = 0; c < patch.channels; ++c) {
-    copy_words(src + c * source.channel, step, count, dst + c * patch.channel_pitch);
-  }
-}
+// A word of such a patch, of whose pixels all channels are packed at once.
+struct PixelWord : BFloat16 {};
 
-inline void pack_pixel_patch(const Patch& patch, const Source<BFloat16>& source, BFloat16* dst) {
-  const PatchAxis &rows = patch.rows, &cols = patch.cols;
-  const auto clear = [&](BFloat16* to, int64_t n) {
-    for (int64_t c = 0; c < patch.channels && n > 0; ++c) fill_zero(to + c * patch.channel_pitch, n);
-  };
-  const bool joined = rows_are_one_run(rows, cols, source);
-  for (int64_t image = 0; image < patch.images; ++image) {
-    BFloat16* to = dst + image * patch.image_pitch;
-    if (joined) {
-      const BFloat16* const first = source.data + image * source.image + rows.first * source.row;
-      copy_row_of_channels(patch, source, first, source.col, rows.run_length * cols.run_length, to);
-      continue;
-    }
-    for (int64_t number = 0; number < rows.size; ++number, to += patch.row_pitch) {
-      const int64_t y = source_coordinate(rows, number);
-      if (y < 0 || y >= source.height) {
-        clear(to, patch.row_pitch);
-        continue;
-      }
-      const BFloat16* const row = source.data + image * source.image + y * source.row;
-      for (int64_t run = 0; run < cols.runs; ++run) {
-        const int64_t first = cols.first + run * cols.run_shift;
-        const Interval in = indices_inside(first, cols.run_step, cols.run_length, source.width);
-        BFloat16* const d = to + run * cols.run_length;
-        if (in.count() <= 0) {
-          clear(d, cols.run_length);
-          continue;
+template <>
+struct PixelCopier<BFloat16, PixelWord> {
+  static constexpr bool kAllChannels = true;
+  static CONV2D_INLINE void copy(const Patch& patch, const Source<BFloat16>& source, int64_t /*plane*/,
+                                 const SourceRun<BFloat16>& from, PixelWord* dst, bool /*conj*/) {
+    if (source.channel == 1 && patch.channels > 1) {
+      for (int64_t c = 0; c < patch.channels; c += 32) {
+        for (int64_t x = 0; x < from.count; x += 32) {
+          const int64_t pixels = min64(from.count - x, 32);
+          transpose_words({from.data + x * from.step + c, from.step, pixels, min64(patch.channels - c, 32)},
+                          dst + c * patch.channel_pitch + x, patch.channel_pitch, pixels);
         }
-        clear(d, in.begin);
-        clear(d + in.end, cols.run_length - in.end);
-        // The step from a single pixel, which may be huge, is never taken.
-        const int64_t step = (in.count() > 1 ? cols.run_step : 1) * source.col;
-        copy_row_of_channels(patch, source, row + (first + in.begin * cols.run_step) * source.col, step, in.count(),
-                             d + in.begin);
       }
+      return;
+    }
+    for (int64_t c = 0; c < patch.channels; ++c) {
+      copy_words(from.data + c * source.channel, from.step, from.count, dst + c * patch.channel_pitch);
     }
   }
-}
+};
 
 struct TapCounts {
   int64_t rows, cols;
@@ -136,14 +103,14 @@ inline void copy_pixel_rows(const Patch& patch, const Tile& segment, const TapCo
 inline void pack_pixel_rows(const Patch& patch, const Source<BFloat16>& source, const Tile& segment,
                             const TapCounts& taps, BFloat16* patch_data, int64_t steps, BFloat16Block* rows) {
   if (taps.rows * taps.cols > 1) {
-    pack_pixel_patch(patch, source, patch_data);
+    pack_patch(patch, source, false, static_cast<PixelWord*>(patch_data));
     return copy_pixel_rows(patch, segment, taps, patch_data, steps, rows);
   }
   const int64_t length = steps * kBlockChannels;
   Patch direct = patch;
   direct.image_pitch = segment.rows * segment.cols;
   direct.channel_pitch = length;
-  pack_pixel_patch(direct, source, rows->channel);
+  pack_patch(direct, source, false, static_cast<PixelWord*>(&rows->channel[0]));
   for (int64_t c = 0; c < patch.channels; ++c) {
     fill_zero(rows->channel + c * length + segment.pixels(), length - segment.pixels());
   }
