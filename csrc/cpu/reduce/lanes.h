@@ -34,7 +34,7 @@ CONV2D_INLINE VectorOf<T> load_filled(const S* p, int64_t n, T fill) {
   return lane < Bits<VectorOf<T>>{} + int(n) ? v : VectorOf<T>{} + fill;
 }
 
-// Of n elements there are all kSumLanes where n is a constant: then no loop asks how many there are.
+// Where the number n of elements is the constant kSumLanes, no loop asks how many there are.
 template <class T>
 struct Lanes {
   using Vector = VectorOf<T>;
