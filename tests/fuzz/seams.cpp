@@ -406,7 +406,7 @@ void* thread_scratch(int64_t bytes) {
 }
 
 OwnedScratch thread_scratch(int64_t bytes, uint64_t owner) {
-  const bool kept = fuzz::scratch.owner == owner;
+  const bool kept = owner != 0 && fuzz::scratch.owner == owner;
   void* const memory = thread_scratch(bytes);
   fuzz::scratch.owner = owner;
   return {memory, kept};

@@ -114,8 +114,8 @@ CONV2D_LIMIT kWeightTileBytes = 256 * 1024;
 CONV2D_LIMIT kWeightTileColumns = 288;
 CONV2D_LIMIT kLeastWeightTileColumns = 16;
 CONV2D_LIMIT kPartialBytes = 1024 * 1024;
-// The same in channels_last where panels have one or two vectors (16 registers). The more of the weight a tile holds,
-// the fewer tiles pack the same operands, and a segment's products take far longer than its C tile from L3.
+// The C tile of a weight gradient in channels_last with AVX2. The more of the weight it holds, the fewer tiles pack the
+// same operands, and a segment's products take far longer than its C tile from L3.
 CONV2D_LIMIT kLargeWeightTileBytes = 640 * 1024;
 // The columns where products are taken in pairs: fewer, so that more output channels share the copy of the input's
 // pixels that each has. And what an item's copies may take.

@@ -41,7 +41,7 @@ void* thread_scratch(int64_t bytes) {
 }
 
 OwnedScratch thread_scratch(int64_t bytes, uint64_t owner) {
-  const bool kept = scratch.owner == owner;
+  const bool kept = owner != 0 && scratch.owner == owner;
   void* const memory = thread_scratch(bytes);
   scratch.owner = owner;
   return {memory, kept};

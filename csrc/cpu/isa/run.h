@@ -85,9 +85,11 @@ void run_task_of(const Task& task, const Executor& executor) {
   if (driver == Driver::kWeightGroups) {
     return run_chunks<T>(GradWeightCall<S, T, WeightLanes::kGroups>(*task.call, threads), executor);
   }
+  if (driver == Driver::kWeightTransposed || driver == Driver::kWeightGemm) {
+    return run_chunks<T>(GradWeightCall<S, T, WeightLanes::kChannels>(*task.call, threads), executor);
+  }
   // kPadding is no instruction set's, and Engine::pairs and Engine::amx run their own.
-  CONV2D_EXT_ASSERT(driver == Driver::kWeightTransposed || driver == Driver::kWeightGemm);
-  run_chunks<T>(GradWeightCall<S, T, WeightLanes::kChannels>(*task.call, threads), executor);
+  CONV2D_EXT_ASSERT(false);
 }
 
 inline void run_task(DType dtype, const Task& task, const Executor& executor) {

@@ -149,9 +149,10 @@ const char* refuse_pixels(const ConvGemm& g, DType dtype, const VectorShape& vec
   } else if (pointwise) {
     const bool one_set = g.axis_w.step == 1 && saturating_mul(g.source_c, size) % 4096 == 0;
     const KBlocking k = block_k(g, vector.limits);
-    // With vectors of 32 bytes and less a copy pays in any planes of so many pixels (measured in float32).
+    // With vectors of 32 bytes and less, and of so many pixels, it does wherever planes lie (float32 and float64).
     constexpr int64_t kLeastPixels = 512;
-    const bool copies_well = !vector.is_wide() && same_type && g.axis_w.step == 1 && run >= kLeastPixels;
+    const bool copies_well =
+        !vector.is_wide() && same_type && g.axis_w.step == 1 && g.destination_col == 1 && run >= kLeastPixels;
     advantage = takes_whole_planes(g, k, vector, size)                                ? 1.2
                 : one_set || copies_well || reads_pixels_in_place(g, k, vector, size) ? 1.05
                                                                                       : 1.0;
@@ -452,6 +453,7 @@ const char* name_of(Driver driver) {
       "implicit GEMM, vectors over result channels",
   };
   static_assert(std::size(kNames) == size_t(Driver::kPadding));
+  CONV2D_EXT_ASSERT(driver != Driver::kPadding);
   return kNames[int(driver)];
 }
 

@@ -240,13 +240,13 @@ struct WeightTiler {
     }
   }
 
-  // Whether a larger C tile pays: panels have few vectors, a group's weight is more than a tile, and the patch of one
-  // channel leaves room in scratch. (In planes it gains nothing: their patches cost less.)
+  // Whether a larger C tile pays: panels have few vectors (measured with AVX2), a group's weight is more than a tile,
+  // and the patch of one channel leaves room in scratch. (In planes it gains nothing: their patches cost less.)
   bool takes_large_tiles(const WeightTiling& t) const {
     const int64_t weights = saturating_mul(problem.out_channels_per_group(),
                                            saturating_mul(problem.in_channels_per_group(), problem.taps()));
-    return lanes == WeightLanes::kChannels && input_channels_are_neighbours && vector.max_vectors <= 2 &&
-           weights > limit::kWeightTileBytes / vector.element_size &&
+    return lanes == WeightLanes::kChannels && input_channels_are_neighbours && vector.is_native &&
+           vector.max_vectors <= 2 && weights > limit::kWeightTileBytes / vector.element_size &&
            plane(t) <= limit::kPatchBytes / vector.element_size;
   }
 

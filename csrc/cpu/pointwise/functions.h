@@ -39,9 +39,9 @@ struct NumberOf<Doubles> {
   typedef uint64_t Unsigned __attribute__((vector_size(sizeof(Doubles))));
   static constexpr int64_t kSign = INT64_MIN;
 };
-// What the elements of a vector are; of other numbers, the number itself.
+// What the elements of a vector are; of a number, the number itself.
 template <class T>
-using Scalar = std::conditional_t<std::is_same_v<T, Floats>, float, double>;
+using Scalar = std::conditional_t<std::is_same_v<T, Floats> || std::is_same_v<T, float>, float, double>;
 template <class T>
 using Bits = typename NumberOf<T>::Bits;
 // For arithmetic that may wrap around, as that of a NaN's bits does.
