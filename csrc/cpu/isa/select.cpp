@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../conv2d_cpu.h"
 #include "engine.h"
 
 namespace conv2d_ext::cpu {
