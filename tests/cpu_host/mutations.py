@@ -358,8 +358,8 @@ MUTATIONS = (
     M(
         "pack/patch.h",
         "rows with padding between them are one run",
-        "cols.run_length == source_.width &&\n           source_.row == source_.col * source_.width",
-        "source_.row == source_.col * source_.width",
+        "cols.run_length == source_.width &&\n           source_.row",
+        "source_.row",
         **PAIRS,
     ),
     M(
