@@ -811,7 +811,8 @@ class TestCompile:
             "sigmoid": lambda score, b, h, i, j: torch.sigmoid(score),
             "exp2": lambda score, b, h, i, j: torch.exp2(score),
         }
-        q, k, v = (torch.randn(3, 2, 40, 16) for _ in range(3))
+        # Of 40 tokens PyTorch's code for AVX2 computes NaN, outside of the mode, too (2.11).
+        q, k, v = (torch.randn(3, 2, 48, 16) for _ in range(3))
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return flex_attention(q, k, v, score_mod=scores[name])

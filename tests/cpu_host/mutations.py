@@ -1215,12 +1215,6 @@ MUTATIONS = (
     ),
     M(
         "plan/tile_gemm.cpp",
-        "large tiles of a weight gradient are kept where threads share its pixels",
-        "is_cut = !threads_would_idle(t.items(), num_threads);",
-        "is_cut = true;",
-    ),
-    M(
-        "plan/tile_gemm.cpp",
         "panels end within a chain",
         " && k.max_depth() % k.chain == 0",
         "",
