@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from conv2d_ext import _C, _checkpoints
+from conv2d_ext import _C, _checkpoints, _rounded
 from conv2d_ext._on_import import when_imported
 
 # What a function returns before it has run.
@@ -56,7 +56,7 @@ def _trace_flex_attention_outside() -> None:
         def traced_outside(self: Any, *args: Any, _call: Any = call, **kwargs: Any) -> Any:
             if get_proxy_mode() is None:
                 return _call(self, *args, **kwargs)
-            with torch._C._ExcludeDispatchKeyGuard(excluded):
+            with torch._C._ExcludeDispatchKeyGuard(excluded), _rounded.left_out():
                 return _call(self, *args, **kwargs)
 
         type(op).__call__ = traced_outside
@@ -109,6 +109,7 @@ def _describe_recorded_calls() -> None:
 _let_higher_order_ops_pass()
 _trace_flex_attention_outside()
 _describe_recorded_calls()
+_rounded.install()
 
 
 def _leave_contexts_of_failed_compilations() -> None:

@@ -28,6 +28,7 @@
 #include "matmul.cpp"
 #include "pointwise_autograd.cpp"
 #include "pointwise_ops.cpp"
+#include "rounded.cpp"
 #include "softmax.cpp"
 #include "sum.cpp"
 #include "api.cpp"  // last, since its functions have the names of functions above

@@ -20,6 +20,8 @@
 //   pointwise       f(input)
 //   pointwise_grad  grad_output * f'(input)
 //   pointwise_pair  f(first, second), of tensors of the same sizes; strides as an addition's
+//
+// rounded: a copy (rounded.cpp).
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
@@ -63,6 +65,7 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("pointwise_pair(Tensor first, Tensor second, str function) -> Tensor", tags);
   m.def("pointwise_grad(Tensor grad_output, Tensor input, str function, float[] parameters) -> Tensor", tags);
   m.def("copy_as(Tensor input, bool channels_last, bool grad_channels_last) -> Tensor", tags);
+  m.def("rounded(Tensor input) -> Tensor", tags);
   m.def("enter_batch_invariant() -> ()", tags);
   m.def("leave_batch_invariant() -> ()", tags);
   m.def("conv2d_add_bias(Tensor output, Tensor bias) -> Tensor", tags);

@@ -1,0 +1,222 @@
+"""Graphs traced in the mode, in 16 bits: a result is what would be stored.
+
+A compiler computes what it fuses in float32, and rounds to 16 bits what it stores. What it stores
+follows from what it fuses, and that from sizes, so that another batch could give an element other
+bits. So in such a graph a call of conv2d_ext::rounded follows each result in bfloat16 or float16
+that a compiler may compute. Inductor rounds there, in registers; for other compilers it is a call
+of this library, which they store the argument of.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+import re
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental import proxy_tensor
+
+from conv2d_ext import _C
+from conv2d_ext._on_import import when_imported
+
+# ---- which results
+
+# What moves, compares or selects elements. (What isn't named here costs an instruction too many.)
+_EXACT = frozenset(
+    """
+    _low_memory_max_pool_with_offsets _unsafe_index _unsafe_index_put _unsafe_view abs amax amin
+    aminmax as_strided_scatter broadcast_in_dim cat ceil clamp clamp_max clamp_min clone
+    constant_pad_nd copy copysign cummax cummin diagonal_scatter embedding empty empty_like
+    empty_permuted empty_strided expand_copy fill flip floor fmax fmin fmod frac full full_like
+    gather hardshrink hardtanh hardtanh_backward im2col index index_copy index_fill index_put
+    index_select kthvalue lift_fresh_copy masked_fill masked_scatter masked_select max
+    max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum nan_to_num neg
+    new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute_copy
+    pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d relu repeat
+    replication_pad1d replication_pad2d replication_pad3d roll round scalar_tensor scatter
+    select_scatter sgn sign slice_scatter sort stack threshold threshold_backward topk tril triu
+    trunc unfold unfold_copy view_copy where zeros zeros_like
+    """.split()  # noqa: SIM905
+)
+# Overloads of these that compute.
+_INEXACT = (("round", "decimals"), ("scatter", "reduce"), ("scatter", "value_reduce"))
+_CONVERSIONS = ("_to_copy", "convert_element_type")
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def _is_number_of(dtype: torch.dtype, value: object) -> bool:
+    """Whether a compiler that keeps a number as it is keeps what the dtype holds."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return False
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        return True
+    try:
+        if dtype is torch.float16:
+            return bool(struct.unpack("e", struct.pack("e", float(value)))[0] == value)
+        bits = struct.pack("<f", float(value))
+        return bits[:2] == b"\0\0" and bool(struct.unpack("<f", bits)[0] == value)
+    except OverflowError:
+        return False
+
+
+def _numbers(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> list[object]:
+    """Of a call's arguments those that may become elements, where sizes and dimensions don't."""
+    arguments = func._schema.arguments
+    given = {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
+    return [
+        given[argument.name]
+        for argument in arguments
+        if argument.name in given and re.search("number|float", str(argument.type))
+    ]
+
+
+def _may_be_unrounded(
+    func: torch._ops.OpOverload, args: Any, kwargs: Any, dtype: torch.dtype
+) -> bool:
+    """Whether a compiler may know more of a call's result than its dtype holds."""
+    if func.namespace not in ("aten", "prims"):
+        return False
+    if any(result.alias_info is not None for result in func._schema.returns):
+        return False
+    name = func._schema.name.partition("::")[2]
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    dtypes = [leaf.dtype for leaf in leaves if torch.is_tensor(leaf)]
+    if name in _CONVERSIONS:
+        return any(other not in (dtype, torch.bool) for other in dtypes)
+    return (
+        name not in _EXACT
+        or (name, func._overloadname) in _INEXACT
+        or any(other.is_floating_point and other != dtype for other in dtypes)
+        or not all(_is_number_of(dtype, number) for number in _numbers(func, args, kwargs))
+    )
+
+
+# ---- where they are recorded
+
+
+class _State(threading.local):
+    left_out = 0
+
+
+_state = _State()
+
+
+class left_out:
+    """A context of functions that are compiled into a kernel that has no place for a call."""
+
+    def __enter__(self) -> None:
+        _state.left_out += 1
+
+    def __exit__(self, *_: object) -> None:
+        _state.left_out -= 1
+
+
+def _is_recorded_as(func: torch._ops.OpOverload, result: torch.Tensor, mode: Any) -> bool:
+    """Whether the graph has a result as that of this call. The parts of one that was taken apart
+    have come here themselves.
+    """
+    slot = proxy_tensor.get_proxy_slot(result, mode.tracer, None)
+    if slot is None:
+        return False
+    node = slot.proxy.node
+    return func is (node.args[0] if node.target is operator.getitem else node).target
+
+
+def _record_roundings() -> None:
+    Mode = proxy_tensor.ProxyTorchDispatchMode
+    record = Mode.__torch_dispatch__
+
+    @functools.wraps(record)
+    def record_and_round(
+        self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        op = torch.ops.conv2d_ext.rounded.default
+        if func is op and _is_recorded_as(op, args[0], self):  # a graph that is traced once more
+            return args[0]
+        results = record(self, func, types, args, kwargs)
+        # What torch.export records first, above the mode, is traced once more.
+        if not _C.is_batch_invariant() or _state.left_out > 0 or self.pre_dispatch:
+            return results
+
+        def rounded(result: Any) -> Any:
+            if not torch.is_tensor(result) or result.dtype not in _DTYPES:
+                return result
+            if not _is_recorded_as(func, result, self):
+                return result
+            if not _may_be_unrounded(func, args, kwargs or {}, result.dtype):
+                return result
+            with self:
+                return op(result)
+
+        return torch.utils._pytree.tree_map(rounded, results)
+
+    Mode.__torch_dispatch__ = record_and_round  # type: ignore[method-assign]
+
+
+# ---- how Inductor computes them
+
+
+def _round_to_bfloat16(bits: Any, number: Callable[[int], Any], ops: Any) -> Any:
+    """The bits of a float32 number that is no NaN, rounded to nearest, ties to even."""
+    is_odd = ops.bitwise_and(ops.bitwise_right_shift(bits, number(16)), number(1))
+    return ops.bitwise_and(ops.add(bits, ops.add(is_odd, number(0x7FFF))), number(-0x10000))
+
+
+def _round_to_float16(bits: Any, number: Callable[[int], Any], ops: Any) -> Any:
+    """The same. A number too small for float16's normal ones is rounded by an addition to one whose
+    last bit counts as much as theirs.
+    """
+    sign = ops.bitwise_and(bits, number(-0x80000000))
+    size = ops.bitwise_xor(bits, sign)
+    is_odd = ops.bitwise_and(ops.bitwise_right_shift(size, number(13)), number(1))
+    normal = ops.bitwise_and(ops.add(size, ops.add(is_odd, number(0xFFF))), number(-0x2000))
+    half = ops.constant(0.5, torch.float32)
+    small = ops.sub(ops.add(ops.to_dtype_bitcast(size, torch.float32, torch.int32), half), half)
+    small = ops.to_dtype_bitcast(small, torch.int32, torch.float32)
+    least_normal, largest, infinity = number(0x38800000), number(0x477FE000), number(0x7F800000)
+    rounded = ops.where(ops.lt(size, least_normal), small, normal)
+    return ops.bitwise_or(ops.where(ops.gt(rounded, largest), infinity, rounded), sign)
+
+
+_ROUND = {torch.bfloat16: _round_to_bfloat16, torch.float16: _round_to_float16}
+
+
+def lower_rounded() -> None:
+    """Tells Inductor how to compute the op, by arithmetic that it can't leave out. It would call it
+    otherwise.
+    """
+    lowering = importlib.import_module("torch._inductor.lowering")
+    Pointwise = importlib.import_module("torch._inductor.ir").Pointwise
+    ops = importlib.import_module("torch._inductor.virtualized").ops
+
+    @lowering.register_lowering(  # type: ignore[misc]
+        torch.ops.conv2d_ext.rounded.default, type_promotion_kind=None
+    )
+    def rounded(input: Any) -> Any:
+        dtype = input.get_dtype()
+        load = input.make_loader()
+
+        def number(value: int) -> Any:
+            return ops.constant(value, torch.int32)
+
+        def element(index: Any) -> Any:
+            value = ops.to_dtype(load(index), torch.float32, src_dtype=dtype)
+            bits = ops.to_dtype_bitcast(value, torch.int32, torch.float32)
+            bits = _ROUND[dtype](bits, number, ops)
+            stored = ops.to_dtype_bitcast(bits, torch.float32, torch.int32)
+            stored = ops.where(ops.eq(value, value), stored, value)  # NaN
+            return ops.to_dtype(stored, dtype, src_dtype=torch.float32)
+
+        return Pointwise.create(
+            device=input.get_device(), dtype=dtype, inner_fn=element, ranges=input.get_size()
+        )
+
+
+def install() -> None:
+    _record_roundings()
+    when_imported("torch._inductor.lowering", lower_rounded)

@@ -1,0 +1,338 @@
+"""Models in bfloat16 and float16, compiled in the mode: what a compiler keeps in float32, and for
+another batch stores in 16 bits, changes no bit (conv2d_ext/_rounded.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch._inductor.lowering  # which its decompositions use
+import torch.nn.functional as F
+from observing import same_bits
+from rotation import turn
+from torch import Tensor
+from torch._inductor.utils import run_and_get_code
+from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+import conv2d_ext
+from conv2d_ext import _rounded
+
+DTYPES = (torch.bfloat16, torch.float16)
+ROUNDED = torch.ops.conv2d_ext.rounded.default
+over_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _compiled(function: Callable, *args: Tensor) -> object:
+    torch._dynamo.reset()
+    with torch.no_grad(), conv2d_ext.batch_invariant():
+        return torch.compile(function, dynamic=False, fullgraph=True)(*args)
+
+
+def _numbers() -> Tensor:
+    """float32 numbers of every size, many of them halfway between two of 16 bits, or near it."""
+    generator = torch.Generator().manual_seed(0)
+    any_bits = torch.randint(-(2**31), 2**31, (1 << 18,), generator=generator)
+    exponents = torch.arange(256)[:, None] << 23
+    around = torch.tensor([0, 1, 0xFFF, 0x1000, 0x1FFF, 0x2000, 0x2FFF, 0x3000, 0x7FFF, 0x8000,
+                           0xFFFF, 0x10000, 0x17FFF, 0x18000, 0x7F7FFF, 0x7F8000, 0x7FEFFF,
+                           0x7FF000, 0x7FFFFF])  # fmt: skip
+    around = torch.cat([around, around + 1])[None] & 0x7FFFFF
+    # Around float16's least normal number and below it, and its largest one.
+    small = (torch.arange(96, 144)[:, None] << 23) + torch.randint(
+        0, 2**23, (48, 4096), generator=generator
+    )
+    bits = torch.cat([(exponents | around).flatten(), small.flatten()])
+    return torch.cat([any_bits, bits, bits - 2**31]).to(torch.int32).view(torch.float32)
+
+
+@over_dtypes
+def test_rounds_every_number_as_pytorch(dtype):
+    numbers = _numbers()
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.to(dtype)
+        return y.float() * 2, y
+
+    (doubled, stored), (code,) = run_and_get_code(_compiled, function, numbers)
+    assert "conv2d_ext.rounded" not in code  # no call: it was computed in registers
+    expected = numbers.to(dtype)
+    assert torch.equal(stored.isnan(), numbers.isnan())
+    assert torch.equal(doubled.isnan(), numbers.isnan())
+    is_number = ~numbers.isnan()
+    assert same_bits(stored[is_number], expected[is_number])
+    assert same_bits(doubled[is_number], expected[is_number].float() * 2)
+
+
+def _queries_and_positions(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    queries, positions = torch.linspace(-3, 2, 7 * 64).view(7, 64).to(dtype), x[0]
+    sums = queries + positions
+    return x @ sums.mT, x * sums + sums, (x + queries) * positions - x
+
+
+def _filled(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    filled = torch.full((7, 64), 0.1, dtype=dtype)
+    masked = x.masked_fill(x > 0, 0.3)
+    return x @ filled.mT, filled * x + 3, masked @ x.mT, masked * masked + filled
+
+
+def _in_place(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    y = x.clone()
+    y.mul_(x).add_(filled := torch.full_like(x, 1 / 3))
+    z = torch.empty_like(x).copy_(y.float() / 3)
+    y[:, 1:4] *= 1.3
+    return y @ x.mT, y * z - filled
+
+
+def _differentiated(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def function(x: Tensor) -> Tensor:
+        y = F.silu(x) * x + F.gelu(x)
+        return F.hardswish(y) * y
+
+    output, pull = torch.func.vjp(function, x)
+    (grad,) = pull(output)
+    return output @ x.mT, grad @ x.mT, grad * output
+
+
+@over_dtypes
+@pytest.mark.parametrize("function", [_queries_and_positions, _filled, _in_place, _differentiated])
+def test_code_for_another_batch_gives_the_same_bits(function, dtype):
+    """What is summed over is no batch here, so that some of it is stored and some of it is not."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 7, 64).expand(5, 7, 64) * torch.tensor([1, 1, 2, 3, 4]).view(5, 1, 1)
+    x = x.to(dtype).contiguous()
+    whole = _compiled(lambda x: function(x, dtype), x)
+    for count in (1, 2):
+        part = _compiled(lambda x: function(x, dtype), x[:count])
+        assert all(same_bits(a[:count], b) for a, b in zip(whole, part, strict=True))
+
+
+def _chain(a: Tensor, b: Tensor) -> list[Tensor]:
+    c = a * b + a
+    return [c * c - b, c / 3 + b]
+
+
+@over_dtypes
+def test_fused_arithmetic_is_that_of_separate_calls(dtype):
+    """And would not be without the roundings."""
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 1000).to(dtype)
+    expected = _chain(a, b)
+    assert all(same_bits(x, y) for x, y in zip(_compiled(_chain, a, b), expected, strict=True))
+    with _rounded.left_out():
+        unrounded = _compiled(_chain, a, b)
+    assert not any(same_bits(x, y) for x, y in zip(unrounded, expected, strict=True))
+
+
+# ---- every op
+
+
+class _Widest(torch.fx.Interpreter):
+    """Computes a graph as a compiler does that stores in 16 bits nothing that it need not: every
+    call of PyTorch's in float32. Notes the calls whose results would not be stored as they are, and
+    that the graph doesn't round.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.found: list[str] = []
+
+    @staticmethod
+    def _widened(value: object) -> object:
+        return value.float() if torch.is_tensor(value) and value.dtype in DTYPES else value
+
+    def _as_stored(self, node: torch.fx.Node) -> object:
+        def stored(value: object, described: object) -> object:
+            is_tensor = torch.is_tensor(value) and torch.is_tensor(described)
+            return value.to(described.dtype) if is_tensor else value
+
+        return pytree.tree_map(stored, self.env[node], node.meta["val"])
+
+    def run_node(self, node: torch.fx.Node) -> object:
+        if node.op != "call_function":
+            return pytree.tree_map(self._widened, super().run_node(node))
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        namespace = getattr(node.target, "namespace", "")
+        if namespace not in ("aten", "prims"):  # what no compiler computes
+            args, kwargs = (torch.fx.map_arg(a, self._as_stored) for a in (node.args, node.kwargs))
+            return pytree.tree_map(self._widened, node.target(*args, **kwargs))
+        args, kwargs = pytree.tree_map(
+            lambda value: torch.float32 if value in DTYPES else value,
+            (args, kwargs),
+            is_leaf=torch.is_tensor,
+        )
+        results = node.target(*args, **kwargs)
+        if "empty" in str(node.target):
+            results.zero_()
+        self._check(node, results)
+        return results
+
+    def _check(self, node: torch.fx.Node, results: object) -> None:
+        uses = {0: list(node.users)}
+        if any(user.target is operator.getitem for user in node.users):
+            uses = {user.args[1]: list(user.users) for user in node.users}
+        described = pytree.tree_leaves(node.meta["val"])
+        for number, (value, like) in enumerate(
+            zip(pytree.tree_leaves(results), described, strict=True)
+        ):
+            if not torch.is_tensor(like) or like.dtype not in DTYPES:
+                continue
+            users = uses.get(number, [])
+            if users and all(user.target is ROUNDED for user in users):
+                continue
+            stored = value.to(like.dtype).float()
+            if not torch.equal(value.nan_to_num(0, 1, -1), stored.nan_to_num(0, 1, -1)):
+                self.found.append(str(node.target))
+
+
+# Results whose sizes are not known, or that hold no floating-point numbers; ops of CUDA.
+NOT_TRACED = (
+    "allclose", "combinations", "corrcoef", "cov", "equal", "item", "masked_select", "narrow",
+    "take", "tensor_split", "to_sparse", "unique", "unique_consecutive", "as_strided", "sparse.mm",
+    "native_batch_norm", "_native_batch_norm_legit", "nn.functional.instance_norm",
+    "nn.functional.batch_norm", "nn.functional.gaussian_nll_loss", "special.i1", "special.i1e",
+)  # fmt: skip
+
+THIRDS = 3
+LEFT_OUT = ("jiterator", "empty", "new_empty")
+
+
+def _traced(info, sample, *, differentiated: bool) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    from torch._inductor.decomposition import select_decomp_table
+
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [i for i, leaf in enumerate(leaves) if torch.is_tensor(leaf)]
+    tensors = [leaves[i] for i in places]
+
+    def function(*tensors: Tensor) -> list[Tensor]:
+        given = dict(zip(places, tensors, strict=True))
+        all_leaves = [given.get(i, leaf) for i, leaf in enumerate(leaves)]
+        input, args, kwargs = pytree.tree_unflatten(all_leaves, spec)
+        outputs = [
+            t for t in pytree.tree_leaves(info.op(input, *args, **kwargs)) if torch.is_tensor(t)
+        ]
+        inputs = [t for t in tensors if t.requires_grad]
+        differentiable = [t for t in outputs if t.requires_grad]
+        if not differentiated or not inputs or not differentiable:
+            return outputs
+        grads = torch.autograd.grad(
+            differentiable, inputs, [0.7 * torch.ones_like(t) for t in differentiable],
+            allow_unused=True,
+        )  # fmt: skip
+        return outputs + [grad for grad in grads if grad is not None]
+
+    context = contextlib.nullcontext() if differentiated else torch.no_grad()
+    with context, conv2d_ext.batch_invariant():
+        graph = make_fx(
+            dispatch_functionalize(function), decomposition_table=select_decomp_table()
+        )(*tensors)
+    return graph, tensors
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_result_keeps_more_than_it_stores():
+    """Of the ops of PyTorch's tests and their gradients, and of what Inductor makes of them. Each
+    run takes a third of them: another one for each state of the package.
+    """
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    found: dict[str, str] = {}
+    graphs = roundings = 0
+    for number, info in enumerate(op_db[turn("conv2d_ext") % THIRDS :: THIRDS]):
+        dtype, differentiated = DTYPES[number % 2], info.supports_autograd
+        left_out = info.name in NOT_TRACED or info.name.startswith(LEFT_OUT)
+        if left_out or dtype not in info.dtypes:
+            continue
+        torch.manual_seed(0)
+        sample = next(iter(info.sample_inputs("cpu", dtype, requires_grad=differentiated)))
+        graph, tensors = _traced(info, sample, differentiated=differentiated)
+        widest = _Widest(graph)
+        widest.run(*tensors)
+        graphs += 1
+        roundings += sum(node.target is ROUNDED for node in graph.graph.nodes)
+        found |= dict.fromkeys(widest.found, info.name)
+    assert not found
+    assert graphs > 300 / THIRDS
+    assert roundings > 300 / THIRDS
+
+
+# ---- the op, and the graphs that have it
+
+
+def _calls(graph: torch.fx.GraphModule) -> int:
+    return sum(node.target is ROUNDED for node in graph.graph.nodes)
+
+
+def test_graphs_that_have_none():
+    x = torch.randn(3, 4)
+    with conv2d_ext.batch_invariant():
+        assert _calls(make_fx(lambda x: x * x + x)(x)) == 0
+        low = x.bfloat16()
+        assert _calls(make_fx(lambda x: x.relu().mT.clone().abs()[:2].float())(low)) == 0
+        # Numbers that the type holds.
+        exact = make_fx(lambda x: x.masked_fill(x > 0, 0.5).clamp(-1, 257.0 - 1))(low)
+        assert _calls(exact) == 0
+        assert _calls(make_fx(lambda x: x.masked_fill(x > 0, 0.1).clamp(-1, 257.0))(low)) == 2
+    assert _calls(make_fx(lambda x: x * x + x)(low)) == 0
+
+
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
+@over_dtypes
+def test_opcheck(dtype, requires_grad):
+    x = torch.randn(2, 3, 4, 5).to(dtype).requires_grad_(requires_grad)
+    for input in (x, x.detach().to(memory_format=torch.channels_last), x[:, :1].expand(2, 3, 4, 5)):
+        torch.library.opcheck(torch.ops.conv2d_ext.rounded, (input,))
+
+
+def test_derivatives_of_the_op():
+    op = torch.ops.conv2d_ext.rounded
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(op, (x,), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(op, (x,))
+    assert same_bits(torch.func.vmap(op)(x), x)
+
+
+def test_exported_programs_and_trained_models_have_it():
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * x + x
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(3, 8).bfloat16()
+    with conv2d_ext.batch_invariant():
+        program = torch.export.export(model, (x,)).run_decompositions()
+        assert _calls(program.graph_module) == 2
+        assert same_bits(program.module()(x), model(x))
+        grads = []
+        for function in (model, torch.compile(model)):
+            model.zero_grad()
+            function(x).square().sum().backward()
+            grads.append([p.grad for p in model.parameters()])
+    assert all(same_bits(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_sizes_that_are_not_known():
+    x = torch.tensor([1, -2, 3, 0.1]).bfloat16()
+    with (
+        conv2d_ext.batch_invariant(),
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+    ):
+        compiled = torch.compile(lambda x: x[x > 0] * 3 + 0.1, fullgraph=True)
+        assert same_bits(compiled(x), x[x > 0] * 3 + 0.1)
