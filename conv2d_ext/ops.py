@@ -83,9 +83,9 @@ They raise ValueError for other functions and numbers of parameters, NotImplemen
 dtypes, RuntimeError where grad_output doesn't fit the input, or the pair's tensors each other. They
 have derivatives of every order.
 
-Other names in `torch.ops.conv2d_ext` are internal and may change: copy_as, enter_batch_invariant
-and leave_batch_invariant (the mode in graphs of torch.compile), rounded (a result in 16 bits in such
-a graph), eager_* (PyTorch's ops, recorded so that compilers leave them alone).
+Other names in `torch.ops.conv2d_ext` are internal and may change: copy_as, and in graphs of
+torch.compile enter_batch_invariant and leave_batch_invariant (the mode), rounded (a result in 16
+bits), eager_* (PyTorch's ops, recorded so that compilers leave them alone).
 """
 
 from __future__ import annotations
