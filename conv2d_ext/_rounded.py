@@ -15,7 +15,7 @@ import operator
 import re
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,15 +26,15 @@ from conv2d_ext._on_import import when_imported
 
 # ---- which results
 
-# What moves, compares or selects elements. (What isn't named here costs an instruction too many.)
+# What moves, converts, compares or selects elements. (What isn't named costs instructions.)
 _EXACT = frozenset(
     """
-    _low_memory_max_pool_with_offsets _unsafe_index _unsafe_index_put _unsafe_view abs amax amin
-    aminmax as_strided_scatter broadcast_in_dim cat ceil clamp clamp_max clamp_min clone
-    constant_pad_nd copy copysign cummax cummin diagonal_scatter embedding empty empty_like
-    empty_permuted empty_strided expand_copy fill flip floor fmax fmin fmod frac full full_like
-    gather hardshrink hardtanh hardtanh_backward im2col index index_copy index_fill index_put
-    index_select kthvalue lift_fresh_copy masked_fill masked_scatter masked_select max
+    _low_memory_max_pool_with_offsets _to_copy _unsafe_index _unsafe_index_put _unsafe_view abs
+    amax amin aminmax as_strided_scatter broadcast_in_dim cat ceil clamp clamp_max clamp_min clone
+    constant_pad_nd convert_element_type copy copysign cummax cummin diagonal_scatter embedding
+    empty empty_like empty_permuted empty_strided expand_copy fill flip floor fmax fmin fmod frac
+    full full_like gather hardshrink hardtanh hardtanh_backward im2col index index_copy index_fill
+    index_put index_select kthvalue lift_fresh_copy masked_fill masked_scatter masked_select max
     max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum nan_to_num neg
     new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute_copy
     pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d relu repeat
@@ -45,7 +45,8 @@ _EXACT = frozenset(
 )
 # Overloads of these that compute.
 _INEXACT = (("round", "decimals"), ("scatter", "reduce"), ("scatter", "value_reduce"))
-_CONVERSIONS = ("_to_copy", "convert_element_type")
+# Arguments that say where elements come from or go to.
+_PLACES = ("index", "indices", "offsets")
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -64,15 +65,26 @@ def _is_number_of(dtype: torch.dtype, value: object) -> bool:
         return False
 
 
-def _numbers(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> list[object]:
-    """Of a call's arguments those that may become elements, where sizes and dimensions don't."""
+def _arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """Each argument that a call has, as its schema describes it and as it was given."""
     arguments = func._schema.arguments
     given = {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
-    return [
-        given[argument.name]
-        for argument in arguments
-        if argument.name in given and re.search("number|float", str(argument.type))
-    ]
+    return ((a, given[a.name]) for a in arguments if a.name in given)
+
+
+def _is_converted(dtype: torch.dtype, argument: Any, value: object) -> bool:
+    """Whether elements of a result of this dtype may come from an argument that doesn't hold them
+    as the dtype does.
+    """
+    if argument.name in _PLACES:
+        return False
+    leaves = torch.utils._pytree.tree_leaves(value)
+    dtypes = [leaf.dtype for leaf in leaves if torch.is_tensor(leaf)]
+    if any(other not in (dtype, torch.bool) for other in dtypes):
+        return True
+    # Sizes and dimensions become no elements.
+    is_number = re.search("number|float", str(argument.type)) is not None
+    return is_number and not all(_is_number_of(dtype, leaf) for leaf in leaves)
 
 
 def _may_be_unrounded(
@@ -84,16 +96,9 @@ def _may_be_unrounded(
     if any(result.alias_info is not None for result in func._schema.returns):
         return False
     name = func._schema.name.partition("::")[2]
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-    dtypes = [leaf.dtype for leaf in leaves if torch.is_tensor(leaf)]
-    if name in _CONVERSIONS:
-        return any(other not in (dtype, torch.bool) for other in dtypes)
-    return (
-        name not in _EXACT
-        or (name, func._overloadname) in _INEXACT
-        or any(other.is_floating_point and other != dtype for other in dtypes)
-        or not all(_is_number_of(dtype, number) for number in _numbers(func, args, kwargs))
-    )
+    if name not in _EXACT or (name, func._overloadname) in _INEXACT:
+        return True
+    return any(_is_converted(dtype, *argument) for argument in _arguments(func, args, kwargs))
 
 
 # ---- where they are recorded
@@ -217,6 +222,24 @@ def lower_rounded() -> None:
         )
 
 
+def allow_recomputation() -> None:
+    """Lets a compiled backward compute the op once more, as what surrounds it, where AOTAutograd
+    would keep its result.
+    """
+    partitioners = importlib.import_module("torch._functorch.partitioners")
+    default = partitioners.get_default_op_list
+
+    @functools.wraps(default)
+    def get_default_op_list() -> Any:
+        op_types = default()
+        for ops in (op_types.recomputable_ops, op_types.fusible_ops):
+            ops.add(torch.ops.conv2d_ext.rounded)
+        return op_types
+
+    partitioners.get_default_op_list = get_default_op_list
+
+
 def install() -> None:
     _record_roundings()
     when_imported("torch._inductor.lowering", lower_rounded)
+    when_imported("torch._functorch.partitioners", allow_recomputation)

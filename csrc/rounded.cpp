@@ -20,15 +20,15 @@ inline const auto& rounded_op() { return op_named<RoundedSignature, op_names::ro
 namespace {
 
 // With the input's strides, without a question to sizes that are symbols; row by row where elements are expanded.
-at::Tensor rounded_anywhere(const at::Tensor& input) {
+at::Tensor rounded_meta(const at::Tensor& input) {
   const auto strides = input.sym_strides();
   const bool is_expanded =
       std::any_of(strides.begin(), strides.end(), [](const c10::SymInt& stride) { return stride.maybe_as_int() == 0; });
-  const at::Tensor result = is_expanded ? at::empty_symint(input.sym_sizes(), input.options())
-                                        : at::empty_strided_symint(input.sym_sizes(), strides, input.options());
-  result.copy_(input);
-  return result;
+  return is_expanded ? at::empty_symint(input.sym_sizes(), input.options())
+                     : at::empty_strided_symint(input.sym_sizes(), strides, input.options());
 }
+
+at::Tensor rounded_anywhere(const at::Tensor& input) { return rounded_meta(input).copy_(input); }
 
 struct RoundedBackward {
   static constexpr const char* kName = "Conv2dExtRoundedBackward";
@@ -55,6 +55,7 @@ at::Tensor rounded_autograd(c10::DispatchKeySet keys, const at::Tensor& input) {
 }
 
 TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) { m.impl("rounded", rounded_anywhere); }
+TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) { m.impl("rounded", rounded_meta); }
 TORCH_LIBRARY_IMPL(conv2d_ext, FuncTorchBatched, m) {
   m.impl("rounded", [](const at::Tensor& t) { return t.clone(); });
 }

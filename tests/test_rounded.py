@@ -269,6 +269,39 @@ def test_no_result_keeps_more_than_it_stores():
     assert roundings > 300 / THIRDS
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: torch.maximum(x, n),
+        lambda x, n: torch.fmax(x, n),
+        lambda x, n: torch.clamp_min(x, n),
+        lambda x, n: torch.copysign(n, x),
+        lambda x, n: torch.fmod(n, x),
+        lambda x, n: torch.where(x > 0, x, n),
+        lambda x, n: torch.where(x > 0, x, n[0, 0]),
+        lambda x, n: torch.cat([x, n]),
+        lambda x, n: torch.empty_like(x).copy_(n),
+        lambda x, n: torch.empty_like(x).fill_(n[0, 0]),
+        lambda x, n: x.masked_fill(x > 0, n[0, 0]),
+        lambda x, n: x.clone().index_fill_(0, n[0, :2] % 3, n[0, 0].to(x.dtype) / 3),
+        lambda x, n: torch.select_scatter(x, n[0], 0, 1),
+        lambda x, n: torch.slice_scatter(x, n[:2], 0, 1, 3),
+        lambda x, n: torch._foreach_maximum([x], [n])[0],
+        lambda x, n: x.index_put((x > 0,), n[0, 0].to(x.dtype) / 7),
+    ],
+)
+@over_dtypes
+def test_integers_are_rounded(function, dtype):
+    """That become elements."""
+    torch.manual_seed(0)
+    x, integers = torch.randn(3, 4).to(dtype), torch.arange(12).view(3, 4) * 3 + 4099
+    with torch.no_grad(), conv2d_ext.batch_invariant():
+        graph = make_fx(dispatch_functionalize(function))(x, integers)
+    widest = _Widest(graph)
+    widest.run(x, integers)
+    assert not widest.found
+
+
 # ---- the op, and the graphs that have it
 
 
