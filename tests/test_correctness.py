@@ -233,8 +233,8 @@ def _long_sums(direction: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
         x = torch.ones(1, 1, 3, 4, dtype=dtype, requires_grad=True)
         conv2d_ext.conv2d(x, weight).sum().backward()
         return products, x.grad[0, :, 1, 1]
-    if direction == "grad_weight":  # 8 segments of 256 pixels are a chunk, chains half as long
-        products = _lost_products(512 * 600, CHAIN // 2, 2048, dtype)
+    if direction == "grad_weight":  # 8 segments of 256 pixels are a chunk
+        products = _lost_products(512 * 600, CHAIN, 2048, dtype)
         grad = products.view(-1, 1, 16, 16).expand(-1, 2, -1, -1)
         weight = torch.ones(2, 3, 1, 1, dtype=dtype, requires_grad=True)
         conv2d_ext.conv2d(grad.new_ones(grad.size(0), 3, 16, 16), weight).backward(grad)

@@ -201,7 +201,7 @@ struct TaskExplainer {
   }
 
   PixelBlocking pixel_blocking() const {
-    return block_pixels(problem.batch, problem.out_h, problem.out_w, vector.limits);
+    return block_pixels(problem, vector.limits);
   }
 
   // The GEMM's sizes and chains of grad_weight, whichever driver forms its sums.

@@ -2027,7 +2027,7 @@ MUTATIONS = (
     M(
         "plan/summation_order.cpp",
         "the images of the last block are lost",
-        "b.blocks_n = div_up(batch, b.images);",
+        "b.blocks_n = div_up(p.batch, b.images);",
         "b.blocks_n = max64(batch / b.images, 1);",
     ),
     M(

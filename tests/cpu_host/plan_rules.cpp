@@ -51,16 +51,17 @@ int64_t pieces_of(int64_t whole, int64_t size) {
 struct Documented {
   const char* name;
   ChainLimits limits;
-  int64_t segment, pointwise_segment, chain, short_gradient_chain, short_gradient_products, pixel_chain;
+  int64_t segment, pointwise_segment, chain, short_gradient_chain, short_gradient_products, pixel_chain, few_pixels,
+      few_pixels_chain;
 };
 const Documented kDocumented[] = {
-    {"fused", chain_limits(true), 256, 128, 64, 32, 64, 32},
+    {"fused", chain_limits(true), 256, 128, 64, 32, 64, 64, 47, 32},
     // Where multiply and add aren't fused, chains are half as long.
-    {"unfused", chain_limits(false), 256, 128, 32, 16, 32, 16},
+    {"unfused", chain_limits(false), 256, 128, 32, 16, 32, 32, 23, 16},
     // In pairs: segments of at most 144 (128 for 1 x 1), each of them one chain.
-    {"pairs", pair_limits(), 144, 128, 144, 144, 144, 0},
+    {"pairs", pair_limits(), 144, 128, 144, 144, 144, 0, 0, 0},
     // In AMX steps: segments of at most 72, each step a chain.
-    {"AMX", amx_limits(), 72, 72, 1, 1, 1, 32},
+    {"AMX", amx_limits(), 72, 72, 1, 1, 1, 32, 0, 0},
 };
 
 void check_k(const Documented& d, int64_t channels, int64_t taps_h, int64_t taps_w, bool is_gradient) {
@@ -125,6 +126,16 @@ void check_order_of_k() {
   expect(none.segments() == 0, "segments of no channels");
 }
 
+Conv2dProblem problem_of_pixels(int64_t batch, int64_t h, int64_t w) {
+  Conv2dProblem p{};
+  p.batch = batch;
+  p.in_channels = p.out_channels = 6;
+  p.groups = 1;
+  p.out_h = h;
+  p.out_w = w;
+  return p;
+}
+
 void check_order_of_pixels() {
   begin_part("block_pixels");
   for (const Documented& d : kDocumented) {
@@ -133,7 +144,8 @@ void check_order_of_pixels() {
       for (int64_t h = 1; h <= 300; h += h < 20 ? 1 : 19) {
         for (int64_t w = 1; w <= 600; w += w < 20 ? 1 : 23) {
           describe("%s: %d images of %d x %d", d.name, int(batch), int(h), int(w));
-          const PixelBlocking b = block_pixels(batch, h, w, d.limits);
+          Conv2dProblem p = problem_of_pixels(batch, h, w);
+          const PixelBlocking b = block_pixels(p, d.limits);
           int64_t images = 1, rows = h, cols = w;
           if (h * w <= 256) {  // several whole images
             while ((images + 1) * h * w <= 256) ++images;
@@ -147,7 +159,12 @@ void check_order_of_pixels() {
           }
           expect(b.images == images && b.rows == rows && b.cols == cols, "pixels of a segment");
           expect(images * rows * cols <= 256, "at most 256 pixels");
-          expect(b.chain == near_equal(images * rows * cols, d.pixel_chain), "pixels of a chain");
+          const int64_t most = h * w <= d.few_pixels ? d.few_pixels_chain : d.pixel_chain;
+          expect(b.chain == near_equal(images * rows * cols, most), "pixels of a chain");
+          p.groups = p.in_channels;
+          const int64_t most_of_one_channel = d.few_pixels_chain ? d.few_pixels_chain : d.pixel_chain;
+          expect(block_pixels(p, d.limits).chain == near_equal(images * rows * cols, most_of_one_channel),
+                 "pixels of a chain of a depthwise layer");
           const int64_t segments = pieces_of(batch, images) * pieces_of(h, rows) * pieces_of(w, cols);
           expect(b.segments() == segments, "segments");
           expect(b.chunks() == pieces_of(segments, 8), "chunks of 8 segments");
@@ -473,7 +490,7 @@ void check_amx_tiling(const ConvGemm& g, const VectorShape& vector, int threads)
 }
 void check_weight_tiling(const Call& call, const VectorShape& vector, WeightLanes lanes, int threads) {
   const Conv2dProblem& p = call.problem;
-  const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
+  const PixelBlocking pixels = block_pixels(p, vector.limits);
   const WeightTiling t = tile_grad_weight(call, pixels, vector, lanes, threads);
   const bool groups = lanes != WeightLanes::kChannels;
   expect_cut(div_up(p.out_channels_per_group(), groups ? 1 : vector.lanes), t.chunk_vectors, t.chunks_m, "outputs");

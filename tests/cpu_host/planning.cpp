@@ -300,7 +300,7 @@ void plan_amx(const ConvGemm& g, const Draw& d, const VectorShape& vector) {
 
 void plan_weight(const Call& call, const Draw& d, const VectorShape& vector, WeightLanes lanes) {
   const Conv2dProblem& p = call.problem;
-  const PixelBlocking pixels = block_pixels(p.batch, p.out_h, p.out_w, vector.limits);
+  const PixelBlocking pixels = block_pixels(p, vector.limits);
   const WeightTiling t = tile_grad_weight(call, pixels, vector, lanes, d.threads);
   check_scratch("grad_weight", lay_out_scratch(t, pixels, vector).bytes);
   const int64_t partials = (partial_bytes(t, vector) + d.threads - 1) / d.threads;

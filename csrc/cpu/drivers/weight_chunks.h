@@ -18,7 +18,7 @@ struct WeightCall {
   const Conv2dProblem& problem = call.problem;
   const ConstTensorView grad_output = call.a, input = call.b;
   const TensorView grad_weight = call.result;
-  const PixelBlocking pixels = block_pixels(problem.batch, problem.out_h, problem.out_w, vector.limits);
+  const PixelBlocking pixels = block_pixels(problem, vector.limits);
   const WeightTiling tiling = tile_grad_weight(call, pixels, vector, lanes, num_threads);
   const WeightScratch layout = lay_out_scratch(tiling, pixels, vector);
 

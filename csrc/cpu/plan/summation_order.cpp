@@ -86,14 +86,16 @@ KBlocking block_k(const ImageGemm& gemm, const ChainLimits& limits) {
   return k;
 }
 
-PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const ChainLimits& limits) {
+PixelBlocking block_pixels(const Conv2dProblem& p, const ChainLimits& limits) {
   PixelBlocking b{};
-  b.images = max64(kMaxSegment / max64(out_h * out_w, 1), 1);
-  cut_rectangle(max64(out_h, 1), max64(out_w, 1), kMaxSegment, b.rows, b.cols);
-  b.chain = even_piece(b.images * b.rows * b.cols, limits.pixels);
-  b.blocks_n = div_up(batch, b.images);
-  b.blocks_h = div_up(out_h, b.rows);
-  b.blocks_w = div_up(out_w, b.cols);
+  b.images = max64(kMaxSegment / max64(p.out_h * p.out_w, 1), 1);
+  cut_rectangle(max64(p.out_h, 1), max64(p.out_w, 1), kMaxSegment, b.rows, b.cols);
+  const bool are_few = b.rows * b.cols >= p.out_h * p.out_w && 4 * b.rows * b.cols < 3 * limits.pixels;
+  const bool is_short = are_few || p.in_channels_per_group() == 1;
+  b.chain = even_piece(b.images * b.rows * b.cols, is_short ? limits.few_pixels : limits.pixels);
+  b.blocks_n = div_up(p.batch, b.images);
+  b.blocks_h = div_up(p.out_h, b.rows);
+  b.blocks_w = div_up(p.out_w, b.cols);
   return b;
 }
 

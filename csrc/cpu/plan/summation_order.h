@@ -42,34 +42,43 @@ struct ChainLimits {
   int64_t products = 0;           // forward, grad_input
   int64_t short_gradient = 0;     // grad_input's sums of up to `products`: F.conv2d, which they must be as accurate
                                   // as, has a chain for each tap there
-  int64_t pixels = 0;             // grad_weight, whose long sums other libraries keep in many short chains
+  int64_t pixels = 0;             // grad_weight
+  int64_t few_pixels = 0;         // grad_weight of images of fewer than 3/4 of `pixels`, and of groups of one channel:
+                                  // F.conv2d has a chain for each image there, or several
   int64_t winograd = 0;           // sums of transformed products, which the last transformation adds up again
   int64_t segment = kMaxSegment;  // forward, grad_input
 };
 // Products and sums rounded each by itself make more errors a step than fused ones, so their chains are shorter.
 constexpr ChainLimits chain_limits(bool fused) {
   const int64_t longest = fused ? 64 : 32;
-  return {longest, /*short_gradient=*/longest / 2, /*pixels=*/longest / 2, /*winograd=*/longest / 2};
+  return {longest, /*short_gradient=*/longest / 2, /*pixels=*/longest, /*few_pixels=*/longest / 2,
+          /*winograd=*/longest / 2};
 }
 // Pairs of bfloat16 products: what a chain of float32 sums loses is nothing beside the rounding of the result, so that
 // a segment is one chain. Its panel of weights and the patch it reads fit L1 (16 pairs of channels of a 3x3 kernel). In
 // grad_weight a pair is two pixels of a segment that follow one another, across rows and images.
 constexpr ChainLimits pair_limits() {
-  return {/*products=*/144, /*short_gradient=*/144, /*pixels=*/kMaxSegment, /*winograd=*/0, /*segment=*/144};
+  return {/*products=*/144,
+          /*short_gradient=*/144,
+          /*pixels=*/kMaxSegment,
+          /*few_pixels=*/kMaxSegment,
+          /*winograd=*/0,
+          /*segment=*/144};
 }
 // AMX tiles of bfloat16, of which a step of a sum takes 32 channels at one tap (or columns_per_step). A step is a chain
 // of its own for even and for odd channels. The sum goes on in the tile from segment to segment of a chunk, so that
 // only chunks show in bits; a segment of up to 72 steps is all of K in most layers. In grad_weight a step is 32 pixels
 // of a segment, in their order there, even and odd ones apart.
 constexpr ChainLimits amx_limits() {
-  return {/*products=*/1, /*short_gradient=*/1, /*pixels=*/32, /*winograd=*/0, /*segment=*/72};
+  return {/*products=*/1,    /*short_gradient=*/1, /*pixels=*/32,
+          /*few_pixels=*/32, /*winograd=*/0,       /*segment=*/72};
 }
 
 // Segments in a chunk. A chunk is summed from zero, and its sum added to those of the chunks before it, with what that
 // addition loses kept beside the total (add_chunk, pack/store.h): one after the other, the chains of a long sum whose
 // products have a mean would lose a bit with every fourfold length.
 constexpr int64_t kSegmentsPerChunk = 16;
-constexpr int64_t kPixelSegmentsPerChunk = 8;  // grad_weight, whose chains are half as long
+constexpr int64_t kPixelSegmentsPerChunk = 8;  // grad_weight, whose chains may be half as long
 
 // Up to this many products the one chain there is starts from the bias, which saves a rounding. A longer sum is formed
 // first and the bias added last, so that a large bias can't swallow the low bits of every product.
@@ -143,7 +152,7 @@ struct PixelBlocking {
   int64_t segments() const { return blocks_n * blocks_h * blocks_w; }
   int64_t chunks() const { return (segments() + kPixelSegmentsPerChunk - 1) / kPixelSegmentsPerChunk; }
 };
-PixelBlocking block_pixels(int64_t batch, int64_t out_h, int64_t out_w, const ChainLimits& limits);
+PixelBlocking block_pixels(const Conv2dProblem& p, const ChainLimits& limits);
 
 // Whether the forward's sums are dot products along k (DotBlocking) rather than the GEMM driver's chains: one result
 // pixel, a floating-point type, and enough weights that reading them is what takes the time.

@@ -158,7 +158,7 @@ bool lies_as_a_row(const Conv2dProblem& p, const int64_t* image, const int64_t* 
 RowProducts weight_row_products(const Call& call, const ChainLimits& limits) {
   const Conv2dProblem& problem = call.problem;
   const int64_t *const grad_output = call.a.stride, *const input = call.b.stride;
-  const PixelBlocking pixels = block_pixels(problem.batch, 1, 1, limits);
+  const PixelBlocking pixels = block_pixels(problem, limits);
   RowProducts p{};
   p.along = Along::kLanes;
   p.groups = problem.groups;
