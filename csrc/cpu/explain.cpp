@@ -200,9 +200,7 @@ struct TaskExplainer {
     set_tile(1, 1, 1);
   }
 
-  PixelBlocking pixel_blocking() const {
-    return block_pixels(problem, vector.limits);
-  }
+  PixelBlocking pixel_blocking() const { return block_pixels(problem, vector.limits); }
 
   // The GEMM's sizes and chains of grad_weight, whichever driver forms its sums.
   void set_weight_sums() {
