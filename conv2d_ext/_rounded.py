@@ -3,12 +3,15 @@
 A compiler computes what it fuses in float32, and rounds to 16 bits what it stores. What it stores
 follows from what it fuses, and that from sizes, so that another batch could give an element other
 bits. So in such a graph a call of conv2d_ext::rounded follows each result in bfloat16 or float16
-that a compiler may compute. Inductor rounds there, in registers; for other compilers it is a call
-of this library, which they store the argument of.
+that a compiler may compute. Inductor rounds there, in registers. Other compilers store the result
+and call this library.
+
+Compilers trace graphs without calls in place. What writes in place is left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import operator
@@ -46,7 +49,7 @@ _EXACT = frozenset(
 # Overloads of these that compute.
 _INEXACT = (("round", "decimals"), ("scatter", "reduce"), ("scatter", "value_reduce"))
 # Arguments that say where elements come from or go to.
-_PLACES = ("index", "indices", "offsets")
+_PLACES = ("index", "indices")
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -91,14 +94,17 @@ def _may_be_unrounded(
     func: torch._ops.OpOverload, args: Any, kwargs: Any, dtype: torch.dtype
 ) -> bool:
     """Whether a compiler may know more of a call's result than its dtype holds."""
-    if func.namespace not in ("aten", "prims"):
+    if func.namespace == "conv2d_ext":
         return False
     if any(result.alias_info is not None for result in func._schema.returns):
         return False
     name = func._schema.name.partition("::")[2]
     if name not in _EXACT or (name, func._overloadname) in _INEXACT:
         return True
-    return any(_is_converted(dtype, *argument) for argument in _arguments(func, args, kwargs))
+    return any(
+        value if argument.name == "accumulate" else _is_converted(dtype, argument, value)
+        for argument, value in _arguments(func, args, kwargs)
+    )
 
 
 # ---- where they are recorded
@@ -111,14 +117,38 @@ class _State(threading.local):
 _state = _State()
 
 
-class left_out:
-    """A context of functions that are compiled into a kernel that has no place for a call."""
-
-    def __enter__(self) -> None:
-        _state.left_out += 1
-
-    def __exit__(self, *_: object) -> None:
+@contextlib.contextmanager
+def left_out() -> Iterator[None]:
+    """For functions that are compiled into a kernel that has no place for a call."""
+    _state.left_out += 1
+    try:
+        yield
+    finally:
         _state.left_out -= 1
+
+
+def _is_rounding(mode: Any) -> bool:
+    """Whether a graph is traced in the mode. Where a context lies inside of the function its
+    backward is traced after that, into the same graph.
+    """
+    if _C.is_batch_invariant():
+        mode.tracer.conv2d_ext_rounds = True
+    # Graphs of torch.export from above autograd are traced once more.
+    is_last = _state.left_out == 0 and not mode.pre_dispatch
+    return is_last and getattr(mode.tracer, "conv2d_ext_rounds", False)
+
+
+def round_results(results: Any) -> Any:
+    """Of a call that does not come to the tracer by itself: an operator that takes functions."""
+    if not _C.is_batch_invariant():
+        return results
+    op = torch.ops.conv2d_ext.rounded.default
+    return torch.utils._pytree.tree_map(
+        lambda result: (
+            op(result) if torch.is_tensor(result) and result.dtype in _DTYPES else result
+        ),
+        results,
+    )
 
 
 def _is_recorded_as(func: torch._ops.OpOverload, result: torch.Tensor, mode: Any) -> bool:
@@ -133,7 +163,10 @@ def _is_recorded_as(func: torch._ops.OpOverload, result: torch.Tensor, mode: Any
 
 
 def _record_roundings() -> None:
-    Mode = proxy_tensor.ProxyTorchDispatchMode
+    Mode = getattr(proxy_tensor, "ProxyTorchDispatchMode", None)
+    # Private names: without them import goes on, and tests say so.
+    if Mode is None or not hasattr(proxy_tensor, "get_proxy_slot"):
+        return
     record = Mode.__torch_dispatch__
 
     @functools.wraps(record)
@@ -144,8 +177,7 @@ def _record_roundings() -> None:
         if func is op and _is_recorded_as(op, args[0], self):  # a graph that is traced once more
             return args[0]
         results = record(self, func, types, args, kwargs)
-        # What torch.export records first, above the mode, is traced once more.
-        if not _C.is_batch_invariant() or _state.left_out > 0 or self.pre_dispatch:
+        if not _is_rounding(self):
             return results
 
         def rounded(result: Any) -> Any:
@@ -160,7 +192,7 @@ def _record_roundings() -> None:
 
         return torch.utils._pytree.tree_map(rounded, results)
 
-    Mode.__torch_dispatch__ = record_and_round  # type: ignore[method-assign]
+    Mode.__torch_dispatch__ = record_and_round
 
 
 # ---- how Inductor computes them
@@ -196,24 +228,27 @@ def lower_rounded() -> None:
     otherwise.
     """
     lowering = importlib.import_module("torch._inductor.lowering")
+    register = getattr(lowering, "register_lowering", None)
+    if register is None:  # a private name
+        return
     Pointwise = importlib.import_module("torch._inductor.ir").Pointwise
     ops = importlib.import_module("torch._inductor.virtualized").ops
 
-    @lowering.register_lowering(  # type: ignore[misc]
-        torch.ops.conv2d_ext.rounded.default, type_promotion_kind=None
-    )
+    def number(value: int) -> Any:
+        return ops.constant(value, torch.int32)
+
+    @register(torch.ops.conv2d_ext.rounded.default, type_promotion_kind=None)  # type: ignore[misc]
     def rounded(input: Any) -> Any:
         dtype = input.get_dtype()
         load = input.make_loader()
-
-        def number(value: int) -> Any:
-            return ops.constant(value, torch.int32)
+        round_bits = _ROUND.get(dtype)
 
         def element(index: Any) -> Any:
+            if round_bits is None:
+                return load(index)
             value = ops.to_dtype(load(index), torch.float32, src_dtype=dtype)
             bits = ops.to_dtype_bitcast(value, torch.int32, torch.float32)
-            bits = _ROUND[dtype](bits, number, ops)
-            stored = ops.to_dtype_bitcast(bits, torch.float32, torch.int32)
+            stored = ops.to_dtype_bitcast(round_bits(bits, number, ops), torch.float32, torch.int32)
             stored = ops.where(ops.eq(value, value), stored, value)  # NaN
             return ops.to_dtype(stored, dtype, src_dtype=torch.float32)
 
@@ -227,13 +262,17 @@ def allow_recomputation() -> None:
     would keep its result.
     """
     partitioners = importlib.import_module("torch._functorch.partitioners")
-    default = partitioners.get_default_op_list
+    default = getattr(partitioners, "get_default_op_list", None)
+    if default is None:  # a private name
+        return
 
     @functools.wraps(default)
     def get_default_op_list() -> Any:
         op_types = default()
-        for ops in (op_types.recomputable_ops, op_types.fusible_ops):
-            ops.add(torch.ops.conv2d_ext.rounded)
+        for kind in ("recomputable_ops", "fusible_ops"):
+            ops = getattr(op_types, kind, None)
+            if hasattr(ops, "add"):
+                ops.add(torch.ops.conv2d_ext.rounded)
         return op_types
 
     partitioners.get_default_op_list = get_default_op_list

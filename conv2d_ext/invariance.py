@@ -57,7 +57,8 @@ def _trace_flex_attention_outside() -> None:
             if get_proxy_mode() is None:
                 return _call(self, *args, **kwargs)
             with torch._C._ExcludeDispatchKeyGuard(excluded), _rounded.left_out():
-                return _call(self, *args, **kwargs)
+                results = _call(self, *args, **kwargs)
+            return _rounded.round_results(results)
 
         type(op).__call__ = traced_outside
 

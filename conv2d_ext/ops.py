@@ -605,6 +605,12 @@ def _copy_as_vmap(
     return copy.unflatten(0, (info.batch_size, -1)), 0
 
 
+def _rounded_vmap(
+    info: Any, in_dims: tuple[int | None, ...], input: Tensor
+) -> tuple[Tensor, int | None]:
+    return torch.ops.conv2d_ext.rounded(input), in_dims[0]
+
+
 _register_vmap("conv2d", _conv2d_vmap)
 _register_vmap("conv2d_grad_input", _conv2d_grad_input_vmap)
 _register_vmap("conv2d_grad_weight", _conv2d_grad_weight_vmap)
@@ -620,6 +626,7 @@ _register_vmap("mean", functools.partial(_sum_vmap, mean_over))
 _register_vmap("softmax", _softmax_vmap)
 _register_vmap("softmax_grad", _softmax_grad_vmap)
 _register_vmap("copy_as", _copy_as_vmap)
+_register_vmap("rounded", _rounded_vmap)
 _register_vmap("attention", _attention_vmap)
 _register_vmap("attention_grad", _attention_grad_vmap)
 

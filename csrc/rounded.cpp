@@ -56,9 +56,6 @@ at::Tensor rounded_autograd(c10::DispatchKeySet keys, const at::Tensor& input) {
 
 TORCH_LIBRARY_IMPL(conv2d_ext, CompositeExplicitAutograd, m) { m.impl("rounded", rounded_anywhere); }
 TORCH_LIBRARY_IMPL(conv2d_ext, Meta, m) { m.impl("rounded", rounded_meta); }
-TORCH_LIBRARY_IMPL(conv2d_ext, FuncTorchBatched, m) {
-  m.impl("rounded", [](const at::Tensor& t) { return t.clone(); });
-}
 TORCH_LIBRARY_IMPL(conv2d_ext, Autograd, m) { m.impl("rounded", rounded_autograd); }
 
 }  // namespace

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from observing import same_bits
 from rotation import turn
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -198,7 +199,8 @@ class _Widest(torch.fx.Interpreter):
                 self.found.append(str(node.target))
 
 
-# Results whose sizes are not known, or that hold no floating-point numbers; ops of CUDA.
+# With numbers that a trace can't have or sizes that it can't know, whose samples no trace takes, or
+# which PyTorch can't differentiate in 16 bits.
 NOT_TRACED = (
     "allclose", "combinations", "corrcoef", "cov", "equal", "item", "masked_select", "narrow",
     "take", "tensor_split", "to_sparse", "unique", "unique_consecutive", "as_strided", "sparse.mm",
@@ -288,6 +290,7 @@ def test_no_result_keeps_more_than_it_stores():
         lambda x, n: torch.slice_scatter(x, n[:2], 0, 1, 3),
         lambda x, n: torch._foreach_maximum([x], [n])[0],
         lambda x, n: x.index_put((x > 0,), n[0, 0].to(x.dtype) / 7),
+        lambda x, n: x.index_put((x > 0,), n[0, 0].to(x.dtype) / 7, accumulate=True),
     ],
 )
 @over_dtypes
@@ -322,6 +325,42 @@ def test_graphs_that_have_none():
     assert _calls(make_fx(lambda x: x * x + x)(low)) == 0
 
 
+def test_a_backward_after_a_context_inside():
+    """Is traced after the context, and into the same graph."""
+
+    def function(x: Tensor) -> Tensor:
+        with conv2d_ext.batch_invariant():
+            y = (x * x + x) * x
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    x = torch.randn(4, 5).bfloat16().requires_grad_()
+    graph = make_fx(dispatch_functionalize(function))(x)
+    last = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+    assert last.target is ROUNDED
+    assert _calls(graph) > 3
+
+
+def test_flex_attention():
+    """Its functions of scores have no call in them, and its result is rounded."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.randn(1, 1, 48, 16).bfloat16()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    with torch.no_grad(), conv2d_ext.batch_invariant():
+        torch.compile(
+            lambda q: flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s * 0.3 + i) * q,
+            backend=aot_autograd(fw_compiler=keep),
+        )(q)
+    (graph,) = graphs
+    assert _calls(graph) == 2
+    assert not any(_calls(part) for part in graph.children())
+
+
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
 @over_dtypes
 def test_opcheck(dtype, requires_grad):
@@ -336,6 +375,9 @@ def test_derivatives_of_the_op():
     assert torch.autograd.gradcheck(op, (x,), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(op, (x,))
     assert same_bits(torch.func.vmap(op)(x), x)
+    assert _calls(make_fx(torch.func.vmap(op))(x)) == 1
+    compiled = torch.compile(lambda x: op(x) * 2)  # of another dtype
+    assert same_bits(compiled(x.detach()), x.detach() * 2)
 
 
 def test_exported_programs_and_trained_models_have_it():

@@ -61,7 +61,7 @@ const Documented kDocumented[] = {
     // In pairs: segments of at most 144 (128 for 1 x 1), each of them one chain.
     {"pairs", pair_limits(), 144, 128, 144, 144, 144, 0, 0, 0},
     // In AMX steps: segments of at most 72, each step a chain.
-    {"AMX", amx_limits(), 72, 72, 1, 1, 1, 32, 0, 0},
+    {"AMX", amx_limits(), 72, 72, 1, 1, 1, 32, 0, 32},
 };
 
 void check_k(const Documented& d, int64_t channels, int64_t taps_h, int64_t taps_w, bool is_gradient) {
@@ -161,10 +161,12 @@ void check_order_of_pixels() {
           expect(images * rows * cols <= 256, "at most 256 pixels");
           const int64_t most = h * w <= d.few_pixels ? d.few_pixels_chain : d.pixel_chain;
           expect(b.chain == near_equal(images * rows * cols, most), "pixels of a chain");
+          // Groups of one channel, and one channel.
+          const int64_t short_chain = near_equal(images * rows * cols, d.few_pixels_chain);
           p.groups = p.in_channels;
-          const int64_t most_of_one_channel = d.few_pixels_chain ? d.few_pixels_chain : d.pixel_chain;
-          expect(block_pixels(p, d.limits).chain == near_equal(images * rows * cols, most_of_one_channel),
-                 "pixels of a chain of a depthwise layer");
+          expect(block_pixels(p, d.limits).chain == short_chain, "pixels of a chain of a depthwise layer");
+          p.groups = p.in_channels = 1;
+          expect(block_pixels(p, d.limits).chain == short_chain, "pixels of a chain of one channel");
           const int64_t segments = pieces_of(batch, images) * pieces_of(h, rows) * pieces_of(w, cols);
           expect(b.segments() == segments, "segments");
           expect(b.chunks() == pieces_of(segments, 8), "chunks of 8 segments");

@@ -90,7 +90,7 @@ PixelBlocking block_pixels(const Conv2dProblem& p, const ChainLimits& limits) {
   PixelBlocking b{};
   b.images = max64(kMaxSegment / max64(p.out_h * p.out_w, 1), 1);
   cut_rectangle(max64(p.out_h, 1), max64(p.out_w, 1), kMaxSegment, b.rows, b.cols);
-  const bool are_few = b.rows * b.cols >= p.out_h * p.out_w && 4 * b.rows * b.cols < 3 * limits.pixels;
+  const bool are_few = 4 * b.rows * b.cols < 3 * limits.pixels;  // pieces of images that are cut have more
   const bool is_short = are_few || p.in_channels_per_group() == 1;
   b.chain = even_piece(b.images * b.rows * b.cols, is_short ? limits.few_pixels : limits.pixels);
   b.blocks_n = div_up(p.batch, b.images);

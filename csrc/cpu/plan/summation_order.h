@@ -43,8 +43,8 @@ struct ChainLimits {
   int64_t short_gradient = 0;     // grad_input's sums of up to `products`: F.conv2d, which they must be as accurate
                                   // as, has a chain for each tap there
   int64_t pixels = 0;             // grad_weight
-  int64_t few_pixels = 0;         // grad_weight of images of fewer than 3/4 of `pixels`, and of groups of one channel:
-                                  // F.conv2d has a chain for each image there, or several
+  int64_t few_pixels = 0;         // grad_weight of images of fewer pixels than 3/4 of `pixels`, where F.conv2d has a
+                                  // chain for each image, and of groups of one channel, where it has several
   int64_t winograd = 0;           // sums of transformed products, which the last transformation adds up again
   int64_t segment = kMaxSegment;  // forward, grad_input
 };
