@@ -30,7 +30,7 @@ def run(name: str, *arguments: object, folder: Path) -> subprocess.CompletedProc
         env={**os.environ, "PYTHONPATH": str(package), "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=90,  # what a training may take on two cores
+        timeout=300,  # a training takes 25 s on two cores that it has for itself
     )
 
 
