@@ -53,6 +53,10 @@ _PLACES = ("index", "indices")
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
+def _has_16_bits(value: object) -> bool:
+    return torch.is_tensor(value) and value.dtype in _DTYPES
+
+
 def _is_number_of(dtype: torch.dtype, value: object) -> bool:
     """Whether a compiler that keeps a number as it is keeps what the dtype holds."""
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
@@ -144,10 +148,7 @@ def round_results(results: Any) -> Any:
         return results
     op = torch.ops.conv2d_ext.rounded.default
     return torch.utils._pytree.tree_map(
-        lambda result: (
-            op(result) if torch.is_tensor(result) and result.dtype in _DTYPES else result
-        ),
-        results,
+        lambda result: op(result) if _has_16_bits(result) else result, results
     )
 
 
@@ -181,9 +182,7 @@ def _record_roundings() -> None:
             return results
 
         def rounded(result: Any) -> Any:
-            if not torch.is_tensor(result) or result.dtype not in _DTYPES:
-                return result
-            if not _is_recorded_as(func, result, self):
+            if not _has_16_bits(result) or not _is_recorded_as(func, result, self):
                 return result
             if not _may_be_unrounded(func, args, kwargs or {}, result.dtype):
                 return result

@@ -409,5 +409,28 @@ def test_sizes_that_are_not_known():
         conv2d_ext.batch_invariant(),
         torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
     ):
-        compiled = torch.compile(lambda x: x[x > 0] * 3 + 0.1, fullgraph=True)
-        assert same_bits(compiled(x), x[x > 0] * 3 + 0.1)
+        compiled = torch.compile(lambda x: x[x > 0] * 3 + x[0], fullgraph=True)
+        assert same_bits(compiled(x), x[x > 0] * 3 + x[0])
+        for mode in ("fake", "symbolic"):
+            assert _calls(make_fx(lambda x: x[x > 0] * 3, tracing_mode=mode)(x)) == 1
+
+
+def test_a_compiled_backward_recomputes():
+    """What it would keep without the op, and no more."""
+
+    def function(x: Tensor) -> Tensor:
+        y = x
+        for i in range(6):
+            y = (y * x + y) * (y - i)
+        return y
+
+    def kept() -> int:
+        torch._dynamo.reset()
+        x = torch.ones(8, 16, dtype=torch.bfloat16, requires_grad=True)
+        with conv2d_ext.batch_invariant():
+            output = torch.compile(function, backend="aot_eager_decomp_partition")(x)
+        return len(output.grad_fn.saved_tensors)
+
+    with_roundings = kept()
+    with _rounded.left_out():
+        assert kept() == with_roundings == 1

@@ -2028,7 +2028,7 @@ MUTATIONS = (
         "plan/summation_order.cpp",
         "the images of the last block are lost",
         "b.blocks_n = div_up(p.batch, b.images);",
-        "b.blocks_n = max64(batch / b.images, 1);",
+        "b.blocks_n = max64(p.batch / b.images, 1);",
     ),
     M(
         "plan/summation_order.h",
