@@ -4,7 +4,8 @@ A compiler computes what it fuses in float32, and rounds to 16 bits what it stor
 follows from what it fuses, and that from sizes, so that another batch could give an element other
 bits. So in such a graph a call of conv2d_ext::rounded follows each result in bfloat16 or float16
 that a compiler may compute. Inductor rounds there, in registers. Other compilers store the result
-and call this library.
+and call this library. The call names the type, too: where Inductor writes a graph anew it may make
+a float32 tensor of what had 16 bits.
 
 Compilers trace graphs without calls in place. What writes in place is left alone.
 """
@@ -48,6 +49,8 @@ _EXACT = frozenset(
 )
 # Overloads of these that compute.
 _INEXACT = (("round", "decimals"), ("scatter", "reduce"), ("scatter", "value_reduce"))
+# Overloads in whose place Inductor puts a selection among numbers, which is a float32 tensor.
+_RETYPED = (("scatter", "value"),)
 # Arguments that say where elements come from or go to.
 _PLACES = ("index", "indices")
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -103,7 +106,7 @@ def _may_be_unrounded(
     if any(result.alias_info is not None for result in func._schema.returns):
         return False
     name = func._schema.name.partition("::")[2]
-    if name not in _EXACT or (name, func._overloadname) in _INEXACT:
+    if name not in _EXACT or (name, func._overloadname) in (*_INEXACT, *_RETYPED):
         return True
     return any(
         value if argument.name == "accumulate" else _is_converted(dtype, argument, value)
@@ -143,13 +146,18 @@ def _is_rounding(mode: Any) -> bool:
 
 
 def round_results(results: Any) -> Any:
-    """Of a call that does not come to the tracer by itself: an operator that takes functions."""
+    """Of a call that does not come to the tracer by itself: an operator that takes functions. On
+    the CPU Inductor always stores its results, and refuses what would be fused to it.
+    """
     if not _C.is_batch_invariant():
         return results
-    op = torch.ops.conv2d_ext.rounded.default
-    return torch.utils._pytree.tree_map(
-        lambda result: op(result) if _has_16_bits(result) else result, results
-    )
+
+    def rounded(result: Any) -> Any:
+        if not _has_16_bits(result) or result.device.type == "cpu":
+            return result
+        return torch.ops.conv2d_ext.rounded(result, result.dtype)
+
+    return torch.utils._pytree.tree_map(rounded, results)
 
 
 def _is_recorded_as(func: torch._ops.OpOverload, result: torch.Tensor, mode: Any) -> bool:
@@ -175,8 +183,8 @@ def _record_roundings() -> None:
         self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         op = torch.ops.conv2d_ext.rounded.default
-        if func is op and _is_recorded_as(op, args[0], self):  # a graph that is traced once more
-            return args[0]
+        if func is op and args[0].dtype == args[1] and _is_recorded_as(op, args[0], self):
+            return args[0]  # a graph that is traced once more
         results = record(self, func, types, args, kwargs)
         if not _is_rounding(self):
             return results
@@ -187,7 +195,7 @@ def _record_roundings() -> None:
             if not _may_be_unrounded(func, args, kwargs or {}, result.dtype):
                 return result
             with self:
-                return op(result)
+                return op(result, result.dtype)
 
         return torch.utils._pytree.tree_map(rounded, results)
 
@@ -237,15 +245,15 @@ def lower_rounded() -> None:
         return ops.constant(value, torch.int32)
 
     @register(torch.ops.conv2d_ext.rounded.default, type_promotion_kind=None)  # type: ignore[misc]
-    def rounded(input: Any) -> Any:
-        dtype = input.get_dtype()
+    def rounded(input: Any, dtype: torch.dtype) -> Any:
+        given = input.get_dtype()
         load = input.make_loader()
         round_bits = _ROUND.get(dtype)
 
         def element(index: Any) -> Any:
             if round_bits is None:
-                return load(index)
-            value = ops.to_dtype(load(index), torch.float32, src_dtype=dtype)
+                return ops.to_dtype(load(index), dtype, src_dtype=given)
+            value = ops.to_dtype(load(index), torch.float32, src_dtype=given)
             bits = ops.to_dtype_bitcast(value, torch.int32, torch.float32)
             stored = ops.to_dtype_bitcast(round_bits(bits, number, ops), torch.float32, torch.int32)
             stored = ops.where(ops.eq(value, value), stored, value)  # NaN

@@ -108,11 +108,13 @@ def certify(
         _numbers("threads", threads, 1),
         _number("runs", runs, 1),
         any(t.dim() == 4 for t in examples),
-        bool(gradients),
+        _check_flag("gradients", gradients),
     )
     names = _check_modes(modes)
     required = _check_require(require, plan)
     _number("seed", seed, 0)
+    if progress is not None:
+        _check_flag("progress", progress, "a bool or None")
     document = None if against is None else read_certificate(Path(against))
     generator = torch.Generator().manual_seed(seed)
     fillers = [filler_rows(t, max(*sizes, 2) - 1, generator) for t in inputs]
@@ -195,6 +197,12 @@ def _check_inputs(inputs: tuple[Any, ...]) -> list[Tensor]:
             )
     # Clones: a model that writes to its inputs would spoil the example, or the caller's tensor.
     return [t[:1].detach().clone(memory_format=torch.contiguous_format) for t in inputs]
+
+
+def _check_flag(name: str, value: Any, wanted: str = "a bool") -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"certify: {name}: wanted {wanted}, got {type(value).__name__}")
+    return value
 
 
 def _number(name: str, value: Any, least: int) -> int:

@@ -606,9 +606,9 @@ def _copy_as_vmap(
 
 
 def _rounded_vmap(
-    info: Any, in_dims: tuple[int | None, ...], input: Tensor
+    info: Any, in_dims: tuple[int | None, ...], input: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, int | None]:
-    return torch.ops.conv2d_ext.rounded(input), in_dims[0]
+    return torch.ops.conv2d_ext.rounded(input, dtype), in_dims[0]
 
 
 _register_vmap("conv2d", _conv2d_vmap)

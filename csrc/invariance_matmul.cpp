@@ -207,7 +207,9 @@ bool takes_dot(const Tensor& self, const Tensor& other) {
   return takes(self, other) && self.dim() == 1 && other.dim() == 1 && self.sym_size(0) == other.sym_size(0);
 }
 Tensor dot_of(const Tensor& self, const Tensor& other) {
-  return in_sizes(uncast_product(self.unsqueeze(0), other.unsqueeze(-1)), {});
+  // Views of conjugates have no tangents under vmap (an assertion of PyTorch's).
+  const Tensor row = self.resolve_conj().resolve_neg(), column = other.resolve_conj().resolve_neg();
+  return in_sizes(uncast_product(row.unsqueeze(0), column.unsqueeze(-1)), {});
 }
 
 struct Dot {

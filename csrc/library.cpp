@@ -65,7 +65,7 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("pointwise_pair(Tensor first, Tensor second, str function) -> Tensor", tags);
   m.def("pointwise_grad(Tensor grad_output, Tensor input, str function, float[] parameters) -> Tensor", tags);
   m.def("copy_as(Tensor input, bool channels_last, bool grad_channels_last) -> Tensor", tags);
-  m.def("rounded(Tensor input) -> Tensor", tags);
+  m.def("rounded(Tensor input, ScalarType dtype) -> Tensor", tags);
   m.def("enter_batch_invariant() -> ()", tags);
   m.def("leave_batch_invariant() -> ()", tags);
   m.def("conv2d_add_bias(Tensor output, Tensor bias) -> Tensor", tags);

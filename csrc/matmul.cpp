@@ -196,7 +196,10 @@ Tensor as_matrices(const Tensor& input) {
 // A bias that no product takes: of one element, or of several dimensions. PyTorch adds it to the output in place, so
 // the dtype stays; same_dtype: where it would have a product take it, of the operands' dtype alone.
 Tensor add_expanded_bias(const Tensor& output, Tensor bias, bool same_dtype) {
-  while (bias.dim() > output.dim() && bias.sym_size(0) == 1) bias = bias.squeeze(0);
+  // PyTorch takes a vector's output as a matrix of one row.
+  if (output.dim() == 1 && bias.dim() == 2 && bias.sym_sizes() == output.unsqueeze(0).sym_sizes()) {
+    bias = bias.squeeze(0);
+  }
   const auto dtype = output.scalar_type();
   const bool is_cast = at::autocast::is_autocast_enabled(output.device().type());
   TORCH_CHECK(!same_dtype || is_cast || bias.scalar_type() == dtype, "self and mat2 must have the same dtype, but got ",

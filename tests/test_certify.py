@@ -456,6 +456,8 @@ def test_a_model_that_writes_to_its_input():
         ((nn.ReLU(), rows(2)), {"places": (3,)}, ValueError, "places: wanted 0 to 2"),
         ((nn.ReLU(), rows(2)), {"runs": 0}, ValueError, "runs: wanted 1 or more"),
         ((nn.ReLU(), rows(2)), {"seed": "x"}, TypeError, "seed: wanted an int"),
+        ((nn.ReLU(), rows(2)), {"gradients": "x"}, TypeError, "gradients: wanted a bool, got str"),
+        ((nn.ReLU(), rows(2)), {"progress": 1}, TypeError, "progress: wanted a bool or None"),
         ((nn.ReLU(), rows(2)), {"modes": ("fast",)}, ValueError, "modes: wanted"),
         ((nn.ReLU(), rows(2)), {"require": "speed"}, ValueError, "require: wanted some of"),
         ((nn.ReLU(), rows(2)), {"require": "format"}, ValueError, "require=.*memory formats"),

@@ -33,10 +33,9 @@ FLAGS = (
     "-std=c++17", "-O0", "-g1", "-ffp-contract=off", "-fopenmp-simd", "-DCONV2D_EXT_DEBUG",
 )  # fmt: skip
 # As the fuzzer, but what GCC compiles sooner: calls in place of inlined checks (Clang has no such
-# parameter), and none of pointers that nothing is read by.
+# parameter).
 SANITIZED = (
     *SANITIZERS["address"],
-    "-fno-sanitize=pointer-overflow",
     "--param=asan-instrumentation-with-call-threshold=0",
 )
 # Whose parts are compiled without them, four times as fast: the fuzzer runs AVX2 under sanitizers,

@@ -6,7 +6,7 @@ AddressSanitizer and UBSan; no bit that depends on batch, formats, alignment, ma
 of threads; few bank conflicts, by number; and that the checks would notice a bug: seeded ones, in
 cuda_host/mutations.py, of which each state of csrc/cuda and cuda_host takes four or five
 (CONV2D_EXT_TEST_MUTANTS=all takes all). IEEE float32 takes every case; of the other maths each
-state takes every third, and of those whose kernels are another type's templates, and complex128,
+state takes every sixth, and of those whose kernels are another type's templates, and complex128,
 one type under the sanitizers.
 """
 
@@ -69,13 +69,13 @@ TAKEN = MUTATIONS if TAKE_ALL else MUTATIONS[NUMBER % 16 :: 16]
 
 
 def with_maths(cases: Sequence, maths: Sequence = MATHS) -> list[tuple]:
-    """Every case in IEEE float32; of the other maths' every third, which ones with the state of the
+    """Every case in IEEE float32; of the other maths' every sixth, which ones with the state of the
     sources."""
     return [
         (case, math)
         for i, case in enumerate(cases)
         for j, math in enumerate(maths)
-        if TAKE_ALL or math == MATHS[0] or (NUMBER + i + j) % 3 == 0
+        if TAKE_ALL or math == MATHS[0] or (NUMBER + i + j) % 6 == 0
     ]
 
 

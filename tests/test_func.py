@@ -245,6 +245,24 @@ def test_functional_call():
     close(results(conv2d_ext.convert(plain)), expected)
 
 
+@pytest.mark.parametrize("dot", [torch.dot, torch.vdot])
+def test_forward_mode_of_products_of_conjugates_under_vmap(dot):
+    """PyTorch has no tangents of views of conjugates there."""
+    torch.manual_seed(0)
+    x, y, tangents = (torch.randn(*size, 5, dtype=torch.complex64) for size in ((), (), (3,)))
+
+    def product(y: Tensor) -> Tensor:
+        return jvp(lambda y: dot(x.conj(), y), (y.conj(),), (tangents[0],))[1]
+
+    def products(tangents: Tensor) -> Tensor:
+        return vmap(lambda t: jvp(lambda y: dot(x.conj(), y), (y.conj(),), (t,))[1])(tangents)
+
+    expected = products(tangents)
+    with conv2d_ext.batch_invariant():
+        torch.testing.assert_close(products(tangents), expected)
+        torch.testing.assert_close(product(y), expected[0])
+
+
 def test_each_level_of_a_transform_is_in_the_mode():
     """Gradients keep their bits in every batch. (Below torch.func's keys the mode would leave them
     to PyTorch's formulas of convolutions and pointwise functions.)"""

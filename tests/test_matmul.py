@@ -526,6 +526,15 @@ def test_biases_of_other_shapes_and_dtypes(bias, dim):
     torch.testing.assert_close(found, wanted)  # dtypes, too
 
 
+@pytest.mark.parametrize("size", [(1, 1, 3), (1, 2, 3), (1, 1, 1), (1, 1, 1, 1, 3)], ids=str)
+@pytest.mark.parametrize("dim", [1, 2])
+def test_biases_of_more_dimensions_than_the_output_are_refused(dim, size):
+    x, w, bias = torch.randn((2, 5)[-dim:]), torch.randn(3, 5), torch.zeros(size)
+    for linear in (F.linear, conv2d_ext.linear):
+        with pytest.raises(RuntimeError):
+            linear(x, w, bias)
+
+
 def test_another_bias_under_autocast():
     x, w, bias = torch.randn(2, 5), torch.randn(3, 5), torch.tensor(2.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -357,8 +357,73 @@ def test_flex_attention():
             backend=aot_autograd(fw_compiler=keep),
         )(q)
     (graph,) = graphs
-    assert _calls(graph) == 2
+    assert _calls(graph) == 1  # the product: Inductor stores what flex_attention returns on the CPU
     assert not any(_calls(part) for part in graph.children())
+
+
+@over_dtypes
+def test_flex_attention_is_compiled(dtype):
+    """Inductor refuses whatever would be fused to its kernel on the CPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = torch.randn(3, 2, 2, 48, 16).to(dtype)
+    whole = _compiled(flex_attention, q, k, v)
+    expected = flex_attention(q.double(), k.double(), v.double())
+    torch.testing.assert_close(whole.double(), expected, rtol=0.02, atol=0.02)
+    for image in range(2):
+        part = slice(image, image + 1)
+        assert same_bits(_compiled(flex_attention, q[part], k[part], v[part]), whole[part])
+
+
+LOSSES = {
+    "sum": {"reduction": "sum"},
+    "mean": {"reduction": "mean"},
+    "none": {"reduction": "none"},
+    "smoothed": {"reduction": "sum", "label_smoothing": 0.1},
+    "weighted": {"reduction": "sum", "weight": torch.linspace(0.1, 1, 10)},
+    "ignoring": {"reduction": "sum", "ignore_index": 3},
+}
+
+
+@over_dtypes
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_losses_of_classes(loss, dtype):
+    """Inductor makes a float32 tensor of their gradient's scatter."""
+    if "weight" in loss:
+        loss = loss | {"weight": loss["weight"].to(dtype)}
+    scores = torch.randn(5, 10).to(dtype)
+    targets = torch.tensor([0, 3, 5, 9, 3])
+
+    def gradients(function: Callable, scores: Tensor, targets: Tensor) -> Tensor:
+        leaf = scores.clone().requires_grad_()
+        function(leaf, targets).sum().backward()
+        return leaf.grad
+
+    def function(scores: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(scores * 1.5, targets, **loss)
+
+    with conv2d_ext.batch_invariant():
+        expected = gradients(function, scores, targets)
+        compiled = torch.compile(function, dynamic=False, fullgraph=True)
+        whole = gradients(compiled, scores, targets)
+        assert same_bits(whole + 0, expected + 0)  # zeros of ignored examples have another sign
+        if loss["reduction"] != "mean":
+            assert same_bits(gradients(compiled, scores[1:2], targets[1:2]), whole[1:2])
+
+
+@over_dtypes
+def test_a_scatter_of_a_number_keeps_its_dtype(dtype):
+    """Inductor writes a selection between two numbers in its place, which is a float32 tensor."""
+    places, x = torch.tensor([[1], [4], [0]]), torch.randn(3, 6).to(dtype)
+
+    def function(places: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.zeros(3, 6, dtype=dtype).scatter(1, places, 0.3)
+        return y * 1, y * x, conv2d_ext.linear(x, y)
+
+    with conv2d_ext.batch_invariant():
+        expected = function(places, x)
+    for result, eager in zip(_compiled(function, places, x), expected, strict=True):
+        assert same_bits(result, eager)  # dtypes, too
 
 
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
@@ -366,11 +431,14 @@ def test_flex_attention():
 def test_opcheck(dtype, requires_grad):
     x = torch.randn(2, 3, 4, 5).to(dtype).requires_grad_(requires_grad)
     for input in (x, x.detach().to(memory_format=torch.channels_last), x[:, :1].expand(2, 3, 4, 5)):
-        torch.library.opcheck(torch.ops.conv2d_ext.rounded, (input,))
+        for other in (dtype, torch.float32):
+            torch.library.opcheck(torch.ops.conv2d_ext.rounded, (input, other))
 
 
 def test_derivatives_of_the_op():
-    op = torch.ops.conv2d_ext.rounded
+    def op(x: Tensor) -> Tensor:
+        return torch.ops.conv2d_ext.rounded(x, torch.float64)
+
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(op, (x,), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(op, (x,))
@@ -378,6 +446,13 @@ def test_derivatives_of_the_op():
     assert _calls(make_fx(torch.func.vmap(op))(x)) == 1
     compiled = torch.compile(lambda x: op(x) * 2)  # of another dtype
     assert same_bits(compiled(x.detach()), x.detach() * 2)
+    # From another dtype.
+    y = torch.randn(3, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad(op(y).sum(), y)
+    assert op(y).dtype == torch.float64
+    assert grad.dtype == torch.float32
+    tangent = torch.func.jvp(op, (y.detach(),), (torch.ones(3, 4),))[1]
+    assert tangent.dtype == torch.float64
 
 
 def test_exported_programs_and_trained_models_have_it():
