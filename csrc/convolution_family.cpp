@@ -209,61 +209,6 @@ Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const std::op
   return run_conv_transpose(call, input, weight, bias);
 }
 
-// ---- patches in three dimensions
-
-bool is_patch_conv3d(const Tensor& input, const Tensor& weight, SymIntArrayRef stride, SymIntArrayRef padding,
-                     SymIntArrayRef dilation, const SymInt& groups) {
-  const auto is = [](const SymInt& a, const SymInt& b) { return a.sym_eq(b).guard_bool(__FILE__, __LINE__); };
-  const auto fits = [](const SymInt& a, const SymInt& b) { return a.sym_ge(b).guard_bool(__FILE__, __LINE__); };
-  const auto all = [&](SymIntArrayRef values, const SymInt& wanted) {
-    return (values.size() == 1 || values.size() == 3) &&
-           std::all_of(values.begin(), values.end(), [&](const SymInt& value) { return is(value, wanted); });
-  };
-  if (input.dim() != 5 || weight.dim() != 5 || !all(padding, 0) || !all(dilation, 1) ||
-      (stride.size() != 1 && stride.size() != 3) || !fits(groups, 1)) {
-    return false;
-  }
-  for (int64_t i = 0; i < 3; ++i) {
-    const SymInt kernel = weight.sym_size(2 + i);
-    if (!is(kernel, stride[stride.size() == 1 ? 0 : i]) || !fits(kernel, 1) || !fits(input.sym_size(2 + i), kernel)) {
-      return false;
-    }
-  }
-  SymInt channels = 0;
-  return mul(weight.sym_size(1), groups, &channels) && is(input.sym_size(1), channels);
-}
-
-// Kernel planes are taken for channels: (N, C, D, H, W) as images (N * D/KD, C * KD, H, W). That is a view where a
-// patch is as deep as the input, or the input has one channel; otherwise the input is copied once.
-Tensor conv3d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
-              SymIntArrayRef padding, SymIntArrayRef dilation, const SymInt& groups) {
-  TORCH_CHECK(is_patch_conv3d(input, weight, stride, padding, dilation, groups),
-              "conv3d is supported where it cuts its input into patches: expected a batched input, the kernel's size "
-              "as stride, no padding and no dilation, but got input of size ",
-              input.sym_sizes(), ", weight of size ", weight.sym_sizes(), ", stride=", stride, ", padding=", padding,
-              ", dilation=", dilation, ", groups=", groups);
-  const SymInt kernel_d = weight.sym_size(2);
-  const SymInt depth = input.sym_size(2) / kernel_d;
-  const Tensor images = input.narrow_symint(2, 0, depth * kernel_d)
-                            .unflatten_symint(2, {depth, kernel_d})
-                            .transpose(1, 2)
-                            .flatten(2, 3)
-                            .flatten(0, 1);
-  const SymConv2dParams params{{weight.sym_size(3), weight.sym_size(4)}, {0, 0, 0, 0}, {1, 1}, groups};
-  const auto suggests = [](const Tensor& tensor) {
-    return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast3d;
-  };
-  const bool channels_last = input.scalar_type() != at::kDouble && (suggests(input) || suggests(weight));
-  const Tensor result = conv2d(images, weight.flatten(1, 2), bias, params);
-  const SymInt channels = result.sym_size(1), height = result.sym_size(2), width = result.sym_size(3);
-  if (depth.sym_eq(1).guard_bool(__FILE__, __LINE__) || channels.sym_eq(1).guard_bool(__FILE__, __LINE__)) {
-    return in_sizes(result, {input.sym_size(0), channels, depth, height, width});
-  }
-  return in_sizes(result, {input.sym_size(0), depth, channels, height, width})
-      .transpose_(1, 2)
-      .contiguous(channels_last ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::Contiguous);
-}
-
 // ---- aten::convolution
 
 bool takes_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -288,7 +233,7 @@ bool takes_convolution(const Tensor& input, const Tensor& weight, const std::opt
     case 4:
       return true;
     case 5:
-      return !transposed && is_patch_conv3d(input, weight, stride, padding, dilation, groups);
+      return takes_conv3d(input, weight, bias, stride, padding, dilation, transposed, groups);
     default:
       return false;
   }
@@ -310,8 +255,9 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
     check_length("padding", padding, 1);
     return conv1d(input, weight, bias, stride, {padding[0], padding[0]}, dilation, std::move(groups));
   }
-  TORCH_CHECK(!transposed, "transposed convolutions of one and two dimensions are supported, but got weight of size ",
-              weight.sym_sizes());
+  if (transposed) {
+    return conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation);
+  }
   return conv3d(input, weight, bias, stride, padding, dilation, groups);
 }
 

@@ -34,15 +34,23 @@ at::Tensor conv_transpose2d(const at::Tensor& input, const at::Tensor& weight, c
                             c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
                             c10::SymInt groups, c10::SymIntArrayRef dilation);
 
-// A 3-D convolution without padding whose kernel steps by its own size, as it cuts a video into patches; a remainder
-// of the sizes is ignored. weight: (OC, C/groups, KD, KH, KW).
-bool is_patch_conv3d(const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride,
-                     c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, const c10::SymInt& groups);
+// ---- three dimensions (convolution_3d.cpp): input (N, C, D, H, W), lists of one element or three
 
-// input: (N, C, D, H, W). Raises RuntimeError where is_patch_conv3d does not hold.
+// Whether the two below compute such a call: sizes fit together, and none but the batch is 0.
+bool takes_conv3d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                  bool transposed, const c10::SymInt& groups);
+
+// weight: (OC, C/groups, KD, KH, KW). Raises RuntimeError where takes_conv3d does not hold.
 at::Tensor conv3d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                   c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                   const c10::SymInt& groups);
+
+// weight: (C, OC/groups, KD, KH, KW). Raises RuntimeError where takes_conv3d does not hold, and for an output_padding
+// that no stride or dilation is larger than.
+at::Tensor conv_transpose3d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                            const c10::SymInt& groups, c10::SymIntArrayRef dilation);
 
 // ---- aten::convolution: all of them by one signature, which gives no unbatched inputs
 

@@ -5,6 +5,7 @@
 #include "conv2d_autograd.cpp"
 #include "conv2d_checks.cpp"
 #include "conv_transpose_checks.cpp"
+#include "convolution_3d.cpp"
 #include "convolution_family.cpp"
 #include "copy_as.cpp"
 #include "cpu/conv2d_cpu_ops.cpp"
