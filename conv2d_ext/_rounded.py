@@ -49,8 +49,6 @@ _EXACT = frozenset(
 )
 # Overloads of these that compute.
 _INEXACT = (("round", "decimals"), ("scatter", "reduce"), ("scatter", "value_reduce"))
-# Overloads in whose place Inductor puts a selection among numbers, which is a float32 tensor.
-_RETYPED = (("scatter", "value"),)
 # Arguments that say where elements come from or go to.
 _PLACES = ("index", "indices")
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -106,12 +104,20 @@ def _may_be_unrounded(
     if any(result.alias_info is not None for result in func._schema.returns):
         return False
     name = func._schema.name.partition("::")[2]
-    if name not in _EXACT or (name, func._overloadname) in (*_INEXACT, *_RETYPED):
+    if name not in _EXACT or (name, func._overloadname) in _INEXACT:
         return True
     return any(
         value if argument.name == "accumulate" else _is_converted(dtype, argument, value)
         for argument, value in _arguments(func, args, kwargs)
     )
+
+
+def _may_be_retyped(func: torch._ops.OpOverload, dtype: torch.dtype) -> bool:
+    """Whether Inductor may make another dtype's tensor of a call's result: it writes a selection
+    between two numbers in the place of a scatter, a tensor of int64 or float32.
+    """
+    is_scatter = func is torch.ops.aten.scatter.value
+    return is_scatter and not dtype.is_complex and dtype not in (torch.bool, torch.int64)
 
 
 # ---- where they are recorded
@@ -190,9 +196,15 @@ def _record_roundings() -> None:
             return results
 
         def rounded(result: Any) -> Any:
-            if not _has_16_bits(result) or not _is_recorded_as(func, result, self):
+            if not torch.is_tensor(result) or not _is_recorded_as(func, result, self):
                 return result
-            if not _may_be_unrounded(func, args, kwargs or {}, result.dtype):
+            # Zeros without memory stay such: what is computed with them isn't recorded.
+            is_unrounded = (
+                _has_16_bits(result)
+                and not result._is_zerotensor()
+                and _may_be_unrounded(func, args, kwargs or {}, result.dtype)
+            )
+            if not is_unrounded and not _may_be_retyped(func, result.dtype):
                 return result
             with self:
                 return op(result, result.dtype)

@@ -386,6 +386,25 @@ LOSSES = {
 
 
 @over_dtypes
+@pytest.mark.parametrize("derivative", ["hessian", "jvp of grad"])
+def test_zeros_without_memory(derivative, dtype):
+    """PyTorch computes nothing with tangents of them, nor may compiled code: it would read them."""
+    x = torch.linspace(-1, 2, 6).to(dtype)
+
+    def function(x: Tensor) -> Tensor:
+        def cubes(x: Tensor) -> Tensor:
+            return (x * x * x).sum() + (x.tanh() * x).sum()
+
+        if derivative == "hessian":
+            return torch.func.hessian(cubes)(x)
+        return torch.func.jvp(torch.func.grad(cubes), (x,), (x,))[1]
+
+    with conv2d_ext.batch_invariant():
+        expected = function(x)
+    torch.testing.assert_close(_compiled(function, x), expected)
+
+
+@over_dtypes
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_losses_of_classes(loss, dtype):
     """Inductor makes a float32 tensor of their gradient's scatter."""
@@ -411,14 +430,17 @@ def test_losses_of_classes(loss, dtype):
             assert same_bits(gradients(compiled, scores[1:2], targets[1:2]), whole[1:2])
 
 
-@over_dtypes
-def test_a_scatter_of_a_number_keeps_its_dtype(dtype):
-    """Inductor writes a selection between two numbers in its place, which is a float32 tensor."""
+@pytest.mark.parametrize("number", [1, 0.25])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32, torch.float64], ids=str)
+def test_a_scatter_of_a_number_keeps_its_dtype(dtype, number):
+    """Inductor writes a selection between two numbers in its place, which is a tensor of int64 or
+    float32."""
     places, x = torch.tensor([[1], [4], [0]]), torch.randn(3, 6).to(dtype)
 
     def function(places: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        y = torch.zeros(3, 6, dtype=dtype).scatter(1, places, 0.3)
-        return y * 1, y * x, conv2d_ext.linear(x, y)
+        y = torch.zeros(3, 6, dtype=dtype).scatter(1, places, number)
+        results = y * 1, y * x, conv2d_ext.linear(x, y), y.sigmoid(), y.softmax(1), y.sum(0)
+        return *results, F.binary_cross_entropy_with_logits(x, y, reduction="none"), x.pow(y)
 
     with conv2d_ext.batch_invariant():
         expected = function(places, x)
