@@ -2,13 +2,17 @@
 // channels. What that copies is said at each.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/new_zeros.h>
 #include <ATen/ops/stack.h>
 
-#include <algorithm>
+#include <array>
+#include <optional>
 #include <vector>
 
+#include "autograd_node.h"
 #include "conv2d_ops.h"
 #include "convolution_family.h"
+#include "copy_as.h"
 #include "result_sizes.h"
 #include "sym_arithmetic.h"
 
@@ -19,7 +23,8 @@ using at::Tensor;
 using c10::SymInt;
 using c10::SymIntArrayRef;
 
-// Sizes decide which code runs: a trace asserts what was found.
+// Sizes decide which code runs: a trace is one of such sizes, and guards them. (sym_arithmetic.h's comparisons are of
+// what must hold in any trace.)
 bool is(const SymInt& a, const SymInt& b) { return a.sym_eq(b).guard_bool(__FILE__, __LINE__); }
 bool reaches(const SymInt& a, const SymInt& b) { return a.sym_ge(b).guard_bool(__FILE__, __LINE__); }
 
@@ -36,7 +41,8 @@ bool times_plus(const SymInt& a, const SymInt& b, const SymInt& c, SymInt* out) 
   return mul(a, b, &product) && add(product, c, out);
 }
 
-// Whether the kernel fits the padded input, or the border a transposed output, in this dimension.
+// Whether the kernel fits the padded input, or the border a transposed output with the largest output_padding that it
+// may have, in this dimension.
 bool fits(const SymInt& size, const SymInt& kernel, const SymInt& stride, const SymInt& padding, const SymInt& dilation,
           bool transposed) {
   if (!reaches(size, 1) || !reaches(kernel, 1) || !reaches(stride, 1) || !reaches(padding, 0) ||
@@ -45,7 +51,10 @@ bool fits(const SymInt& size, const SymInt& kernel, const SymInt& stride, const 
   }
   SymInt extent = 0, border = 0, whole = 0;
   if (!times_plus(dilation, kernel - 1, 1, &extent) || !mul(padding, 2, &border)) return false;
-  if (transposed) return times_plus(size - 1, stride, extent, &whole) && reaches(whole, border + 1);
+  if (transposed) {
+    return times_plus(size - 1, stride, extent, &whole) && add(whole, stride.max(dilation) - 1, &whole) &&
+           reaches(whole, border + 1);
+  }
   return add(size, border, &whole) && reaches(whole, extent);
 }
 
@@ -76,7 +85,7 @@ Tensor depth_as_channels(const Tensor& input, const SymInt& kernel, const SymInt
   }
   const Tensor padded =
       is(padding, 0) ? input : at::constant_pad_nd_symint(input, {SymInt(0), 0, 0, 0, padding, padding});
-  std::vector<Tensor> taps;
+  std::vector<Tensor> taps;  // as many in every call of a trace
   for (int64_t i = 0; i < kernel.guard_int(__FILE__, __LINE__); ++i) {
     taps.push_back(planes_from(padded, dilation * i, depth, stride).transpose(1, 2));
   }
@@ -107,6 +116,7 @@ bool takes_conv3d(const Tensor& input, const Tensor& weight, const std::optional
   return !bias.has_value() || !bias->defined() || (bias->dim() == 1 && is(bias->sym_size(0), results));
 }
 
+// By the first way that fits: planes as rows of pixels, patches in place of images, a copy for each tap along the depth.
 Tensor conv3d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
               SymIntArrayRef padding, SymIntArrayRef dilation, const SymInt& groups) {
   TORCH_CHECK(takes_conv3d(input, weight, bias, stride, padding, dilation, /*transposed=*/false, groups),
@@ -116,7 +126,7 @@ Tensor conv3d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const auto format = output_format(input, weight);
   const SymInt kernel = weight.sym_size(2);
   if (is(weight.sym_size(3), 1) && is(weight.sym_size(4), 1) && are_both(stride, 1) && are_both(padding, 0)) {
-    // A plane is a row of pixels: nothing is copied.
+    // A plane is a row of pixels. A contiguous input is not copied.
     const SymConv2dParams params{
         {of(stride, 0), 1}, {of(padding, 0), of(padding, 0), 0, 0}, {of(dilation, 0), 1}, groups};
     const Tensor result = conv2d(input.flatten(3, 4), weight.flatten(3, 4), bias, params);
@@ -126,12 +136,12 @@ Tensor conv3d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   }
   const SymInt extent = of(dilation, 0) * (kernel - 1) + 1;
   const SymInt depth = (input.sym_size(2) + of(padding, 0) * 2 - extent) / of(stride, 0) + 1;
-  const Tensor images = depth_as_channels(input, kernel, of(stride, 0), of(padding, 0), of(dilation, 0), depth);
   const SymConv2dParams params{{of(stride, 1), of(stride, 2)},
                                {of(padding, 1), of(padding, 1), of(padding, 2), of(padding, 2)},
                                {of(dilation, 1), of(dilation, 2)},
                                groups};
-  const Tensor result = conv2d(images, weight.flatten(1, 2), bias, params);
+  const Tensor result = conv2d(depth_as_channels(input, kernel, of(stride, 0), of(padding, 0), of(dilation, 0), depth),
+                               weight.flatten(1, 2), bias, params);
   const SymInt channels = result.sym_size(1), height = result.sym_size(2), width = result.sym_size(3);
   if (is(depth, 1) || is(channels, 1)) {
     return in_sizes(result, {input.sym_size(0), channels, depth, height, width}).contiguous(format);
@@ -155,39 +165,49 @@ Tensor conv_transpose3d(const Tensor& input, const Tensor& weight, const std::op
   TORCH_CHECK(at_least(more, 0) && at_least(step.max(dilate), more + 1),
               "output padding must be smaller than either stride or dilation, but got output_padding=", output_padding,
               ", stride=", stride, ", dilation=", dilation);
-  const SymInt kernel = weight.sym_size(2), depth = input.sym_size(2);
+  const SymInt kernel = weight.sym_size(2), depth = input.sym_size(2), &border = of(padding, 0);
+  const SymInt length = (depth - 1) * step + dilate * (kernel - 1) + 1;
+  TORCH_CHECK(at_least(length + more, border * 2 + 1), "Given input size per channel: ", input.sym_sizes().slice(2),
+              ". Calculated output size per channel has a depth of ", length + more - border * 2,
+              ". Output size is too small");
+  // No two planes of the input meet in one of the output.
   const bool is_apart = is(step, kernel) && is(dilate, 1);
   const auto dtype = input.scalar_type();
   const bool widens = !is_apart && (dtype == at::kBFloat16 || dtype == at::kHalf);
   const auto wide = [&](const Tensor& tensor) { return widens ? tensor.to(at::kFloat) : tensor; };
   const auto last_two = [](SymIntArrayRef values) { return std::array<SymInt, 2>{of(values, 1), of(values, 2)}; };
+  // The gradient of a transposed copy would be transposed, too.
+  const auto format = output_format(input, weight);
+  const bool input_is_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast3d;
+  const Tensor source = torch::autograd::compute_requires_grad(input) || is_wrapped(input)
+                            ? copy_as(input, /*channels_last=*/false, input_is_last)
+                            : input;
   const Tensor planes = conv_transpose2d_op().call(
-      wide(input).transpose(1, 2).flatten(0, 1), wide(weight).flatten(1, 2), std::nullopt, last_two(stride),
+      wide(source).transpose(1, 2).flatten(0, 1), wide(weight).flatten(1, 2), std::nullopt, last_two(stride),
       last_two(padding), last_two(output_padding), groups, last_two(dilation));
   const SymInt height = planes.sym_size(2), width = planes.sym_size(3), channels = weight.sym_size(1) * groups;
   const Tensor parts = in_sizes(planes.contiguous(), {input.sym_size(0), depth, channels, kernel, height, width});
   Tensor output;
   if (is_apart) {
-    output = parts.transpose(1, 2).flatten(2, 3);
+    output = in_sizes(parts.transpose(1, 2).contiguous(), {input.sym_size(0), channels, length, height, width});
   } else {
-    const SymInt length = (depth - 1) * step + dilate * (kernel - 1) + 1;
     output = parts.new_zeros_symint({input.sym_size(0), channels, length, height, width});
     for (int64_t i = 0; i < kernel.guard_int(__FILE__, __LINE__); ++i) {
       planes_from(output, dilate * i, depth, step).add_(parts.select(3, i).transpose(1, 2));
     }
   }
   if (!is(more, 0)) output = at::constant_pad_nd_symint(output, {SymInt(0), 0, 0, 0, 0, more});
-  const SymInt& border = of(padding, 0);
-  if (!is(border, 0)) {
-    output = output.narrow_symint(2, border, output.sym_size(2) - border * 2).contiguous();
+  if (!is(border, 0)) {  // a copy, which is no view
+    output = output.narrow_symint(2, border, length + more - border * 2).clone(at::MemoryFormat::Contiguous);
   }
   if (bias.has_value() && bias->defined()) {
     const Tensor sum = conv2d_add_bias(output.flatten(3, 4), wide(*bias));
     output = in_sizes(sum, output.sym_sizes());
   }
-  // PyTorch's dilated ones know no other format.
-  const bool is_dilated = !is(dilate, 1) || !are_both(dilation, 1);
-  return output.to(dtype).contiguous(is_dilated ? at::MemoryFormat::Contiguous : output_format(input, weight));
+  // oneDNN, whose results may be channels_last, takes no larger output_padding.
+  bool is_padded_less = true;
+  for (int64_t i = 0; i < 3; ++i) is_padded_less = is_padded_less && !reaches(of(output_padding, i), of(stride, i));
+  return output.to(dtype).contiguous(is_padded_less ? format : at::MemoryFormat::Contiguous);
 }
 
 }  // namespace conv2d_ext

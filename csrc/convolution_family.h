@@ -36,7 +36,8 @@ at::Tensor conv_transpose2d(const at::Tensor& input, const at::Tensor& weight, c
 
 // ---- three dimensions (convolution_3d.cpp): input (N, C, D, H, W), lists of one element or three
 
-// Whether the two below compute such a call: sizes fit together, and none but the batch is 0.
+// Whether the two below compute such a call: sizes fit together, and none but the batch is 0. A transposed output may
+// need an output_padding not to be empty: conv_transpose3d raises without one.
 bool takes_conv3d(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                   c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                   bool transposed, const c10::SymInt& groups);

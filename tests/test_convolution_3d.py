@@ -87,6 +87,16 @@ CASES = (
     Case("conv_transpose3d, groups", (2, 6, 3, 4, 3), (6, 2, 3, 3, 2),
          {"groups": 3, "stride": 2}, True),
     Case("conv_transpose3d, one tap", (2, 4, 3, 4, 3), (4, 5, 1, 1, 1), {}, True),
+    Case("conv_transpose3d, dilated in channels_last", (2, 4, 3, 4, 3), (4, 3, 2, 2, 3),
+         {"dilation": 2, "padding": 1}, True),
+    Case("conv_transpose3d, of its padding alone", (2, 6, 7, 1, 2), (6, 2, 2, 4, 4),
+         {"stride": (3, 2, 1), "padding": (2, 2, 2),
+          "output_padding": (2, 1, 0), "groups": 3}, True),
+    Case("conv_transpose3d, one result channel", (2, 4, 3, 4, 3), (4, 1, 2, 2, 2),
+         {"stride": 2}, True),
+    Case("conv_transpose3d, one plane", (2, 4, 1, 4, 3), (4, 5, 2, 2, 2), {"stride": 2}, True),
+    Case("conv_transpose3d, one plane, cut", (1, 4, 3, 4, 3), (4, 1, 3, 3, 3),
+         {"stride": 2, "padding": 1}, True),
     Case("conv_transpose3d, unbatched", (4, 3, 4, 3), (4, 5, 2, 3, 2), {"stride": 2}, True),
 )  # fmt: skip
 over_cases = pytest.mark.parametrize("case", CASES, ids=str)
@@ -120,6 +130,21 @@ def test_values_gradients_and_formats(case, layout):
     for size, ours, stride in zip(output.shape, output.stride(), theirs.stride(), strict=True):
         assert size == 1 or ours == stride
     assert output._is_view() == theirs._is_view()
+    with conv2d_ext.batch_invariant():
+        output = case(*single[:2])
+    assert output._is_view() == case(*single[:2])._is_view()
+    assert output._is_view() or output.untyped_storage().nbytes() == output.nbytes
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if len(c.input) == 5], ids=str)
+def test_gradients_of_contiguous_inputs_are_contiguous(case):
+    tensors = case.tensors(torch.float32)
+    with conv2d_ext.batch_invariant():
+        output, grad_input, *others = _results(case, tensors)
+        gradient = _results(case, tensors, torch.randn_like(output))[1]
+    assert output.is_contiguous()
+    for grad in (grad_input, gradient, *others):
+        assert grad.is_contiguous()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -239,6 +264,8 @@ BAD = (
     ((0, 3, 4, 4, 4), (4, 3, 2, 2, 2), {"padding": 1}),
     ((1, 3, 0, 4, 4), (4, 3, 2, 2, 2), {"padding": 1}),
     ((1, 0, 4, 4, 4), (4, 0, 2, 2, 2), {}),
+    ((1, 3, 1, 4, 4), (4, 3, 2, 2, 2), {"padding": (2, 0, 0)}),
+    ((1, 3, 4, 1, 4), (4, 3, 2, 2, 2), {"padding": (0, 2, 0)}),
 )
 
 
