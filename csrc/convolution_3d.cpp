@@ -116,7 +116,8 @@ bool takes_conv3d(const Tensor& input, const Tensor& weight, const std::optional
   return !bias.has_value() || !bias->defined() || (bias->dim() == 1 && is(bias->sym_size(0), results));
 }
 
-// By the first way that fits: planes as rows of pixels, patches in place of images, a copy for each tap along the depth.
+// By the first way that fits: planes as rows of pixels, patches in place of images, a copy for each tap along the
+// depth.
 Tensor conv3d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, SymIntArrayRef stride,
               SymIntArrayRef padding, SymIntArrayRef dilation, const SymInt& groups) {
   TORCH_CHECK(takes_conv3d(input, weight, bias, stride, padding, dilation, /*transposed=*/false, groups),
