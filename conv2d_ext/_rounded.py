@@ -4,8 +4,10 @@ A compiler computes what it fuses in float32, and rounds to 16 bits what it stor
 follows from what it fuses, and that from sizes, so that another batch could give an element other
 bits. So in such a graph a call of conv2d_ext::rounded follows each result in bfloat16 or float16
 that a compiler may compute. Inductor rounds there, in registers. Other compilers store the result
-and call this library. The call names the type, too: where Inductor writes a graph anew it may make
-a float32 tensor of what had 16 bits.
+and call this library.
+
+The call names the type, too: in the place of a scatter of a number Inductor puts a tensor of
+another one. There it follows results of every type.
 
 Compilers trace graphs without calls in place. What writes in place is left alone.
 """

@@ -1,5 +1,6 @@
-// The other convolutions over the ops of conv2d: each is a view and a call or two of an op, so that derivatives, vmap,
-// autocast, tracing and the meta device are the ops'. The arguments are those of torch.nn.functional, sizes symbolic.
+// The other convolutions over the ops of conv2d: each is a view, in three dimensions a copy, and a call or two of an
+// op, so that derivatives, vmap, autocast, tracing and the meta device are the ops'. The arguments are those of
+// torch.nn.functional, sizes symbolic.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -251,16 +251,13 @@ def test_forward_mode_of_products_of_conjugates_under_vmap(dot):
     torch.manual_seed(0)
     x, y, tangents = (torch.randn(*size, 5, dtype=torch.complex64) for size in ((), (), (3,)))
 
-    def product(y: Tensor) -> Tensor:
-        return jvp(lambda y: dot(x.conj(), y), (y.conj(),), (tangents[0],))[1]
+    def product(tangent: Tensor) -> Tensor:
+        return jvp(lambda y: dot(x.conj(), y), (y.conj(),), (tangent,))[1]
 
-    def products(tangents: Tensor) -> Tensor:
-        return vmap(lambda t: jvp(lambda y: dot(x.conj(), y), (y.conj(),), (t,))[1])(tangents)
-
-    expected = products(tangents)
+    expected = vmap(product)(tangents)
     with conv2d_ext.batch_invariant():
-        torch.testing.assert_close(products(tangents), expected)
-        torch.testing.assert_close(product(y), expected[0])
+        torch.testing.assert_close(vmap(product)(tangents), expected)
+        torch.testing.assert_close(product(tangents[0]), expected[0])
 
 
 def test_each_level_of_a_transform_is_in_the_mode():

@@ -341,7 +341,7 @@ def test_a_backward_after_a_context_inside():
 
 
 def test_flex_attention():
-    """Its functions of scores have no call in them, and its result is rounded."""
+    """Neither its functions of scores have a call in them, nor is it followed by one."""
     from torch.nn.attention.flex_attention import flex_attention
 
     q = torch.randn(1, 1, 48, 16).bfloat16()
@@ -357,7 +357,7 @@ def test_flex_attention():
             backend=aot_autograd(fw_compiler=keep),
         )(q)
     (graph,) = graphs
-    assert _calls(graph) == 1  # the product: Inductor stores what flex_attention returns on the CPU
+    assert _calls(graph) == 1  # the product's: Inductor stores what flex_attention returns (CPU)
     assert not any(_calls(part) for part in graph.children())
 
 
@@ -373,16 +373,6 @@ def test_flex_attention_is_compiled(dtype):
     for image in range(2):
         part = slice(image, image + 1)
         assert same_bits(_compiled(flex_attention, q[part], k[part], v[part]), whole[part])
-
-
-LOSSES = {
-    "sum": {"reduction": "sum"},
-    "mean": {"reduction": "mean"},
-    "none": {"reduction": "none"},
-    "smoothed": {"reduction": "sum", "label_smoothing": 0.1},
-    "weighted": {"reduction": "sum", "weight": torch.linspace(0.1, 1, 10)},
-    "ignoring": {"reduction": "sum", "ignore_index": 3},
-}
 
 
 @over_dtypes
@@ -402,6 +392,16 @@ def test_zeros_without_memory(derivative, dtype):
     with conv2d_ext.batch_invariant():
         expected = function(x)
     torch.testing.assert_close(_compiled(function, x), expected)
+
+
+LOSSES = {
+    "sum": {"reduction": "sum"},
+    "mean": {"reduction": "mean"},
+    "none": {"reduction": "none"},
+    "smoothed": {"reduction": "sum", "label_smoothing": 0.1},
+    "weighted": {"reduction": "sum", "weight": torch.linspace(0.1, 1, 10)},
+    "ignoring": {"reduction": "sum", "ignore_index": 3},
+}
 
 
 @over_dtypes
