@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from conv2d_ext import _C, _checkpoints, _rounded
+from conv2d_ext import _C, _build_info, _checkpoints, _rounded
 from conv2d_ext._on_import import when_imported
 
 # What a function returns before it has run.
@@ -269,7 +269,7 @@ class batch_invariant:
 
     def __enter__(self) -> batch_invariant:
         if torch.compiler.is_compiling():
-            _enter()
+            _enter(_build_info.VERSION)
             return self
         _checkpoints.install()
         _compiler_settings.enter()

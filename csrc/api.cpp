@@ -4,6 +4,7 @@
 #include <c10/core/SymIntArrayRef.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "conv2d_checks.h"
 #include "conv2d_ops.h"
@@ -16,12 +17,6 @@ namespace conv2d_ext {
 namespace {
 
 c10::SymIntArrayRef symbolic(at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); }
-
-const c10::TypedOperatorHandle<void()>& mode_op(bool enter) {
-  static const auto entering = find_op<void()>("enter_batch_invariant");
-  static const auto leaving = find_op<void()>("leave_batch_invariant");
-  return enter ? entering : leaving;
-}
 
 }  // namespace
 
@@ -61,10 +56,14 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::
   return linear_layer(input, weight, bias);
 }
 
-BatchInvariant::BatchInvariant() { mode_op(/*enter=*/true).call(); }
+BatchInvariant::BatchInvariant() {
+  static const auto op = find_op<void(std::string_view)>("enter_batch_invariant");
+  op.call("");
+}
 BatchInvariant::~BatchInvariant() {
   try {
-    mode_op(/*enter=*/false).call();
+    static const auto op = find_op<void()>("leave_batch_invariant");
+    op.call();
   } catch (const c10::Error& error) {  // in another thread than it began in
     TORCH_WARN(error.what_without_backtrace());
   }

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <string_view>
 
 #include "conv2d_ops.h"
 #include "convolution_family.h"
@@ -182,7 +183,7 @@ void put_up_gates() {
 // that may end between the two.
 bool is_asking_for_shapes() { return is_tracing() && !traces_a_graph(); }
 
-void enter_batch_invariant() {
+void enter_batch_invariant(std::string_view /*version*/) {
   if (is_asking_for_shapes()) return;
   ++(traces_a_graph() ? state.traced : state.contexts);
   update_thread();

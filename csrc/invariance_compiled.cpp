@@ -129,6 +129,9 @@ constexpr const char* kEagerOps[] = {
     "_upsample_nearest_exact3d_backward",
     "grid_sampler_2d",
     "grid_sampler_2d_backward",
+    // products, made of calls that the mode takes
+    "conv_tbc",
+    "_grouped_mm",
 };
 
 const std::string kAten = "aten::", kEager = "conv2d_ext::eager_";
@@ -150,6 +153,10 @@ std::optional<std::string> recorded_schema(const c10::OperatorHandle& op) {
   if (is_named(op, "cumsum")) return "eager_cumsum(Tensor self, int dim, *, int? dtype=None) -> Tensor";
   if (is_named(op, "cumprod")) return "eager_cumprod(Tensor self, int dim, *, int? dtype=None) -> Tensor";
   if (is_named(op, "_safe_softmax")) return "eager__safe_softmax(Tensor self, int dim, int? dtype=None) -> Tensor";
+  if (is_named(op, "_grouped_mm")) {
+    return "eager__grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, int? out_dtype=None) -> "
+           "Tensor";
+  }
   if (is_named(op, "index_put")) {
     return "eager_index_put(Tensor self, Tensor[] indices, int[] places, Tensor values, bool accumulate=False) -> "
            "Tensor";
@@ -282,7 +289,9 @@ bool writes_statistics(const c10::OperatorHandle& op, const torch::jit::Stack& s
 // tensor's class, calls them without the keys above it, so that these calls would not come here: it is given the op's
 // other name, which does.
 bool hides_calls(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
-  constexpr const char* kMadeOfCalls[] = {"aten::_trilinear",
+  constexpr const char* kMadeOfCalls[] = {"aten::conv_tbc",
+                                          "aten::_grouped_mm",
+                                          "aten::_trilinear",
                                           "aten::_native_multi_head_attention",
                                           "aten::_transformer_encoder_layer_fwd",
                                           "aten::_safe_softmax",

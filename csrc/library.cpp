@@ -66,7 +66,9 @@ TORCH_LIBRARY(conv2d_ext, m) {
   m.def("pointwise_grad(Tensor grad_output, Tensor input, str function, float[] parameters) -> Tensor", tags);
   m.def("copy_as(Tensor input, bool channels_last, bool grad_channels_last) -> Tensor", tags);
   m.def("rounded(Tensor input, ScalarType dtype) -> Tensor", tags);
-  m.def("enter_batch_invariant() -> ()", tags);
+  // The version becomes part of a graph, and so of the key of a compiler's cache: it is to hold no graph that another
+  // version has recorded.
+  m.def("enter_batch_invariant(str version=\"\") -> ()", tags);
   m.def("leave_batch_invariant() -> ()", tags);
   m.def("conv2d_add_bias(Tensor output, Tensor bias) -> Tensor", tags);
 

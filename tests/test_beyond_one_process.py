@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.M
 
 
 def run(folder: pathlib.Path, code: str, *launcher: str) -> str:
-    file = folder / "code.py"
+    file = folder / "program.py"  # code is a module of Python's
     file.write_text(code)
     done = subprocess.run(
         [sys.executable, *launcher, str(file)],

@@ -22,6 +22,7 @@ from observing import Recorder, assert_as_pytorch, same_bits
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch_versions import not_in_older
 
 import conv2d_ext
 from conv2d_ext import _C
@@ -801,6 +802,7 @@ class TestCompile:
             finally:
                 conv2d_ext.disable()
 
+    @not_in_older  # whose C++ does not compile, in the mode or out of it
     @pytest.mark.parametrize("name", ["softcap", "sigmoid", "exp2"])
     def test_flex_attention(self, name):
         """Its functions of scores lie in Inductor's kernel, which has no place for a call."""

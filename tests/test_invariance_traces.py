@@ -11,8 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch_versions import not_in_older
 
 import conv2d_ext
 
@@ -478,3 +480,71 @@ def test_traced_products_of_batches_have_the_bits_of_eager_ones(first, second, d
                 grads = (torch.autograd.grad(result, leaves, grad) for result in (ours, theirs))
                 results += zip(*grads, strict=True)
         assert all(torch.equal(a, b) for a, b in results), (is_transposed, wanted)
+
+
+def _of_time(x: Tensor) -> Tensor:
+    return torch.conv_tbc(x, _of_time.weight, _of_time.bias, 1)
+
+
+_of_time.weight, _of_time.bias = torch.linspace(-1, 1, 3 * 9 * 64).view(3, 9, 64), torch.zeros(64)
+
+
+def _of_groups(x: Tensor) -> Tensor:
+    return torch._grouped_mm(x.bfloat16(), _of_groups.weight, offs=_of_groups.ends)
+
+
+_of_groups.weight = torch.linspace(-1, 1, 2 * 512 * 200).view(2, 512, 200).bfloat16()
+_of_groups.ends = torch.tensor([64, 96], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("function", "size"),
+    [
+        pytest.param(_of_time, (10, 7, 9), id="conv_tbc"),
+        pytest.param(_of_groups, (96, 512), id="grouped_mm", marks=not_in_older),
+    ],
+)
+def test_products_inside_of_pytorch_s_kernels_are_recorded(function, size):
+    """Where the graph runs the mode may be over: a context inside of a compiled function, and a
+    program that runs outside.
+
+    Seen to fail: recorded as PyTorch's calls.
+    """
+    x = torch.randn(size)
+
+    def inside(x: Tensor) -> Tensor:
+        with conv2d_ext.batch_invariant():
+            return function(x)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    backend = aot_autograd(fw_compiler=lambda graph, inputs: graph)
+    with torch.no_grad():
+        with conv2d_ext.batch_invariant():
+            expected = function(x)
+            around = torch.compile(function, backend=backend, dynamic=False)(x)
+            program = torch.export.export(Model(), (x,)).run_decompositions()
+        within = torch.compile(inside, backend=backend, dynamic=False)(x)
+        assert all(torch.equal(y, expected) for y in (around, within, program.module()(x)))
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert sum(target.startswith("conv2d_ext.eager_") for target in targets) == 1
+
+
+def test_graphs_name_the_version_that_recorded_them():
+    """It is part of the key of AOTAutograd's cache, which would else have another version's graph
+    for a context inside of a function."""
+    graphs = []
+
+    def inside(x: Tensor) -> Tensor:
+        with conv2d_ext.batch_invariant():
+            return x.exp()
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    torch.compile(inside, backend=backend)(torch.randn(3))
+    (entered,) = [n for n in graphs[0].graph.nodes if "enter_batch_invariant" in str(n.target)]
+    assert entered.args == (conv2d_ext.__version__,)

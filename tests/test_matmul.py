@@ -299,6 +299,7 @@ class TestLinear:
         input, weight = torch.randn(4, 5), torch.randn(5)
         torch.testing.assert_close(conv2d_ext.linear(input, weight), F.linear(input, weight))
 
+    @not_in_older
     @pytest.mark.parametrize("bias", [(), (1, 1), (2, 4)], ids=str)
     def test_weight_of_one_row_without_its_dimension_and_a_bias(self, bias):
         """One that F.linear adds to the product; others it refuses."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_versions import IS_OLDER
 
 import conv2d_ext
 
@@ -153,7 +154,7 @@ def test_gradients_have_pytorch_s_strides(theirs, ours, inputs):
         found.append(torch.autograd.grad(output, leaves, output.detach().sin()))
     for mine, right in zip(*found, strict=True):
         torch.testing.assert_close(mine, right)
-        if theirs not in OTHER_STRIDES:
+        if theirs not in OTHER_STRIDES and not IS_OLDER:
             assert mine.stride() == right.stride()
 
 

@@ -19,6 +19,7 @@ from torch._inductor.utils import run_and_get_code
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from torch_versions import not_in_older
 
 import conv2d_ext
 from conv2d_ext import _rounded
@@ -361,6 +362,7 @@ def test_flex_attention():
     assert not any(_calls(part) for part in graph.children())
 
 
+@not_in_older  # whose C++ does not compile, in the mode or out of it
 @over_dtypes
 def test_flex_attention_is_compiled(dtype):
     """Inductor refuses whatever would be fused to its kernel on the CPU."""
