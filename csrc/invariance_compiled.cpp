@@ -310,20 +310,12 @@ bool hides_calls(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
          std::find(std::begin(kMadeOfCalls), std::end(kMadeOfCalls), name) != std::end(kMadeOfCalls);
 }
 
-// Whether autocast casts the arguments of a call. It calls the op again, without autocast's key.
-bool is_cast_first(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
-  const c10::DispatchKeySet autocast = keys & c10::autocast_dispatch_keyset;
-  return !autocast.empty() && op.hasKernelForDispatchKey(autocast.highestPriorityTypeId());
-}
-
 // What becomes of a call: while a graph is traced in the mode it is recorded, else PyTorch's kernel computes it.
 struct RecordOrPass final : c10::OperatorKernel {
   explicit RecordOrPass(const c10::OperatorHandle& op) : pass(invariance::eager_call(op.operator_name().name)) {}
   const invariance::EagerCall pass;
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    if (invariance::has_left() || is_cast_first(op, keys)) {
-      return op.redispatchBoxed(keys & invariance::kBelow, stack);
-    }
+    if (invariance::leaves(op, keys)) return op.redispatchBoxed(keys & invariance::kBelow, stack);
     // Each level of a transform of torch.func is to see the op that it knows how to batch, or to differentiate. What a
     // level makes of it comes here again, at last below all of them.
     const bool records = (is_recording() || hides_calls(op, keys)) && !writes_statistics(op, *stack) &&

@@ -53,15 +53,18 @@ class InTheMode {
 
 // Whether the mode leaves a call of this op to the kernel below: PyTorch is to cast its arguments first, after which
 // the call comes back; or this thread is in the mode no longer.
-template <class Op>
-bool leaves(DispatchKeySet keys) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+inline bool leaves(const c10::OperatorHandle& op, DispatchKeySet keys) {
   for (const auto key : {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}) {
     if (keys.has(key) && op.hasKernelForDispatchKey(key)) {
       return true;
     }
   }
   return has_left();
+}
+template <class Op>
+bool leaves(DispatchKeySet keys) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  return leaves(op, keys);
 }
 
 // The kernel below of a function that PyTorch makes of others, whose results are tensors.
