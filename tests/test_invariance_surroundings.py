@@ -10,9 +10,9 @@ import contextlib
 
 import pytest
 import torch
+from observing import Passes
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import conv2d_ext
@@ -43,14 +43,9 @@ def run_module(name: str, x: Tensor) -> Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
-class _Passes(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("with_gradients", [False, True])
 @pytest.mark.parametrize("surroundings", [
-    lambda: FlopCounterMode(display=False), _Passes, lambda: _two(_Passes(), _Passes()),
+    lambda: FlopCounterMode(display=False), Passes, lambda: _two(Passes(), Passes()),
 ], ids=["flops", "passes", "two"])  # fmt: skip
 @pytest.mark.parametrize("name", MODULES)
 def test_calls_below_dispatch_modes(name, surroundings, with_gradients):

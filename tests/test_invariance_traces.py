@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from observing import Passes
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_versions import not_in_older
 
 import conv2d_ext
@@ -601,11 +601,6 @@ _NESTED = {
 }
 
 
-class _Passes(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", _NESTED)
 def test_calls_inside_of_pytorch_s_kernels_below_a_dispatch_mode(name):
     """AOTAutograd runs the first call of a graph that has ops of a library in one, too.
@@ -624,6 +619,6 @@ def test_calls_inside_of_pytorch_s_kernels_below_a_dispatch_mode(name):
         for size in ((4, 6, 6), (40, 33, 33)):
             x = torch.randn(size)
             expected = inside(x)
-            with _Passes():
+            with Passes():
                 assert torch.equal(inside(x), expected)
             assert all(torch.equal(compiled(x), expected) for _ in range(2))
